@@ -1,0 +1,185 @@
+# Every target makes what it needs, the virtual environment included: a new clone needs only Python 3.11, pip and make.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+UV_VERSION := 0.13.9
+# The machine's certificates, like every other program here, so that a company's proxy works. Where there are none:
+# `make venv UV_SYSTEM_CERTS=false` takes those that come with uv.
+export UV_SYSTEM_CERTS ?= true
+
+GO := $(shell command -v go)
+PROTOC := $(shell command -v protoc)
+GO_BIN := clients/go/.bin
+PROTOC_GEN_GO_VERSION := v1.36.12
+PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
+
+# Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
+WORKERS ?= 2
+ARGS ?=
+FILES ?= .
+
+# $(call step,what,command): one line for each check. The command's output is shown when it fails, and when it says why
+# it was skipped: a check that did not run never looks like one that passed.
+define step
+@if out=$$( { $(2); } 2>&1 ); then \
+  case "$$out" in SKIP*) state=$$out;; *) state=ok;; esac; printf '%-22s %s\n' '$(1)' "$$state"; \
+else printf '%-22s FAILED\n%s\n' '$(1)' "$$out"; exit 1; fi
+endef
+
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- environment
+
+.PHONY: venv
+venv: $(BIN)/.installed ## Make .venv with all that development needs (about 5 GB)
+	@:
+
+# uv instead of pip for the rest: it links files from its cache, which takes seconds where pip copies for a minute.
+$(BIN)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvgrpc needs Python 3.11 or newer: make PYTHON=...")'
+	@echo "installing into .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group dev --editable '.[server,otel]'
+	@touch $@
+
+# ---- generated code
+
+.PHONY: gen
+gen: gen-python gen-go ## Generate code from proto/ (Python; Go where it is installed)
+
+.PHONY: gen-python
+gen-python: venv
+	@$(BIN)/python scripts/gen
+
+.PHONY: checkgen
+checkgen: checkgen-python checkgen-go ## Fail when generated code does not match proto/
+
+.PHONY: checkgen-python
+checkgen-python: venv
+	$(call step,generated Python,$(BIN)/python scripts/gen --check)
+
+# Why Go is left out, or nothing.
+GO_SKIP := $(if $(wildcard clients/go/go.mod),$(if $(GO),,SKIP: go is not on the PATH),SKIP: there is no clients/go/go.mod)
+
+.PHONY: gen-go checkgen-go
+ifneq ($(GO_SKIP),)
+gen-go:
+	@echo "generated Go: $(GO_SKIP)"
+checkgen-go:
+	$(call step,generated Go,echo "$(GO_SKIP)")
+else
+gen-go: venv go-tools
+	@rm -rf clients/go/gen
+	@$(BIN)/buf generate
+checkgen-go: venv go-tools
+	$(call step,generated Go,tmp=$$(mktemp -d) && trap "rm -rf $$tmp" EXIT && $(BIN)/buf generate -o $$tmp \
+	  && { diff -rq $$tmp/clients/go/gen clients/go/gen || { echo "run 'make gen'"; exit 1; }; })
+endif
+
+.PHONY: go-tools
+ifeq ($(GO),)
+go-tools: ## Install the generators of Go code into clients/go/.bin
+	@echo "go-tools: SKIP: go is not on the PATH"
+else
+go-tools: $(GO_BIN)/.protoc-gen-go@$(PROTOC_GEN_GO_VERSION) $(GO_BIN)/.protoc-gen-go-grpc@$(PROTOC_GEN_GO_GRPC_VERSION)
+
+# The version is in the stamp's name, so that a new one is installed.
+$(GO_BIN)/.protoc-gen-go@%:
+	@GOBIN=$(CURDIR)/$(GO_BIN) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$*
+	@touch $@
+$(GO_BIN)/.protoc-gen-go-grpc@%:
+	@GOBIN=$(CURDIR)/$(GO_BIN) $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@$*
+	@touch $@
+endif
+
+# ---- checks
+
+.PHONY: check
+check: checklint checktypes checkimports checkproto checkprotoc breaking checkgen ## Run every check that is no test
+
+.PHONY: checklint
+checklint: venv
+	$(call step,ruff check,$(BIN)/ruff check --quiet --output-format concise)
+	$(call step,ruff format,$(BIN)/ruff format --quiet --diff)
+
+.PHONY: checktypes
+checktypes: venv
+	$(call step,mypy,$(BIN)/mypy --no-error-summary)
+
+.PHONY: checkimports
+checkimports: venv
+	$(call step,import contracts,$(BIN)/lint-imports --no-cache)
+
+.PHONY: checkproto
+checkproto: venv
+	$(call step,buf lint,$(BIN)/buf lint)
+	$(call step,buf build,$(BIN)/buf build -o /dev/null)
+
+# Distributions ship protoc 3.21, which knows less than the protoc of grpcio-tools: users of it can build the API too.
+# The google/protobuf/*.proto files come from grpcio-tools, because Debian has them in another package than protoc.
+.PHONY: checkprotoc
+ifeq ($(PROTOC),)
+checkprotoc: ## Fail when a plain protoc cannot read proto/
+	$(call step,protoc,echo "SKIP: protoc is not on the PATH")
+else
+checkprotoc: venv
+	$(call step,protoc,$(PROTOC) -Iproto -I$$(echo .venv/lib/python3*/site-packages/grpc_tools/_proto) \
+	  --descriptor_set_out=/dev/null $$(find proto -name '*.proto'))
+endif
+
+.PHONY: breaking
+breaking: venv ## Fail when proto/ breaks users of the last release
+	$(call step,buf breaking,tag=$$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null) \
+	  || { echo "SKIP: there is no release tag to compare with"; exit 0; }; \
+	  old=$$(mktemp -d) && trap "rm -rf $$old" EXIT && git archive $$tag buf.yaml proto | tar -x -C $$old \
+	  && $(BIN)/buf breaking --against $$old)
+
+.PHONY: fix
+fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for some files only)
+	@$(BIN)/ruff check --quiet --fix --exit-zero $(FILES)
+	@$(BIN)/ruff format --quiet $(FILES)
+
+# ---- tests
+
+.PHONY: test
+test: venv ## Run the tests (ARGS="tests/core -k lease" for some of them)
+	@$(BIN)/pytest -q -n $(WORKERS) -m "not slow" $(ARGS)
+
+.PHONY: slowtest
+slowtest: venv ## Run the tests that take long
+	@$(BIN)/pytest -q -m slow $(ARGS)
+
+.PHONY: cover
+ifeq ($(wildcard kvgrpc/core tests/core),kvgrpc/core tests/core)
+cover: venv ## Fail when the tests of the core miss a line or a branch of it
+	@$(BIN)/pytest -q tests/core --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)
+else
+cover:
+	@echo "cover: SKIP: there is no kvgrpc/core with tests yet"
+endif
+
+# ---- to try it
+
+.PHONY: demo
+demo: venv ## Move KV blocks between two engines on this machine (ARGS="--help" for choices)
+	@$(BIN)/kvgrpc demo $(ARGS)
+
+.PHONY: demo-go
+ifneq ($(GO_SKIP),)
+demo-go: ## The same, driven by a router in Go
+	@echo "demo-go: $(GO_SKIP)"
+else
+demo-go: venv
+	@cd clients/go && PATH="$(CURDIR)/$(BIN):$$PATH" $(GO) run ./samples/demo $(ARGS)
+endif
+
+.PHONY: bench
+bench: venv ## Measure pulls on this machine (ARGS="--help" for choices)
+	@$(BIN)/kvgrpc bench pull $(ARGS)

@@ -1,0 +1,23 @@
+"""The command line: `kvgrpc serve | demo | status | bench`.
+
+One file a command. `main` is the console script; it also works where only the base package is installed, to say what
+is missing.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; exits with its code."""
+    try:
+        from kvgrpc.cli.app import app
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing == "kvgrpc":
+            raise
+        sys.stderr.write(
+            f"kvgrpc: {missing} is not installed; the command line needs the server extra: "
+            "pip install 'kvgrpc[server]'\n"
+        )
+        sys.exit(2)
+    app()

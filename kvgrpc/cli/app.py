@@ -1,0 +1,30 @@
+"""The application object that the commands hang on."""
+
+import typer
+
+from kvgrpc import __version__
+from kvgrpc.cli.serve import serve
+
+app = typer.Typer(
+    name="kvgrpc",
+    help="Moves KV-cache blocks between LLM engines, as a gRPC microservice.",
+    epilog="Start with: kvgrpc serve, then in another terminal: kvgrpc status. kvgrpc demo shows the whole job.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(serve)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass

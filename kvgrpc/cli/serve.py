@@ -1,0 +1,114 @@
+"""`kvgrpc serve`: one server until it is told to stop."""
+
+import asyncio
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from kvgrpc import config as configuration
+from kvgrpc.errors import Exhausted, KVGrpcError
+
+EXIT_CONFIG = 2
+EXIT_BIND = 3
+EXIT_POOL = 4
+
+
+def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    config: Annotated[Path | None, typer.Option(help="TOML file with any of the settings below.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to bind. Port 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Short for --listen 127.0.0.1:PORT.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="host:port that peers dial, if not the bound one.")] = None,
+    engine_id: Annotated[str | None, typer.Option(help="This engine's id. Default: a random one.")] = None,
+    weights_revision: Annotated[str | None, typer.Option(help="KV of other weights is never exchanged.")] = None,
+    data_paths: Annotated[str | None, typer.Option(help="Data paths to use, best first: shm,cma,nixl.")] = None,
+    dial_allow: Annotated[
+        str | None, typer.Option(help="Hosts and networks that may be dialled. Default: loopback.")
+    ] = None,
+    session_socket: Annotated[str | None, typer.Option(help="Unix socket where an engine attaches.")] = None,
+    ready_file: Annotated[str | None, typer.Option(help="JSON file, written once the server serves.")] = None,
+    no_pool: Annotated[bool, typer.Option(help="No embedded pool: wait for an engine.")] = False,
+    layers: Annotated[int | None, typer.Option(help="Embedded pool: layers.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Embedded pool: KV heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Embedded pool: elements per head.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Embedded pool: tokens per block.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Embedded pool: blocks.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Embedded pool: float16, bfloat16, float32, ...")] = None,
+    copy_threads: Annotated[int | None, typer.Option(help="Threads that copy for shm and cma.")] = None,
+    bandwidth_limit_bytes_per_s: Annotated[float | None, typer.Option(help="Cap on what this server moves.")] = None,
+    read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks hand out bytes (debugging).")] = None,
+    insecure: Annotated[bool | None, typer.Option(help="Allow a bind off loopback without TLS.")] = None,
+    drain_s: Annotated[float | None, typer.Option(help="How long SIGTERM waits for what is going on.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
+) -> None:
+    """Serve one engine: the gRPC API and the data paths, with an embedded shared-memory pool on loopback by default.
+
+    Prints one line when it serves: [bold]kvgrpc serving ADDRESS engine ID[/bold]. Settings come from --config, then
+    KVGRPC_* variables, then flags.
+
+    Exit codes: 0 stopped by a signal; 1 a defect; 2 the configuration is not usable; 3 the address is taken; 4 the
+    pool does not fit into memory.
+    """
+    flags = {k: v for k, v in locals().items() if k not in ("config", "port", "no_pool", "log_level", *_POOL)}
+    pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+    if port is not None:
+        flags["listen"] = f"127.0.0.1:{port}"
+    try:
+        settings = configuration.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
+    except KVGrpcError as error:
+        _fail(EXIT_CONFIG, str(error))
+    raise typer.Exit(asyncio.run(_serve(settings)))
+
+
+_POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype")
+
+
+def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *, no_pool: bool) -> dict[str, Any]:
+    """Flags of the embedded pool change what file and defaults say, field by field."""
+    if no_pool:
+        return flags | {"pool": False}
+    if not pool:
+        return flags
+    base = configuration.load(path, os.environ, {}).pool or configuration.PoolConfig()
+    fields = {name: getattr(base, name) for name in _POOL}
+    return flags | {"pool": fields | pool}
+
+
+async def _serve(settings: configuration.Config) -> int:
+    from kvgrpc.server import AddressInUse, Server
+    from kvgrpc.service import telemetry
+
+    server = Server(settings)
+    telemetry.configure(server.config.engine_id)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        await server.start()
+    except AddressInUse as error:
+        return _report(EXIT_BIND, error)
+    except Exhausted as error:
+        return _report(EXIT_POOL, error)
+    except KVGrpcError as error:
+        return _report(EXIT_CONFIG, error)
+    typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
+    await stopping.wait()
+    await server.stop(settings.drain_s)
+    telemetry.flush()
+    return 0
+
+
+def _report(code: int, error: KVGrpcError) -> int:
+    typer.echo(f"kvgrpc serve: {error}", err=True)
+    return code
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    typer.echo(f"kvgrpc serve: {message}", err=True)
+    raise typer.Exit(code)

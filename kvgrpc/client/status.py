@@ -1,0 +1,147 @@
+"""gRPC statuses to the errors of kvgrpc.
+
+The details travel as google.rpc messages in trailing metadata. The base install has no classes for them, and a client
+must not answer differently when googleapis-common-protos happens to be installed. So the few fields are read by their
+numbers: those messages are frozen, and a message class that declares no field keeps every field as an unknown one.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from grpc import aio
+
+from kvgrpc.errors import (
+    BY_CODE,
+    DeadlineExceeded,
+    FieldViolation,
+    InternalError,
+    KVGrpcError,
+    PermissionDenied,
+    Reason,
+    Unavailable,
+)
+
+DETAILS_KEY = "grpc-status-details-bin"
+DOMAIN = "kvgrpc.v1"
+_LENGTH_DELIMITED = 2
+
+# Codes that kvgrpc itself never sends; proxies, servers in the middle of their end and gRPC do.
+_FOREIGN: dict[str, type[KVGrpcError]] = {
+    "CANCELLED": Unavailable,  # not by us: then the call raises asyncio.CancelledError
+    "UNAUTHENTICATED": PermissionDenied,
+    "UNKNOWN": InternalError,
+}
+
+# The reason of a status that names none: it was not made by a kvgrpc server.
+_REASONS = {
+    "CANCELLED": Reason.PEER_UNREACHABLE,
+    "DEADLINE_EXCEEDED": Reason.DEADLINE,
+    "INVALID_ARGUMENT": Reason.INVALID_FIELD,
+    "RESOURCE_EXHAUSTED": Reason.LIMIT_EXCEEDED,
+    "UNAVAILABLE": Reason.PEER_UNREACHABLE,
+    "UNIMPLEMENTED": Reason.FEATURE_UNAVAILABLE,
+}
+
+
+def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
+    """The typed error of a failed call. `metadata` of the error always names the method and the address."""
+    code = failed.code()
+    details = dict(_details(failed))
+    info = _fields(details.get("google.rpc.ErrorInfo", b""))
+    metadata = {"method": method, "address": address, **_metadata(info)}
+    reason = _reason(code, info, metadata)
+    message = failed.details() or code.name
+    if not info:
+        message = f"{method} at {address}: {message}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        metadata.setdefault("phase", "call")
+    violations = tuple(_violations(details.get("google.rpc.BadRequest", b"")))
+    kind = BY_CODE.get(code.name) or _FOREIGN.get(code.name, InternalError)
+    error = kind(
+        reason,
+        _without_repetition(message, reason, violations),
+        violations=violations,
+        retry_delay_s=_retry_delay_s(details.get("google.rpc.RetryInfo", b"")),
+        metadata=metadata,
+    )
+    return error
+
+
+def deadline(message: str, phase: str, metadata: dict[str, str]) -> DeadlineExceeded:
+    """A bounded wait of the client's own ended."""
+    return DeadlineExceeded(Reason.DEADLINE, message, metadata={**metadata, "phase": phase})
+
+
+def _details(failed: aio.AioRpcError) -> Iterator[tuple[str, bytes]]:
+    """(type, bytes) of each detail; nothing when there are none or they cannot be read."""
+    for key, value in failed.trailing_metadata() or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for row in _fields(value).get(3, ()):  # google.rpc.Status.details
+            try:
+                detail = AnyMessage.FromString(row)
+            except DecodeError:
+                continue
+            yield detail.type_url.rpartition("/")[2], detail.value
+
+
+def _metadata(info: dict[int, list[bytes]]) -> Iterator[tuple[str, str]]:
+    for row in info.get(3, ()):  # google.rpc.ErrorInfo.metadata
+        entry = _fields(row)
+        yield _text(entry, 1), _text(entry, 2)
+
+
+def _reason(code: grpc.StatusCode, info: dict[int, list[bytes]], metadata: dict[str, str]) -> Reason:
+    """A reason that this version does not know reads as INTERNAL, and its name stays in `metadata`."""
+    if not info:
+        return _REASONS.get(code.name, Reason.INTERNAL)
+    name, domain = _text(info, 1), _text(info, 2)
+    if domain == DOMAIN and name in Reason.__members__:
+        return Reason[name]
+    metadata.update(reason=name, domain=domain)
+    return Reason.INTERNAL
+
+
+def _violations(bad_request: bytes) -> Iterator[FieldViolation]:
+    for row in _fields(bad_request).get(1, ()):  # google.rpc.BadRequest.field_violations
+        violation = _fields(row)
+        yield FieldViolation(_text(violation, 1), _text(violation, 2))
+
+
+def _retry_delay_s(retry_info: bytes) -> float | None:
+    for row in _fields(retry_info).get(1, ()):  # google.rpc.RetryInfo.retry_delay
+        try:
+            return Duration.FromString(row).ToNanoseconds() / 1e9
+        except DecodeError:
+            return None
+    return None
+
+
+def _without_repetition(message: str, reason: Reason, violations: tuple[FieldViolation, ...]) -> str:
+    """A server may write reason and violations into the sentence, for tools that show no more; the error adds them."""
+    suffix = "".join(f"; {v.field}: {v.description}" for v in violations)
+    return message.removeprefix(f"{reason}: ").removesuffix(suffix)
+
+
+def _text(fields: dict[int, list[bytes]], number: int) -> str:
+    return fields[number][-1].decode(errors="replace") if number in fields else ""
+
+
+def _fields(data: bytes) -> dict[int, list[bytes]]:
+    """The strings, bytes and messages of an encoded message, by field number; empty when it is malformed."""
+    found: defaultdict[int, list[bytes]] = defaultdict(list)
+    try:
+        message = Empty.FromString(data)
+    except DecodeError:
+        return found
+    unknown = UnknownFieldSet(message)
+    for field in (unknown[i] for i in range(len(unknown))):
+        if field.wire_type == _LENGTH_DELIMITED:
+            found[field.field_number].append(field.data)
+    return found

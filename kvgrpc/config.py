@@ -1,0 +1,198 @@
+"""The configuration of a server: one frozen value, checked once, the only reader of files and environment.
+
+Later wins: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
+file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; lists are comma-separated outside TOML.
+"""
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.limits import Limits
+from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
+
+DTYPE_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+DATA_PATHS = ("shm", "cma", "nixl")
+"""All that can be chosen, best first."""
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """The embedded pool: one group of full attention, K and V of a layer packed in a block."""
+
+    layers: int = 8
+    kv_heads: int = 8
+    head_dim: int = 64
+    block_tokens: int = 16
+    blocks: int = 512
+    dtype: str = "float16"
+
+    def layout(self) -> PoolLayout:
+        """One region per layer. Raises InvalidRequest."""
+        if self.dtype not in DTYPE_BYTES:
+            raise _invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
+        group = Group(
+            "full", GroupKind.FULL_ATTENTION, self.layers, self.block_tokens, self.blocks, self.kv_heads,
+            self.head_dim, self.dtype,
+        )  # fmt: skip
+        per_layer = 2 * self.block_tokens * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return uniform_layout(group, per_layer)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A server's configuration."""
+
+    listen: str = "127.0.0.1:50051"
+    """Address to bind; port 0 takes a free one."""
+    advertise: str = ""
+    """Address that grants name and peers dial. Derived from `listen` when empty and `listen` names an interface."""
+    engine_id: str = ""
+    """Empty: a random one."""
+    weights_revision: str = ""
+    pool: PoolConfig | None = field(default_factory=PoolConfig)
+    """The embedded pool, used while no engine is attached. None: the server waits for an engine."""
+    data_paths: tuple[str, ...] = DATA_PATHS
+    """Data paths to use, best first."""
+    copy_threads: int = 2
+    """Threads that copy for shm and cma."""
+    bandwidth_limit_bytes_per_s: float | None = None
+    dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
+    """Hosts and networks that this server may dial: a grant names an address, and anybody may bring a grant."""
+    session_socket: str = ""
+    """Unix socket where an engine attaches; empty: none."""
+    ready_file: str = ""
+    """Written, with the address, when the server serves."""
+    read_blocks: bool = False
+    """Whether ReadBlocks hands out bytes."""
+    insecure: bool = False
+    """Allows a bind off loopback without TLS."""
+    drain_s: float = 10.0
+    """How long SIGTERM waits for what is going on."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raises InvalidRequest for the first wrong field, by its name."""
+        host, port = split_address(self.listen, "listen")
+        if not is_loopback(host) and not self.insecure:
+            raise _invalid(
+                "listen", f"{host} is not loopback and the server has no TLS: bind loopback, or set insecure"
+            )
+        if not 0 <= port < 65536:
+            raise _invalid("listen", "the port lies between 0 and 65535")
+        if self.advertise:
+            split_address(self.advertise, "advertise")
+        unknown = [name for name in self.data_paths if name not in DATA_PATHS]
+        if unknown or not self.data_paths:
+            raise _invalid("data_paths", f"{', '.join(unknown) or 'none'}: choose from {', '.join(DATA_PATHS)}")
+        if self.copy_threads < 1:
+            raise _invalid("copy_threads", "at least 1")
+        if self.bandwidth_limit_bytes_per_s is not None and self.bandwidth_limit_bytes_per_s <= 0:
+            raise _invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
+        for limit in fields(Limits):
+            if getattr(self.limits, limit.name) <= 0:
+                raise _invalid(f"limits.{limit.name}", "is positive")
+        if self.pool is not None:
+            self.pool.layout()
+
+    def may_dial(self, address: str) -> bool:
+        """Whether `address` (host:port) is on the dial list."""
+        try:
+            host, _ = split_address(address, "address")
+        except KVGrpcError:
+            return False
+        return any(_matches(host, allowed) for allowed in self.dial_allow)
+
+
+def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The configuration from file, environment and flags (None: not given). Raises InvalidRequest."""
+    merged: dict[str, Any] = {}
+    if path is not None:
+        try:
+            merged |= tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise _invalid("config", f"{path}: {error}") from error
+    for item in fields(Config):
+        name = f"KVGRPC_{item.name.upper()}"
+        if name in environment and item.name not in ("pool", "limits"):
+            merged[item.name] = environment[name]
+    merged |= {key: value for key, value in flags.items() if value is not None}
+    known = {item.name for item in fields(Config)}
+    for key in merged:
+        if key not in known:
+            raise _invalid(key, f"is no setting; there are {', '.join(sorted(known))}")
+    values = {key: _convert(key, value) for key, value in merged.items()}
+    return Config(**values)
+
+
+def split_address(address: str, field_name: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`. Raises InvalidRequest."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not host:
+        raise _invalid(field_name, f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _matches(host: str, allowed: str) -> bool:
+    if allowed in (host, "*"):
+        return True
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(allowed, strict=False)
+    except ValueError:
+        return False
+
+
+_LISTS = ("data_paths", "dial_allow")
+_NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
+_FLAGS = ("read_blocks", "insecure")
+
+
+def _convert(key: str, value: Any) -> Any:  # noqa: ANN401 - TOML, environment and flags bring anything
+    try:
+        if key in _LISTS:
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part).strip() for part in parts if str(part).strip())
+        if key in _NUMBERS:
+            return _NUMBERS[key](value)
+        if key in _FLAGS and isinstance(value, str):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[
+                value.lower()
+            ]
+        if key == "pool" and not isinstance(value, PoolConfig | None):
+            return None if value is False else PoolConfig(**value)
+        if key == "limits" and isinstance(value, dict):
+            return replace(Limits(), **value)
+    except (TypeError, ValueError, KeyError) as error:
+        raise _invalid(key, f"{value!r} is not usable: {error}") from error
+    return value
+
+
+def _invalid(field_name: str, description: str) -> InvalidRequest:
+    return InvalidRequest(
+        Reason.INVALID_FIELD, "the configuration is not usable", violations=(FieldViolation(field_name, description),)
+    )
+
+
+def random_engine_id() -> str:
+    """An engine id for servers that were given none."""
+    return f"engine-{os.urandom(4).hex()}"

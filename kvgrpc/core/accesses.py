@@ -1,0 +1,94 @@
+"""Accesses at the issuer: grants in use by peers.
+
+    WAITING   for its lease to be announced or for the engine's step; nothing was promised yet
+    OPEN      the peer may read; it pins
+    STALE     the lease (or memory, or incarnation) ended under it: whatever the peer read is not vouched for
+    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again
+
+A verdict is given once and never changes.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvgrpc.core.content import Claim
+from kvgrpc.errors import Reason
+
+
+class AccessState(Enum):
+    """The life of an access."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    STALE = "stale"
+    CLOSED = "closed"
+
+
+STATES: dict[AccessState, frozenset[AccessState]] = {
+    AccessState.WAITING: frozenset({AccessState.OPEN, AccessState.CLOSED}),
+    AccessState.OPEN: frozenset({AccessState.STALE, AccessState.CLOSED}),
+    AccessState.STALE: frozenset({AccessState.CLOSED}),
+    AccessState.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What settling an access answered."""
+
+    valid: bool
+    reason: Reason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One row of OpenAccess: what a peer asks for."""
+
+    access_id: bytes
+    token: bytes
+    claim: Claim | None
+    transfer_id: str = ""
+    request_id: str = ""
+    data_paths: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Access:
+    """One access at its issuer."""
+
+    opening: Opening
+    consumer: str
+    """The consumer's engine id."""
+    peer: str
+    """The consumer's life."""
+    lease_id: str
+    since: float
+    state: AccessState = AccessState.WAITING
+    stale: Reason | None = None
+    verdict: Verdict | None = None
+    waiting_for: str = ""
+
+    @property
+    def id(self) -> bytes:
+        return self.opening.access_id
+
+    @property
+    def owner(self) -> str:
+        """Its name in the pin table."""
+        return pin_owner(self.opening.access_id)
+
+    def move(self, state: AccessState) -> None:
+        """Asserts that the table allows it."""
+        assert state in STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    @property
+    def held(self) -> bool:
+        """Neither waiting nor over."""
+        return self.state in (AccessState.OPEN, AccessState.STALE)
+
+
+def pin_owner(access_id: bytes) -> str:
+    """An access's name among pin owners and in logs: a prefix of its id, which is a secret of two leads."""
+    return f"a-{access_id.hex()}"

@@ -1,0 +1,312 @@
+"""Everything a node asks of the world. Frozen values; the shell performs them in order and reports back as events."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.events import Closing, Opened, Settling
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.peers import PeerView
+from kvgrpc.core.pins import Blocks
+from kvgrpc.core.transfers import Failure, Transfer
+from kvgrpc.errors import KVGrpcError, Reason
+
+
+@dataclass(frozen=True, eq=False)
+class LeaseView:
+    """A lease as it was at one moment."""
+
+    id: str
+    state: LeaseState
+    request_id: str
+    transfer_id: str
+    ttl_s: float
+    remaining_s: float
+    cap_remaining_s: float
+    age_s: float
+    blocks: Blocks
+    token_count: int
+    consumers: int
+    consumers_done: int
+    open_accesses: int
+    renewals: int
+    trace: str
+    labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HandedOver:
+    """Answer to FinishedBlocks. `token` is empty for validate_only, `transfer` None for GrantLease."""
+
+    lease: LeaseView
+    transfer: Transfer | None
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """Answer to PullBlocks; None for validate_only."""
+
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """Answer to RenewLeases: (remaining_s, None) or (0, why not), in the order asked."""
+
+    rows: tuple[tuple[float, Reason | None], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """Answer to ReleaseLease."""
+
+    lease: LeaseView
+    freed: Blocks
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Answer to CancelTransfer. `outcome` is a CancelOutcome of the core."""
+
+    outcome: str
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """Answer to AcknowledgeTransfers."""
+
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Allocated:
+    """Answer to AllocateBlocks."""
+
+    allocation_id: str
+    blocks: Blocks
+    remaining_s: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Freed:
+    """Answer to FreeBlocks."""
+
+    freed: Blocks
+
+
+@dataclass(frozen=True)
+class PeerConnected:
+    """Answer to ConnectPeer."""
+
+    peer: PeerView
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """Answer to a received handshake."""
+
+    endpoints: tuple[RankEndpoint, ...]
+    protocol: int
+
+
+@dataclass(frozen=True)
+class Openings:
+    """Answer to OpenAccess, row by row."""
+
+    rows: tuple[Opened | KVGrpcError, ...]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Answer to SettleAccess, row by row."""
+
+    rows: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Closings:
+    """Answer to CloseAccess, row by row: whether it was open until now."""
+
+    rows: tuple[bool, ...]
+
+
+Answer = (
+    HandedOver | Pulling | Renewed | Released | Cancelled | Acknowledged | Allocated | Freed | PeerConnected
+    | Introduced | Openings | Verdicts | Closings
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Answers a call."""
+
+    call_id: int
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answers a call with an error; nothing has changed."""
+
+    call_id: int
+    error: KVGrpcError
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Handshake with the lead at an address: answered by PeerAnswered or DialFailed."""
+
+    address: str
+    expected_engine_id: str
+    endpoints: tuple[RankEndpoint, ...]
+    trace: str
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Forget a peer's channel."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class SendOpen:
+    """OpenAccess at a peer: answered by AccessAnswered."""
+
+    peer: str
+    opening: Opening
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendSettle:
+    """SettleAccess at a peer: answered by SettleAnswered."""
+
+    peer: str
+    settling: Settling
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendClose:
+    """CloseAccess at a peer: answered by CloseAnswered."""
+
+    peer: str
+    closing: Closing
+    incarnation: int
+    """Our life that opened the access: a lead closes the accesses of its earlier lives."""
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendRenew:
+    """RenewLeases at a peer, one row a transfer (transfer id, grant token): answered by RenewAnswered for each."""
+
+    peer: str
+    rows: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class MakeOffer:
+    """A rank makes an endpoint for one peer: answered by EndpointOffered."""
+
+    rank: int
+    key: str
+
+
+@dataclass(frozen=True)
+class MapPeer:
+    """A rank reaches for the same rank of a peer: answered by PeerMapped."""
+
+    rank: int
+    peer: str
+    endpoint: RankEndpoint
+
+
+@dataclass(frozen=True)
+class UnmapPeer:
+    """A rank forgets a peer once its last posting ended."""
+
+    rank: int
+    peer: str
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """A rank moves bytes: answered by PostingEnded."""
+
+    rank: int
+    posting_id: str
+    peer: str
+    runs: Runs
+    transfer_id: str
+
+
+@dataclass(frozen=True)
+class Expect:
+    """A peer may (`open`) or no longer may read this engine's memory: some data paths need progress meanwhile."""
+
+    access: str
+    open: bool
+
+
+@dataclass(frozen=True)
+class TransferChanged:
+    """For watchers, waiters and traces."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class PullOpened:
+    """For the engine: how many tokens a pull will bring."""
+
+    transfer_id: str
+    request_id: str
+    use_tokens: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """For the engine: the KV is there and the blocks are its own."""
+
+    transfer_id: str
+    request_id: str
+    use_tokens: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """For the engine: it is over without success. Returns nothing."""
+
+    transfer_id: str
+    request_id: str
+    failure: Failure
+    cancelled: bool
+
+
+@dataclass(frozen=True)
+class BlocksReturned:
+    """For the engine: the blocks of a transfer are its own again."""
+
+    transfer_id: str
+    request_id: str
+
+
+EngineNews = PullOpened | Received | Failed | BlocksReturned
+
+
+@dataclass(frozen=True)
+class TellEngine:
+    """Something for the attached engine."""
+
+    news: EngineNews
+
+
+Action = (
+    Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRenew | MakeOffer | MapPeer | UnmapPeer
+    | Post | Expect | TransferChanged | TellEngine
+)  # fmt: skip

@@ -1,0 +1,93 @@
+"""Allocation of blocks in a SERVER_MANAGED pool.
+
+Knows which blocks were given out; whether a block is pinned it asks the pin table. A block is given out again only
+when it is neither allocated nor pinned, so FreeBlocks on pinned blocks takes effect at the last unpin by itself.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.pins import Blocks, PinTable
+from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
+
+RETRY_DELAY_S = 0.1
+"""Blocks come back when a transfer ends, which takes tens of milliseconds."""
+
+
+class Allocator:
+    """Who was given which blocks, for the groups of one pool."""
+
+    def __init__(self, blocks: tuple[int, ...], pins: PinTable) -> None:
+        self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]
+        """Number of the allocation that holds each block; 0 for none."""
+        self._pins = pins
+        self._numbers: dict[str, int] = {}
+        self._last = 0
+
+    def allocate(self, allocation_id: str, counts: Mapping[int, int]) -> Blocks:
+        """Takes `counts[group]` blocks of each group, all or none, lowest ids first (long runs coalesce best).
+
+        Raises Exhausted (POOL_EXHAUSTED).
+        """
+        taken = []
+        for group, holder in enumerate(self._holder):
+            wanted = counts.get(group, 0)
+            free = np.flatnonzero((holder == 0) & ~self._pins.pinned_mask(group))
+            if len(free) < wanted:
+                raise Exhausted(
+                    Reason.POOL_EXHAUSTED,
+                    f"group {group} has {len(free)} free blocks of {len(holder)}; {wanted} were asked for",
+                    retry_delay_s=RETRY_DELAY_S,
+                )
+            taken.append(_first_run(free, wanted))
+        self._last += 1
+        self._numbers[allocation_id] = self._last
+        for holder, ids in zip(self._holder, taken, strict=True):
+            holder[ids] = self._last
+        return tuple(taken)
+
+    def free(self, blocks: Blocks) -> Blocks:
+        """Gives blocks back; returns those that nothing pins. Raises as `check_allocated`."""
+        self.check_allocated(blocks)
+        for holder, ids in zip(self._holder, blocks, strict=True):
+            holder[ids] = 0
+        return tuple(self._pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+
+    def free_allocation(self, allocation_id: str) -> None:
+        """Gives back what is left of an allocation, if it still exists."""
+        number = self._numbers.pop(allocation_id, None)
+        for holder in self._holder if number else ():
+            holder[holder == number] = 0
+
+    def find(self, allocation_id: str) -> Blocks | None:
+        """The blocks that an allocation still holds; None when it does not exist."""
+        number = self._numbers.get(allocation_id)
+        return None if number is None else tuple(np.flatnonzero(h == number) for h in self._holder)
+
+    def check_allocated(self, blocks: Blocks) -> None:
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED)."""
+        for group, ids in enumerate(blocks):
+            missing = ids[self._holder[group][ids] == 0]
+            if len(missing):
+                raise PreconditionFailed(
+                    Reason.BLOCK_NOT_ALLOCATED,
+                    f"block {int(missing[0])} of group {group} is not allocated; AllocateBlocks gives blocks out",
+                )
+
+    def allocated(self, group: int) -> int:
+        return int((self._holder[group] > 0).sum())
+
+    def free_count(self, group: int) -> int:
+        return int(((self._holder[group] == 0) & ~self._pins.pinned_mask(group)).sum())
+
+
+def _first_run(free: Ids, wanted: int) -> Ids:
+    """The lowest run of `wanted` consecutive free ids, or the lowest ids when there is no such run."""
+    if 1 < wanted <= len(free):
+        spread = free[wanted - 1 :] - free[: len(free) - wanted + 1]
+        starts = np.flatnonzero(spread == wanted - 1)
+        if len(starts):
+            return free[starts[0] : starts[0] + wanted]
+    return free[:wanted]

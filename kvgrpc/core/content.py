@@ -1,0 +1,170 @@
+"""Content: what KV was computed from, as a digest chain over units of 16 tokens.
+
+    h_0 = SHA-256( lp("kvgrpc content v1") lp(adapter) lp(cache_salt) lp(weights_revision) )
+    h_i = SHA-256( h_{i-1}  ids  items )        for unit i
+
+where lp(x) is the field's length as a little-endian uint32 followed by its bytes, ids are the unit's token ids as
+little-endian uint32, and items are, for each multimodal item that touches the unit in the order of (offset, length,
+digest): lp(digest), offset and length as little-endian uint32. The last unit may be short. Test vectors:
+proto/vectors/content.json.
+
+The issuer keeps its whole chain. The other side names a K and its own h_K; K is a multiple of 16 or the whole offer.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+
+UNIT_TOKENS = 16
+DIGEST_BYTES = 32
+OPAQUE_BYTES_MAX = 64
+
+
+@dataclass(frozen=True)
+class Item:
+    """A multimodal item: its digest and the token positions [offset, offset + length) that it occupies."""
+
+    digest: bytes
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """What `tokens` tokens of KV are of: a digest chain, or an opaque id."""
+
+    tokens: int
+    digests: bytes = b""
+    """h_1, h_2, ... concatenated; ceil(tokens / 16) digests. Empty for an opaque id."""
+    opaque: bytes = b""
+    partial: tuple[int, bytes] | None = None
+    """(K, h_K) for one K that is not a multiple of 16: an offer shorter than this content."""
+
+    def __post_init__(self) -> None:
+        if self.tokens <= 0:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "a content covers at least one token")
+        if bool(self.digests) == bool(self.opaque) or len(self.opaque) > OPAQUE_BYTES_MAX:
+            raise InvalidRequest(
+                Reason.CONTENT_REQUIRED, "a content is a digest chain or an opaque id of at most 64 bytes"
+            )
+        if self.digests and len(self.digests) != -(-self.tokens // UNIT_TOKENS) * DIGEST_BYTES:
+            raise InvalidRequest(
+                Reason.INVALID_FIELD,
+                f"a chain over {self.tokens} tokens has {-(-self.tokens // UNIT_TOKENS)} digests of 32 bytes; "
+                f"got {len(self.digests)} bytes",
+            )
+
+    def digest(self, tokens: int) -> bytes:
+        """h_K for K = `tokens`. Raises OutOfRange (CONTENT_RANGE) for a K at which this chain has no digest."""
+        if self.partial and self.partial[0] == tokens:
+            return self.partial[1]
+        if 0 < tokens <= self.tokens and (tokens % UNIT_TOKENS == 0 or tokens == self.tokens):
+            units = -(-tokens // UNIT_TOKENS)
+            return self.digests[(units - 1) * DIGEST_BYTES : units * DIGEST_BYTES]
+        raise OutOfRange(
+            Reason.CONTENT_RANGE,
+            f"{tokens} tokens is neither a multiple of 16 up to {self.tokens} nor the whole content",
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A consumer's statement of what it wants: the first `tokens` tokens, and their digest or opaque id."""
+
+    tokens: int
+    digest: bytes = b""
+    opaque: bytes = b""
+
+
+def chain(
+    token_ids: Sequence[int],
+    *,
+    adapter: str = "",
+    cache_salt: str = "",
+    weights_revision: str = "",
+    items: Sequence[Item] = (),
+    also_at: int = 0,
+) -> Content:
+    """The content of `token_ids`. `also_at` asks for one more digest, at that many tokens (a peer's offer)."""
+    head = (b"kvgrpc content v1", adapter.encode(), cache_salt.encode(), weights_revision.encode())
+    previous = hashlib.sha256(b"".join(_prefixed(field) for field in head)).digest()
+    ordered = sorted(items, key=lambda item: (item.offset, item.length, item.digest))
+    digests = []
+    partial = None
+    for start in range(0, len(token_ids), UNIT_TOKENS):
+        if start < also_at < min(start + UNIT_TOKENS, len(token_ids)):
+            partial = (also_at, _unit(previous, token_ids[start:also_at], ordered, start))
+        previous = _unit(previous, token_ids[start : start + UNIT_TOKENS], ordered, start)
+        digests.append(previous)
+    return Content(len(token_ids), b"".join(digests), partial=partial)
+
+
+def claim(own: Content, offer_tokens: int, use_tokens: int) -> Claim:
+    """What to ask of an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed.
+
+    Raises OutOfRange (CONTENT_RANGE) when `use_tokens` is not allowed, or nothing is.
+    """
+    if own.opaque:
+        if use_tokens not in (0, offer_tokens) or own.tokens != offer_tokens:
+            raise OutOfRange(Reason.CONTENT_RANGE, "a content stated as an opaque id is used whole or not at all")
+        return Claim(offer_tokens, opaque=own.opaque)
+    wanted = use_tokens or _largest(own, offer_tokens)
+    _check_use(wanted, offer_tokens, own.tokens)
+    return Claim(wanted, own.digest(wanted))
+
+
+def check(offer: Content, wanted: Claim) -> None:
+    """Raises unless `wanted` names a prefix of `offer`: CONTENT_RANGE, CONTENT_REQUIRED or CONTENT_MISMATCH."""
+    if bool(offer.opaque) != bool(wanted.opaque):
+        raise PreconditionFailed(
+            Reason.CONTENT_REQUIRED, "one side states its content as digests, the other as an opaque id"
+        )
+    _check_use(wanted.tokens, offer.tokens, wanted.tokens)
+    if offer.opaque:
+        same = offer.opaque == wanted.opaque and offer.tokens == wanted.tokens
+    else:
+        same = offer.digest(wanted.tokens) == wanted.digest
+    if not same:
+        raise PreconditionFailed(
+            Reason.CONTENT_MISMATCH,
+            "the KV on offer was computed from other tokens, another adapter, salt or weights",
+        )
+
+
+def _largest(own: Content, offer_tokens: int) -> int:
+    if offer_tokens <= own.tokens:
+        exact = offer_tokens % UNIT_TOKENS == 0 or offer_tokens == own.tokens
+        if exact or (own.partial and own.partial[0] == offer_tokens):
+            return offer_tokens
+        return offer_tokens - offer_tokens % UNIT_TOKENS
+    return own.tokens - own.tokens % UNIT_TOKENS
+
+
+def _check_use(tokens: int, offer_tokens: int, own_tokens: int) -> None:
+    aligned = tokens % UNIT_TOKENS == 0 or tokens == offer_tokens
+    if not (0 < tokens <= offer_tokens and tokens <= own_tokens and aligned):
+        raise OutOfRange(
+            Reason.CONTENT_RANGE,
+            f"{tokens} tokens cannot be used of an offer of {offer_tokens} for a prompt of {own_tokens}: it takes a "
+            "multiple of 16 or the whole offer, at most the own prompt",
+        )
+
+
+def _unit(previous: bytes, ids: Sequence[int], items: Sequence[Item], start: int) -> bytes:
+    try:
+        packed = struct.pack(f"<{len(ids)}I", *ids)
+    except struct.error as error:
+        raise InvalidRequest(Reason.INVALID_FIELD, "token ids lie in [0, 2**32)") from error
+    touching = b"".join(
+        _prefixed(item.digest) + struct.pack("<II", item.offset, item.length)
+        for item in items
+        if item.offset < start + len(ids) and item.offset + item.length > start
+    )
+    return hashlib.sha256(previous + packed + touching).digest()
+
+
+def _prefixed(field: bytes) -> bytes:
+    return struct.pack("<I", len(field)) + field

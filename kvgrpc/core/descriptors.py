@@ -1,0 +1,128 @@
+"""Block ids to bytes: from two lists of block ids and two layouts to the coalesced runs that a data path copies.
+
+Pure arithmetic on numpy arrays, so that 65,536 blocks cost milliseconds. Every id is checked against its layout here,
+before any address exists: an id out of range would otherwise address the next layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Byte runs to copy: run i is `nbytes[i]` bytes from source offset `src[i]` to destination offset `dst[i]`.
+
+    Offsets are in the rank's linear memory (`PoolLayout.total_bytes` bytes), shape [n], int64.
+    """
+
+    src: Ids
+    dst: Ids
+    nbytes: Ids
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.nbytes.sum())
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids:
+    """Block ids from runs (start, count), in order.
+
+    Raises InvalidRequest when the two lists differ in length or a count is 0, and OutOfRange (LIMIT_EXCEEDED) when
+    the runs name more than `limit` blocks: checked before anything is allocated.
+    """
+    if len(starts) != len(counts):
+        raise InvalidRequest(Reason.INVALID_FIELD, f"block runs have {len(starts)} starts but {len(counts)} counts")
+    count = np.asarray(counts, dtype=np.int64)
+    if len(count) and int(count.min()) < 1:
+        raise InvalidRequest(Reason.INVALID_FIELD, "a block run has at least one block")
+    total = int(count.sum())
+    if total > limit:
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one request; the limit is {limit}")
+    if not total:
+        return np.empty(0, dtype=np.int64)
+    start = np.asarray(starts, dtype=np.int64)
+    first = np.concatenate(([0], np.cumsum(count)[:-1]))
+    ids: Ids = np.repeat(start - first, count) + np.arange(total)
+    return ids
+
+
+def to_runs(ids: Ids) -> tuple[list[int], list[int]]:
+    """Inverse of `expand_runs`: maximal runs of consecutive ids, in order."""
+    if not len(ids):
+        return [], []
+    breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+    edges = np.concatenate(([0], breaks, [len(ids)]))
+    return ids[edges[:-1]].tolist(), np.diff(edges).tolist()
+
+
+def check_ids(ids: Ids, blocks: int, field: str) -> None:
+    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice."""
+    if not len(ids):
+        return
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= blocks:
+        bad = low if low < 0 else high
+        raise OutOfRange(
+            Reason.BLOCK_OUT_OF_RANGE, f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}"
+        )
+    if len(ids) > 1 and int(np.bincount(ids, minlength=1).max()) > 1:
+        twice = int(np.flatnonzero(np.bincount(ids) > 1)[0])
+        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: block {twice} is listed twice")
+
+
+def plan_runs(
+    source: PoolLayout,
+    destination: PoolLayout,
+    source_blocks: Sequence[Ids],
+    destination_blocks: Sequence[Ids],
+    layers: tuple[int, int] | None = None,
+) -> Runs:
+    """Coalesced runs that fill `destination_blocks` from `source_blocks`, per group, pairwise in order.
+
+    `layers` = (first, count) restricts the move to those layers of every group; None moves all. Layouts must be
+    compatible (`kvgrpc.core.compatibility`). Raises OutOfRange, InvalidRequest or PreconditionFailed
+    (BLOCK_COUNT_MISMATCH, GROUP_MISMATCH) and never returns a run outside a listed block.
+    """
+    groups = len(source.groups)
+    if len(source_blocks) != groups or len(destination_blocks) != groups:
+        raise PreconditionFailed(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
+    for i, (src, dst) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
+        if len(src) != len(dst):
+            raise PreconditionFailed(
+                Reason.BLOCK_COUNT_MISMATCH, f"group {i}: {len(src)} source blocks for {len(dst)} local blocks"
+            )
+        check_ids(src, source.groups[i].blocks, f"source group {i}")
+        check_ids(dst, destination.groups[i].blocks, f"destination group {i}")
+    parts = []
+    for here, there in zip(source.regions, destination.regions, strict=True):
+        if layers and not (layers[0] <= here.first_layer < layers[0] + layers[1]):
+            continue
+        src, dst = source_blocks[here.group], destination_blocks[here.group]
+        parts.append(
+            _coalesce(here.offset + src * here.stride_bytes, there.offset + dst * there.stride_bytes, here.block_bytes)
+        )
+    if not parts:
+        empty = np.empty(0, dtype=np.int64)
+        return Runs(empty, empty, empty)
+    return Runs(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
+    """Joins neighbours that are adjacent on both sides; equal-sized input runs of `nbytes`."""
+    if not len(src):
+        return src, dst, src
+    joined = (np.diff(src) == nbytes) & (np.diff(dst) == nbytes)
+    first = np.concatenate(([0], np.flatnonzero(~joined) + 1))
+    lengths: Ids = np.diff(np.concatenate((first, [len(src)]))) * nbytes
+    return src[first], dst[first], lengths

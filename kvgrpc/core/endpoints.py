@@ -1,0 +1,78 @@
+"""What one rank tells another at the handshake, so that bytes can move: one value per data path.
+
+Values only. The service carries them between leads, `kvgrpc.datapath` makes and uses them, the core hands them on.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MemoryKind(Enum):
+    """Where a segment of a rank's memory lives."""
+
+    HOST = "host"
+    PINNED_HOST = "pinned_host"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One allocation of a rank's memory. A rank's linear offsets run through its segments in order."""
+
+    address: int
+    """Virtual address in the owning process."""
+    nbytes: int
+    kind: MemoryKind = MemoryKind.HOST
+    device: int = 0
+
+
+@dataclass(frozen=True)
+class ShmEndpoint:
+    """A pool in a memfd on this host, handed out read-only over a unix socket."""
+
+    socket_path: str
+    token: bytes
+    """Shown once at the socket, for one descriptor."""
+    nbytes: int
+    nonce: bytes
+    nonce_offset: int
+    """Where the mapping holds the nonce (past the pool's own bytes): reading it back proves the same host."""
+
+
+@dataclass(frozen=True)
+class CmaEndpoint:
+    """Memory that another process of this user on this host may read with process_vm_readv."""
+
+    pid: int
+    segments: tuple[Segment, ...]
+    nonce: bytes
+    nonce_address: int
+
+
+@dataclass(frozen=True)
+class NixlEndpoint:
+    """A NIXL agent and its registered memory."""
+
+    agent: str
+    metadata: bytes
+    backend: str
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True)
+class LoopbackEndpoint:
+    """Memory in this very process, found by key."""
+
+    key: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class RankEndpoint:
+    """How to reach one rank's memory. A path that the rank does not offer is None."""
+
+    rank: int
+    shm: ShmEndpoint | None = None
+    cma: CmaEndpoint | None = None
+    nixl: NixlEndpoint | None = None
+    loopback: LoopbackEndpoint | None = None

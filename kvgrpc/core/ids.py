@@ -1,0 +1,33 @@
+"""Identifiers. All are strings or bytes that contain or are bound to an incarnation; nobody parses them."""
+
+import hashlib
+import hmac
+
+TRANSFER_KEY_BYTES_MIN = 16
+"""A transfer key carries at least 128 random bits: whoever knows it can pair with or cancel the transfer."""
+ACCESS_ID_BYTES = 16
+
+
+def format_incarnation(incarnation: int) -> str:
+    """16 hex digits."""
+    return f"{incarnation:016x}"
+
+
+def transfer_id(incarnation: int, number: int) -> str:
+    """The `number`-th transfer of an incarnation."""
+    return f"t-{format_incarnation(incarnation)}-{number}"
+
+
+def mint_lease_id(secret: bytes, incarnation: int, minter: str, number: int) -> str:
+    """A lease id that only a holder of the session's secret can predict.
+
+    A pure function, so that a scheduler mints one without asking its lead. `minter` ("engine" or "lead") keeps the
+    two counters apart.
+    """
+    digest = hmac.new(secret, f"lease|{minter}|{number}".encode(), hashlib.sha256).hexdigest()[:16]
+    return f"l-{format_incarnation(incarnation)}-{digest}"
+
+
+def peer_key(engine_id: str, incarnation: int) -> str:
+    """One life of one engine, as a key for ranks and logs."""
+    return f"{engine_id}@{format_incarnation(incarnation)}"

@@ -1,0 +1,177 @@
+"""What a pool looks like: groups of layers, and the regions of memory that hold their blocks.
+
+Rules: a layout is a value, checked once when it is made; every offset and count used later was checked here. It says
+where bytes are, never whose they are or when they may be touched.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
+
+
+class PoolKind(Enum):
+    """Who decides which blocks are in use."""
+
+    SERVER_MANAGED = "server_managed"
+    """This server allocates and frees blocks (AllocateBlocks, FreeBlocks)."""
+    ENGINE_MANAGED = "engine_managed"
+    """The engine's block manager does; the server only pins."""
+
+
+class GroupKind(Enum):
+    """How the layers of a group use their blocks."""
+
+    FULL_ATTENTION = "full_attention"
+    SLIDING_WINDOW = "sliding_window"
+    MLA = "mla"
+    STATE = "state"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share a block table."""
+
+    name: str
+    kind: GroupKind
+    layers: int
+    """How many layers the group has; they are numbered from 0 within the group."""
+    block_tokens: int
+    """Tokens per block."""
+    blocks: int
+    """Blocks in the group; ids run from 0 to blocks - 1."""
+    kv_heads: int
+    """KV heads per rank."""
+    head_dim: int
+    """Elements per head."""
+    dtype: str
+    """Element type, by numpy's or torch's name: float32, bfloat16, float8_e4m3fn."""
+    order: str = "token_major"
+    """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
+    window_tokens: int = 0
+    """Sliding window in tokens; 0 where the group has none."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A (layer set, group) array of blocks in one rank's memory.
+
+    Block `b` occupies bytes [offset + b * stride_bytes, offset + b * stride_bytes + block_bytes) of the rank's memory.
+    """
+
+    group: int
+    """Index into `PoolLayout.groups`."""
+    first_layer: int
+    layers: int
+    """The region holds layers [first_layer, first_layer + layers) of the group."""
+    offset: int
+    stride_bytes: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """The groups of a pool and where each block of each layer lies; the same for every rank of an engine.
+
+    Raises InvalidRequest (INVALID_FIELD) for anything that would let two blocks overlap or leave the memory.
+    """
+
+    groups: tuple[Group, ...]
+    regions: tuple[Region, ...]
+    total_bytes: int
+    """Bytes of one rank's memory."""
+
+    def __post_init__(self) -> None:
+        violations = [*_group_violations(self.groups), *_region_violations(self)]
+        if violations:
+            raise InvalidRequest(Reason.INVALID_FIELD, "the pool layout is not usable", violations=tuple(violations))
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block of `group` over all its layers."""
+        return sum(r.block_bytes for r in self.regions if r.group == group)
+
+    def fingerprint(self) -> str:
+        """Hex digest of everything that two pools must share to exchange blocks without conversion.
+
+        Offsets, strides and block counts are left out: each side has its own.
+        """
+        parts = [
+            repr((g.name, g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order,
+                  g.window_tokens))
+            for g in self.groups
+        ]  # fmt: skip
+        parts += [repr((r.group, r.first_layer, r.layers, r.block_bytes)) for r in self.regions]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def uniform_layout(group: Group, block_bytes_per_layer: int, layers_per_region: int = 1) -> PoolLayout:
+    """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back."""
+    block_bytes = block_bytes_per_layer * layers_per_region
+    region_bytes = block_bytes * group.blocks
+    count = group.layers // layers_per_region
+    regions = tuple(
+        Region(0, i * layers_per_region, layers_per_region, i * region_bytes, block_bytes, block_bytes)
+        for i in range(count)
+    )
+    return PoolLayout((group,), regions, region_bytes * count)
+
+
+def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
+    found = []
+    if not groups:
+        found.append(FieldViolation("groups", "a pool has at least one group"))
+    if len({g.name for g in groups}) != len(groups):
+        found.append(FieldViolation("groups", "group names must differ"))
+    for i, group in enumerate(groups):
+        for field in ("layers", "block_tokens", "blocks", "kv_heads", "head_dim"):
+            if getattr(group, field) <= 0:
+                found.append(FieldViolation(f"groups[{i}].{field}", "must be positive"))
+        if group.order not in ("token_major", "head_major"):
+            found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
+    return found
+
+
+def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
+    found = []
+    spans = []
+    layers_seen: dict[int, list[int]] = {i: [] for i in range(len(layout.groups))}
+    for i, region in enumerate(layout.regions):
+        if not 0 <= region.group < len(layout.groups):
+            found.append(FieldViolation(f"regions[{i}].group", "names no group"))
+            continue
+        if region.layers <= 0 or region.block_bytes <= 0 or region.offset < 0:
+            found.append(FieldViolation(f"regions[{i}]", "layers, block_bytes and offset must be positive"))
+            continue
+        if region.stride_bytes < region.block_bytes:
+            found.append(FieldViolation(f"regions[{i}].stride_bytes", "is smaller than block_bytes"))
+            continue
+        blocks = layout.groups[region.group].blocks
+        end = region.offset + (blocks - 1) * region.stride_bytes + region.block_bytes
+        if end > layout.total_bytes:
+            found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
+        spans.append((region.offset, end, i))
+        layers_seen[region.group] += range(region.first_layer, region.first_layer + region.layers)
+    for group, layers in layers_seen.items():
+        if sorted(layers) != list(range(layout.groups[group].layers)):
+            found.append(FieldViolation(f"groups[{group}].layers", "regions must cover each layer exactly once"))
+    return found + _overlaps(layout, sorted(spans))
+
+
+def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[FieldViolation]:
+    """Regions may interleave (blocks of all layers in one row) but no two blocks may share a byte."""
+    found = []
+    for (start_a, end_a, a), (start_b, _, b) in pairwise(spans):
+        if start_b >= end_a:
+            continue
+        first, second = layout.regions[a], layout.regions[b]
+        row = start_b - start_a
+        interleaved = (
+            first.stride_bytes == second.stride_bytes
+            and row >= first.block_bytes
+            and row + second.block_bytes <= first.stride_bytes
+        )
+        if not interleaved:
+            found.append(FieldViolation(f"regions[{b}].offset", f"overlaps regions[{a}]"))
+    return found

@@ -1,0 +1,137 @@
+"""Leases: time-bounded read pins on finished blocks.
+
+A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
+same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvgrpc.core.content import Content
+from kvgrpc.core.grants import OnAbort
+from kvgrpc.core.pins import Blocks
+from kvgrpc.errors import KVGrpcError, NotFound, PreconditionFailed, Reason
+
+
+class LeaseState(Enum):
+    """The life of a lease."""
+
+    LIVE = "live"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    DONE = "done"
+    VOIDED = "voided"
+
+
+STATES: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.LIVE: frozenset({LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.DONE, LeaseState.VOIDED}),
+    LeaseState.EXPIRED: frozenset(),
+    LeaseState.RELEASED: frozenset(),
+    LeaseState.DONE: frozenset(),
+    LeaseState.VOIDED: frozenset(),
+}
+
+END_REASON: dict[LeaseState, Reason] = {
+    LeaseState.EXPIRED: Reason.LEASE_EXPIRED,
+    LeaseState.RELEASED: Reason.LEASE_RELEASED,
+    LeaseState.DONE: Reason.LEASE_RELEASED,
+    LeaseState.VOIDED: Reason.LEASE_VOIDED,
+}
+"""What a reader that comes too late is told."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """One lease. Times are on the node's clock."""
+
+    id: str
+    blocks: Blocks
+    content: Content
+    granted: float
+    ttl_s: float
+    deadline: float
+    cap: float
+    """No renewal passes this time."""
+    consumers: int
+    on_abort: OnAbort
+    owner: str
+    transfer_id: str = ""
+    request_id: str = ""
+    trace: str = ""
+    after_step: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    state: LeaseState = LeaseState.LIVE
+    renewals: int = 0
+    done: set[str] = field(default_factory=set)
+    """Consumers by engine id: they are counted by identity, never by messages."""
+    received: set[str] = field(default_factory=set)
+    """Those of `done` that got the KV."""
+    accesses: dict[bytes, None] = field(default_factory=dict)
+    """Accesses that stand on it, in the order of opening."""
+
+    def renew(self, now: float, ttl_s: float | None) -> bool:
+        """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; True if it moved."""
+        asked = min(now + (self.ttl_s if ttl_s is None else ttl_s), self.cap)
+        self.renewals += 1
+        if asked <= self.deadline:
+            return False
+        self.deadline = asked
+        return True
+
+    def end(self, state: LeaseState) -> None:
+        """Asserts that it was LIVE: callers look first."""
+        assert state in STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    @property
+    def live(self) -> bool:
+        return self.state is LeaseState.LIVE
+
+
+def ended_error(state: LeaseState, lease_id: str) -> KVGrpcError:
+    """The error for somebody who needs a lease that ended."""
+    return PreconditionFailed(
+        END_REASON[state], f"lease {lease_id} has ended ({state.value}); the KV must be computed or handed over anew"
+    )
+
+
+class LeaseTable:
+    """Live leases by id, oldest first, and how the latest ones ended."""
+
+    def __init__(self, ended_kept: int) -> None:
+        self._live: dict[str, Lease] = {}
+        self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._ended_kept = ended_kept
+
+    def add(self, lease: Lease) -> None:
+        self._live[lease.id] = lease
+
+    def known(self, lease_id: str) -> bool:
+        """Whether that id is or was in use."""
+        return lease_id in self._live or lease_id in self._ended
+
+    def find(self, lease_id: str) -> Lease | None:
+        """The lease, live or ended, or None."""
+        return self._live.get(lease_id) or self._ended.get(lease_id)
+
+    def get(self, lease_id: str) -> Lease:
+        """Raises NotFound (LEASE_NOT_FOUND)."""
+        found = self.find(lease_id)
+        if found is None:
+            raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {lease_id} here")
+        return found
+
+    def ended(self, lease: Lease) -> None:
+        """Moves an ended lease out of the live ones. Only its end is remembered, not its blocks."""
+        del self._live[lease.id]
+        self._ended[lease.id] = lease
+        if len(self._ended) > self._ended_kept:
+            self._ended.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._live.values())

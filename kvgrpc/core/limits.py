@@ -1,0 +1,49 @@
+"""Limits and defaults, in one place. docs/protocol.md shows the same table; GetCapabilities serves it."""
+
+from dataclasses import dataclass
+
+from kvgrpc.errors import InvalidRequest, Reason
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All durations in seconds."""
+
+    lease_ttl_s: float = 30.0
+    """Three renewals fit, so that one lost renewal never ends a lease."""
+    lease_cap_s: float = 600.0
+    """A lease that nobody comes for cannot be kept alive for ever."""
+    queue_timeout_s: float = 30.0
+    transfer_timeout_s: float = 30.0
+    settle_timeout_s: float = 5.0
+    registration_timeout_s: float = 120.0
+    peer_grace_s: float = 10.0
+    connect_timeout_s: float = 10.0
+    open_wait_s: float = 5.0
+    """How long an OpenAccess waits for a lease that is not announced yet or a step that is not over."""
+    idempotency_s: float = 60.0
+    blocks_per_request: int = 65_536
+    message_bytes: int = 4 * 1024 * 1024
+    leases: int = 200_000
+    transfers: int = 50_000
+    transfer_history: int = 4_096
+    """Acknowledged or unowned transfers that are kept after their end, and changes kept for watches to resume."""
+    idempotency_keys: int = 200_000
+    ended_leases: int = 65_536
+    """Ended leases that are remembered, so that a late caller learns how they ended."""
+    renewals_per_call: int = 10_000
+
+
+def granted_ttl(asked_s: float | None, limits: Limits) -> float:
+    """The TTL that is granted for the one asked for: the default for None, clamped to the cap.
+
+    Raises InvalidRequest (TTL_INVALID) for zero, negative or not a number.
+    """
+    if asked_s is None:
+        return limits.lease_ttl_s
+    if not asked_s > 0:
+        raise InvalidRequest(Reason.TTL_INVALID, f"a TTL is positive; got {asked_s:g} s")
+    return min(asked_s, limits.lease_cap_s)

@@ -1,0 +1,87 @@
+"""Other engines, as this lead knows them: one object per life of a peer, one state, one table."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.ids import peer_key
+from kvgrpc.core.transfers import RankPath
+
+
+class PeerState(Enum):
+    """Whether a peer can be used now."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+STATES: dict[PeerState, frozenset[PeerState]] = {
+    PeerState.CONNECTING: frozenset({PeerState.CONNECTED, PeerState.SUSPECT, PeerState.DEAD}),
+    PeerState.CONNECTED: frozenset({PeerState.SUSPECT, PeerState.DEAD}),
+    PeerState.SUSPECT: frozenset({PeerState.CONNECTED, PeerState.DEAD}),
+    PeerState.DEAD: frozenset(),
+}
+"""A dead peer stays dead: only a new handshake, which makes a new object, readmits its engine."""
+
+
+@dataclass(eq=False)
+class Peer:
+    """One life of another engine."""
+
+    description: EngineDescription
+    endpoints: tuple[RankEndpoint, ...]
+    heard: float
+    dialled: str = ""
+    """The address under which we reached it; empty when it dialled us."""
+    state: PeerState = PeerState.CONNECTING
+    forgotten: bool = False
+    """It said that it does not know us: the next use dials again."""
+    paths: dict[int, RankPath] = field(default_factory=dict)
+    accesses: dict[bytes, None] = field(default_factory=dict)
+    """Accesses that it holds here, in the order of opening."""
+
+    @property
+    def key(self) -> str:
+        return peer_key(self.description.engine_id, self.description.incarnation)
+
+    @property
+    def mapped(self) -> bool:
+        """Every rank has tried to reach its memory."""
+        return len(self.paths) >= self.description.world_size
+
+    @property
+    def reachable(self) -> bool:
+        """Every rank reaches its memory."""
+        return self.mapped and all(path.data_path for path in self.paths.values())
+
+    def move(self, state: PeerState) -> None:
+        """Asserts that the table allows it."""
+        assert state is self.state or state in STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    def view(self, now: float) -> "PeerView":
+        return PeerView(
+            self.description.engine_id,
+            self.description.incarnation,
+            self.dialled or self.description.address,
+            self.state,
+            tuple(self.paths[rank] for rank in sorted(self.paths)),
+            now - self.heard,
+            len(self.accesses),
+        )
+
+
+@dataclass(frozen=True)
+class PeerView:
+    """A peer as it was at one moment."""
+
+    engine_id: str
+    incarnation: int
+    address: str
+    state: PeerState
+    paths: tuple[RankPath, ...]
+    silence_s: float
+    open_accesses: int

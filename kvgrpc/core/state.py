@@ -1,0 +1,198 @@
+"""All mutable state of a node, and the few operations that every part of it needs.
+
+The parts (`handover`, `serving`, `pulling`, `peering`, `pool`) hold the rules; they share this one object and
+nothing else. `begin` makes the tables of a new incarnation: nothing of the old one is left in them.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvgrpc.core.accesses import Access
+from kvgrpc.core.actions import (
+    Action,
+    Answer,
+    EngineNews,
+    HandedOver,
+    Pulling,
+    Refuse,
+    Reply,
+    TellEngine,
+    TransferChanged,
+)
+from kvgrpc.core.allocator import Allocator
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.descriptors import check_ids
+from kvgrpc.core.events import BlockLists
+from kvgrpc.core.grants import signing_key
+from kvgrpc.core.idempotency import IdempotencyKeys, Scope
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.leases import LeaseTable
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.peers import Peer
+from kvgrpc.core.pins import Blocks, PinTable
+from kvgrpc.core.timers import Timer, Timers
+from kvgrpc.core.transfers import Transfer, TransferTable
+from kvgrpc.errors import (
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+
+ENGINE = "engine"
+"""Principal of the attached engine's session."""
+
+
+class NodeState:
+    """What a node knows. `now` is the time of the event being handled."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.now = 0.0
+        self.actions: list[Action] = []
+        self.peers: dict[str, Peer] = {}
+        self.timers = Timers()
+        self.incarnation = 0
+        self.attached = False
+        self.description: EngineDescription | None = None
+        self.draining = False
+        self.begin(0, b"", None, attached=False)
+
+    def begin(self, incarnation: int, secret: bytes, description: EngineDescription | None, *, attached: bool) -> None:
+        """Empty tables for a new incarnation. The caller ended everything of the old one."""
+        self.incarnation = incarnation
+        self.secret = secret
+        self.grant_key = signing_key(secret)
+        self.description = description
+        self.attached = attached
+        self.began = self.now
+        self.leases = LeaseTable(self.limits.ended_leases)
+        self.transfers = TransferTable(incarnation, self.limits.transfer_history)
+        self.accesses: dict[bytes, Access] = {}
+        self.keys = IdempotencyKeys(self.limits.idempotency_keys)
+        self._key_names: dict[str, Scope] = {}
+        self.cancelled_keys: dict[bytes, str] = {}
+        self.refused_leases: set[str] = set()
+        self.steps: dict[int, int] = {}
+        self.bytes_received = 0
+        sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
+        self.pins = PinTable(sizes)
+        self.allocator = Allocator(sizes, self.pins)
+
+    @property
+    def pool(self) -> EngineDescription:
+        """This engine's description. Raises Unavailable (NO_POOL) while there is none."""
+        if self.description is None:
+            raise Unavailable(
+                Reason.NO_POOL, "no engine is attached to this server and it has no pool of its own",
+                retry_delay_s=1.0,
+            )  # fmt: skip
+        return self.description
+
+    def emit(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def reply(self, call_id: int, answer: Answer) -> None:
+        """Answers a call, and all that joined it."""
+        calls, scope = self.keys.finish(call_id, answer)
+        if scope:
+            name = "\n".join(scope)
+            self._key_names[name] = scope
+            self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
+        for call in calls:
+            self.emit(Reply(call, answer))
+
+    def refuse(self, call_id: int, error: KVGrpcError) -> None:
+        """Refuses a call, and all that joined it."""
+        calls, _ = self.keys.finish(call_id, None)
+        for call in calls:
+            self.emit(Refuse(call, error))
+
+    def key_due(self, name: str) -> None:
+        """Forgets an idempotency key unless what it created still lives."""
+        scope = self._key_names.pop(name, None)
+        if scope is None:
+            return
+        answer = self.keys.answer(scope)
+        transfer = answer.transfer if isinstance(answer, HandedOver | Pulling) else None
+        lease = self.leases.find(answer.lease.id) if isinstance(answer, HandedOver) else None
+        alive = transfer is not None and not self._is_settled(transfer.id)
+        if alive or (lease is not None and lease.live):
+            self._key_names[name] = scope
+            self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
+        else:
+            self.keys.forget(scope)
+
+    def create(self, **fields: Any) -> Transfer:
+        """A new transfer; watchers learn of it."""
+        transfer = self.transfers.create(self.now, **fields)
+        self.emit(TransferChanged(transfer))
+        return transfer
+
+    def change(self, transfer_id: str, **fields: Any) -> Transfer:
+        """Changes a transfer; watchers learn of it. An end ends the running phase too."""
+        old = self.transfers.get(transfer_id)
+        state = fields.get("state", old.state)
+        if not old.over and state is not old.state and replace(old, state=state).over:
+            fields.setdefault("phases", old.phases_ended(self.now))
+            fields |= {"ended": self.now, "waiting_for": ""}
+        transfer = self.transfers.change(transfer_id, **fields)
+        self.emit(TransferChanged(transfer))
+        if transfer.settled and transfer.owner != ENGINE:
+            self.transfers.archive(transfer_id)
+        return transfer
+
+    def tell(self, owner: str, news: EngineNews) -> None:
+        """Tells the attached engine about its own transfers."""
+        if owner == ENGINE and self.attached:
+            self.emit(TellEngine(news))
+
+    def resolve(self, lists: BlockLists, field: str) -> Blocks:
+        """Rows of block ids, checked against the pool: one array for every group, empty where none is listed.
+
+        Raises OutOfRange or InvalidRequest.
+        """
+        groups = self.pool.pool.groups
+        blocks = [np.empty(0, dtype=np.int64) for _ in groups]
+        seen = set()
+        for group, ids in lists:
+            if not 0 <= group < len(groups) or group in seen:
+                what = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
+                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}")
+            seen.add(group)
+            check_ids(ids, groups[group].blocks, f"{field}, group {group}")
+            blocks[group] = ids
+        total = sum(len(ids) for ids in blocks)
+        if total > self.limits.blocks_per_request:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{field}: {total} blocks in one request; the limit is {self.limits.blocks_per_request}",
+            )
+        return tuple(blocks)
+
+    def check_owned(self, blocks: Blocks) -> None:
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for free blocks of a pool that this server manages."""
+        if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
+            self.allocator.check_allocated(blocks)
+
+    def step_done(self) -> int:
+        """The last engine step that every rank has finished."""
+        world = self.pool.world_size
+        return min((self.steps.get(rank, 0) for rank in range(world)), default=0)
+
+    def check_key(self, key: bytes) -> None:
+        """Raises PreconditionFailed (CANCELLED) for a transfer key that was cancelled before its transfer came."""
+        if key in self.cancelled_keys:
+            raise PreconditionFailed(
+                Reason.CANCELLED, f"this transfer was cancelled before it came: {self.cancelled_keys[key]}"
+            )
+
+    def _is_settled(self, transfer_id: str) -> bool:
+        try:
+            return self.transfers.get(transfer_id).settled
+        except KVGrpcError:
+            return True

@@ -1,0 +1,76 @@
+"""Deadlines: a dictionary of what is due when, with a heap beside it.
+
+Setting and clearing are O(log n) and O(1). Heap entries may lag behind the dictionary; a stale one is dropped when it
+reaches the top, so a renewal costs no search.
+"""
+
+import heapq
+from collections.abc import Iterator
+from enum import Enum
+from itertools import count
+
+
+class Timer(Enum):
+    """What a deadline is for."""
+
+    LEASE = "lease"
+    BLOCKS = "blocks"
+    QUEUE = "queue"
+    TRANSFER = "transfer"
+    SETTLE = "settle"
+    SETTLE_RETRY = "settle_retry"
+    OPEN_RETRY = "open_retry"
+    CLOSE_RETRY = "close_retry"
+    RENEW = "renew"
+    OPEN_WAIT = "open_wait"
+    ACCESS_FORGET = "access_forget"
+    PEER_GRACE = "peer_grace"
+    CONNECT = "connect"
+    IDEMPOTENCY = "idempotency"
+    TOMBSTONE = "tombstone"
+    ALLOCATION = "allocation"
+
+
+Key = tuple[Timer, str]
+
+
+class Timers:
+    """At most one deadline per (timer, name)."""
+
+    def __init__(self) -> None:
+        self._when: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._order = count()
+
+    def set(self, timer: Timer, name: str, when: float) -> None:
+        """Sets or moves a deadline."""
+        key = (timer, name)
+        self._when[key] = when
+        heapq.heappush(self._heap, (when, next(self._order), key))
+
+    def clear(self, timer: Timer, name: str) -> None:
+        """Removes a deadline, if there is one."""
+        self._when.pop((timer, name), None)
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or None."""
+        while self._heap:
+            when, _, key = self._heap[0]
+            if self._when.get(key) == when:
+                return when
+            heapq.heappop(self._heap)
+        return None
+
+    def due(self, now: float) -> Iterator[Key]:
+        """Takes out and yields what is due at `now`, in order, including what becomes due meanwhile."""
+        while (when := self.next_deadline()) is not None and when <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._when[key]
+            yield key
+
+    def names(self) -> Iterator[Key]:
+        """All that is set, in no order that matters."""
+        return iter(self._when)
+
+    def __len__(self) -> int:
+        return len(self._when)

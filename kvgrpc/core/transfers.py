@@ -1,0 +1,269 @@
+"""Transfers: what everybody may see of one move of a request's blocks.
+
+`Transfer` is an immutable snapshot; every change makes a new one with the next event number. Which state may follow
+which is data, here; state and memory are two independent things: "it is over" and "you may reuse the memory".
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from kvgrpc.core.ids import transfer_id
+from kvgrpc.errors import NotFound, Reason
+
+
+class Direction(Enum):
+    """Which way the blocks go, seen from this engine."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+
+
+class State(Enum):
+    """Whether it is over."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Disposition(Enum):
+    """Whether this engine's blocks may be reused."""
+
+    HELD = "held"
+    RETURNED = "returned"
+    QUARANTINED = "quarantined"
+
+
+class Next(Enum):
+    """What would help after a failure."""
+
+    RETRY_HERE = "retry_here"
+    RETRY_OTHER_CONSUMER = "retry_other_consumer"
+    RECOMPUTE = "recompute"
+    FIX_REQUEST = "fix_request"
+
+
+class Side(Enum):
+    """Where a failure happened."""
+
+    SOURCE = "source"
+    DESTINATION = "destination"
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+STATES: dict[State, frozenset[State]] = {
+    State.PENDING: frozenset({State.ACTIVE, *ENDED}),
+    State.ACTIVE: ENDED,
+    State.SUCCEEDED: frozenset(),
+    State.FAILED: frozenset(),
+    State.CANCELLED: frozenset(),
+}
+"""Which state may follow which: an end is for ever."""
+
+DISPOSITIONS: dict[Disposition, frozenset[Disposition]] = {
+    Disposition.HELD: frozenset({Disposition.RETURNED, Disposition.QUARANTINED}),
+    Disposition.QUARANTINED: frozenset({Disposition.RETURNED}),
+    Disposition.RETURNED: frozenset(),
+}
+"""Which disposition may follow which: returned memory is never taken back."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a transfer failed."""
+
+    reason: Reason
+    message: str
+    phase: str = ""
+    side: Side | None = None
+    rank: int | None = None
+    next: Next | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of a transfer; times on the node's clock."""
+
+    name: str
+    start: float
+    end: float | None = None
+
+
+@dataclass(frozen=True)
+class RankPath:
+    """How two ranks move bytes."""
+
+    rank: int
+    peer_rank: int
+    data_path: str
+    why: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class TransferPath:
+    """What one rank moved for one transfer."""
+
+    path: RankPath
+    nbytes: int = 0
+    descriptors: int = 0
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One move of a request's blocks over all ranks, as it is at event `seq`."""
+
+    id: str
+    direction: Direction
+    created: float
+    key: bytes
+    owner: str
+    state: State = State.PENDING
+    memory: Disposition = Disposition.HELD
+    request_id: str = ""
+    trace: str = ""
+    peer_engine_id: str = ""
+    peer_incarnation: int = 0
+    peer_address: str = ""
+    peer_transfer_id: str = ""
+    lease_id: str = ""
+    waiting_for: str = ""
+    use_tokens: int = 0
+    blocks: int = 0
+    nbytes: int = 0
+    nbytes_done: int = 0
+    phases: tuple[Phase, ...] = ()
+    paths: tuple[TransferPath, ...] = ()
+    failure: Failure | None = None
+    consumers: int = 0
+    consumers_done: int = 0
+    priority: int = 0
+    seq: int = 0
+    ended: float | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def settled(self) -> bool:
+        """Over, and its memory is the engine's again."""
+        return self.over and self.memory is Disposition.RETURNED
+
+    def phase_started(self, name: str, now: float) -> tuple[Phase, ...]:
+        """The phases with the running one ended and `name` begun."""
+        return (*self.phases_ended(now), Phase(name, now))
+
+    def phases_ended(self, now: float) -> tuple[Phase, ...]:
+        """The phases with the running one ended."""
+        if not self.phases or self.phases[-1].end is not None:
+            return self.phases
+        return (*self.phases[:-1], replace(self.phases[-1], end=now))
+
+
+@dataclass
+class TransferTable:
+    """All transfers of one incarnation, and the log of their changes."""
+
+    incarnation: int
+    history: int
+    seq: int = 0
+    _numbers: int = 0
+    _live: dict[str, Transfer] = field(default_factory=dict)
+    _past: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
+    _by_key: dict[bytes, set[str]] = field(default_factory=dict)
+    _log: deque[Transfer] = field(default_factory=deque)
+    counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+
+    def create(self, now: float, **fields: Any) -> Transfer:
+        """A new PENDING transfer; `fields` are those of Transfer."""
+        self._numbers += 1
+        transfer = Transfer(id=transfer_id(self.incarnation, self._numbers), created=now, **fields)
+        self._by_key.setdefault(transfer.key, set()).add(transfer.id)
+        self.counts[transfer.state] += 1
+        return self._store(transfer)
+
+    def change(self, transfer_id: str, **fields: Any) -> Transfer:
+        """The transfer with `fields` changed. Asserts that the tables allow it: callers decide, tables guard."""
+        old = self._live[transfer_id]
+        new = replace(old, **fields)
+        if new.state is not old.state:
+            assert new.state in STATES[old.state], f"{old.state} to {new.state}"
+            self.counts[old.state] -= 1
+            self.counts[new.state] += 1
+        if new.memory is not old.memory:
+            assert new.memory in DISPOSITIONS[old.memory], f"{old.memory} to {new.memory}"
+        return self._store(new)
+
+    def get(self, transfer_id: str) -> Transfer:
+        """Raises NotFound (TRANSFER_NOT_FOUND)."""
+        found = self._live.get(transfer_id) or self._past.get(transfer_id)
+        if found is None:
+            raise NotFound(
+                Reason.TRANSFER_NOT_FOUND,
+                f"no transfer {transfer_id} here; if it was one, treat its memory as quarantined",
+            )
+        return found
+
+    def with_key(self, key: bytes) -> list[Transfer]:
+        """Transfers with that key that are not in the history yet, oldest first."""
+        return [self._live[id_] for id_ in sorted(self._by_key.get(key, ()))]
+
+    def archive(self, transfer_id: str) -> bool:
+        """Moves a settled transfer to the bounded history; False when it is not one."""
+        transfer = self._live.get(transfer_id)
+        if transfer is None or not transfer.settled:
+            return False
+        del self._live[transfer_id]
+        ids = self._by_key[transfer.key]
+        ids.discard(transfer_id)
+        if not ids:
+            del self._by_key[transfer.key]
+        self._past[transfer_id] = transfer
+        if len(self._past) > self.history:
+            self._forget_one()
+        return True
+
+    def changes_after(self, seq: int) -> list[Transfer] | None:
+        """Changes after `seq`, oldest first, or None when some are no longer known."""
+        if seq >= self.seq:
+            return []
+        if not self._log or self._log[0].seq > seq + 1:
+            return None
+        return [change for change in self._log if change.seq > seq]
+
+    @property
+    def live(self) -> int:
+        """Transfers that are not in the history."""
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        """Live ones and history, newest first."""
+        return iter(sorted([*self._live.values(), *self._past.values()], key=lambda t: -t.created))
+
+    def unfinished(self) -> list[Transfer]:
+        """Those that are not over, oldest first."""
+        return [t for t in self._live.values() if not t.over]
+
+    def _store(self, transfer: Transfer) -> Transfer:
+        self.seq += 1
+        stored = replace(transfer, seq=self.seq)
+        self._live[stored.id] = stored
+        self._log.append(stored)
+        if len(self._log) > self.history:
+            self._log.popleft()
+        return stored
+
+    def _forget_one(self) -> None:
+        """Failures are kept longest: they are what somebody will ask about."""
+        for id_, transfer in self._past.items():
+            if transfer.state is not State.FAILED:
+                del self._past[id_]
+                return
+        self._past.popitem(last=False)

@@ -1,0 +1,110 @@
+"""The C library's calls that Python does not have, typed, each releasing the interpreter lock while it runs.
+
+Every function here takes plain addresses: whoever calls it has checked that they may be read and written.
+"""
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Callable
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+# <linux/mman.h>; MADV_POPULATE_WRITE since Linux 5.14.
+MADV_HUGEPAGE = 14
+MADV_POPULATE_WRITE = 23
+# <linux/memfd.h>, since Linux 6.3.
+_MFD_NOEXEC_SEAL = 0x8
+# <linux/prctl.h>: "Yama", and its wildcard.
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
+
+IOV_MAX = 1024
+"""Runs that one call of `process_vm_readv` takes on either side (UIO_MAXIOV)."""
+
+memmove = _LIBC.memmove
+"""memmove(destination, source, nbytes)."""
+memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+memmove.restype = None
+
+MEMMOVE_ADDRESS: int = ctypes.cast(memmove, ctypes.c_void_p).value or 0
+
+_madvise = _LIBC.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_mprotect = _LIBC.mprotect
+_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_prctl = _LIBC.prctl
+_prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+_process_vm_readv = getattr(_LIBC, "process_vm_readv", None)  # some C libraries lack it
+if _process_vm_readv is not None:
+    _process_vm_readv.restype = ctypes.c_ssize_t
+    _process_vm_readv.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
+
+
+def _error(number: int | None = None) -> OSError:
+    code = ctypes.get_errno() if number is None else number
+    return OSError(code, os.strerror(code))
+
+
+def madvise(address: int, nbytes: int, advice: int) -> None:
+    """Raises OSError with the call's errno."""
+    if _madvise(address, nbytes, advice):
+        raise _error()
+
+
+def make_executable(address: int, nbytes: int) -> None:
+    """Makes whole pages readable and executable, and no longer writable. Raises OSError."""
+    prot_read, prot_exec = 1, 4
+    if _mprotect(address, nbytes, prot_read | prot_exec):
+        raise _error()
+
+
+def row_function(address: int) -> Callable[[int, int, int], None]:
+    """The machine code at `address` as void f(rows, count, function)."""
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return signature(address)
+
+
+def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:
+    """Copies `count` (at most IOV_MAX) runs out of process `pid`; returns the bytes copied.
+
+    `local` and `remote` are addresses of `count` pairs (address, nbytes) of 64-bit integers. Fewer
+    bytes than asked for come back when the peer's memory ends early. Raises OSError.
+    """
+    if _process_vm_readv is None:
+        raise _error(errno.ENOSYS)
+    copied = int(_process_vm_readv(pid, local, count, remote, count, 0))
+    if copied < 0:
+        raise _error()
+    return copied
+
+
+def admit_tracer(pid: int | None) -> None:
+    """Lets process `pid`, or with None any process of this user, read this process under Yama.
+
+    It replaces what was admitted before: Yama keeps one. Raises OSError.
+    """
+    if _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY if pid is None else pid, 0, 0, 0):
+        raise _error()
+
+
+def memfd(name: str) -> int:
+    """An anonymous file in memory that can be sealed and, where the kernel knows how, never run."""
+    if sys.platform != "linux":
+        raise _error(errno.ENOSYS)
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return os.memfd_create(name, flags)

@@ -1,0 +1,158 @@
+"""Path `loopback`: both ranks live in this very process. For tests, simulators and demos.
+
+Public and shipped, so that programs built on kvgrpc can be tested without a second process. The one
+who makes it can have it be slow, fail, or end late: `Faults`.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.datapath import copying
+from kvgrpc.datapath.addresses import check_runs, groups, to_rows
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
+from kvgrpc.datapath.copying import CopyMethod
+from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
+from kvgrpc.datapath.memory import SharedMemory, is_host, memory_bytes
+
+_registry: dict[str, Memory] = {}
+_registry_lock = threading.Lock()
+_ROWS_MAX = 1 << 16
+
+
+@dataclass
+class Faults:
+    """What is wrong with a `LoopbackPath`; each value is read when a posting comes to it."""
+
+    fail_connect: str = ""
+    """Reason why every connect is refused; empty: none is."""
+    fail_read: str = ""
+    """Reason why every posting is refused before a byte moved; empty: none is."""
+    fail_after_bytes: int | None = None
+    """A posting ends FAILED when this many of its bytes, or somewhat more, have moved."""
+    piece_delay_s: float = 0.0
+    """Wait before each piece of up to 4 MB."""
+    begin: threading.Event | None = None
+    """No byte moves until it is set; closing the path sets it."""
+    end: threading.Event | None = None
+    """No posting ends until it is set, though its bytes are there; closing the path sets it."""
+
+
+class LoopbackPath:
+    """Offers this rank's memory under `key` in this process, and reads memory found by key.
+
+    Raises DataPathFailed when `key` is taken.
+    """
+
+    name = "loopback"
+    needs_polling = False
+
+    def __init__(self, memory: Memory, key: str, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self._memory = memory
+        self._key = key
+        self._crew = Crew("kvgrpc-loopback-copy", 1)
+        self._closing = threading.Event()
+        with _registry_lock:
+            if key in _registry:
+                raise DataPathFailed(f"the loopback key {key} is taken")
+            _registry[key] = memory
+
+    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+        nbytes = memory_bytes(self._memory.segments)
+        return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
+
+    def connect(self, endpoint: RankEndpoint) -> "LoopbackRemote":
+        if endpoint.loopback is None:
+            raise DataPathUnavailable("the peer offers no loopback")
+        if self.faults.fail_connect:
+            raise DataPathUnavailable(self.faults.fail_connect)
+        key = endpoint.loopback.key
+        source = find(key)
+        if source is None:
+            raise DataPathUnavailable(f"no rank with the loopback key {key} lives in this process")
+        if not is_host([*source.segments, *self._memory.segments]):
+            raise DataPathUnavailable("memory of one side is on a device")
+        return LoopbackRemote(self, key, source)
+
+    def progress(self) -> None:
+        """Has nothing to do: the copy thread needs no turn."""
+
+    def close(self) -> None:
+        """Ends every wait of `Faults`, then the thread, and frees the key."""
+        self._closing.set()
+        for held in (self.faults.begin, self.faults.end):
+            if held is not None:
+                held.set()
+        self._crew.close()
+        with _registry_lock:
+            if _registry.get(self._key) is self._memory:
+                del _registry[self._key]
+
+    def start(self, runs: Runs, source: Memory, wake: Callable[[], None]) -> PiecesPosting:
+        """Begins to copy; for `LoopbackRemote`. Raises DataPathFailed when nothing was started."""
+        check_runs(runs, memory_bytes(source.segments), memory_bytes(self._memory.segments))
+        piece = piece_bytes(runs.total_bytes, self._crew.size)
+        rows = to_rows(runs, source.segments, self._memory.segments, piece)
+        ranges = groups(rows[:, 2], piece, _ROWS_MAX)
+        copy = copying.copier(CopyMethod.LOOP)
+        assert copy is not None  # this method works everywhere
+
+        def copy_piece(i: int) -> None:
+            first, end = ranges[i]
+            if self.faults.begin is not None:
+                self.faults.begin.wait()
+            self._closing.wait(self.faults.piece_delay_s)
+            self._check(int(rows[:first, 2].sum()))
+            copy(rows[first:end])
+
+        def before_the_end() -> None:
+            if self.faults.end is not None:
+                self.faults.end.wait()
+            self._check(int(rows[:, 2].sum()))
+
+        posting = PiecesPosting(len(ranges), copy_piece, wake, verify=before_the_end)
+        self._crew.start(posting)
+        return posting
+
+    def _check(self, moved: int) -> None:
+        limit = self.faults.fail_after_bytes
+        if self._closing.is_set():
+            raise DataPathFailed("the data path was closed before the posting ended")
+        if limit is not None and moved >= limit:
+            raise DataPathFailed(f"told to fail after {limit} bytes")
+
+
+class LoopbackRemote:
+    """Memory of another rank in this process."""
+
+    def __init__(self, path: LoopbackPath, key: str, source: Memory) -> None:
+        self._path = path
+        self._key = key
+        self._source = source
+        # Whoever closes its memory while we copy gets it back a little later.
+        self._alive = source.keep_alive() if isinstance(source, SharedMemory) else source
+
+    @property
+    def why(self) -> str:
+        return f"the rank {self._key} lives in this process and is copied by one thread"
+
+    def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        faults = self._path.faults
+        if faults.fail_read:
+            raise DataPathFailed(faults.fail_read)
+        if find(self._key) is not self._source:
+            raise DataPathFailed(f"the rank {self._key} is gone")
+        return self._path.start(runs, self._source, wake)
+
+    def close(self) -> None:
+        """Forgets the rank. Idempotent."""
+        self._alive = None
+
+
+def find(key: str) -> Memory | None:
+    """The memory that is registered under `key` in this process."""
+    with _registry_lock:
+        return _registry.get(key)

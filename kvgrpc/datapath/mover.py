@@ -1,0 +1,395 @@
+"""The mover of one rank: one thread that submits, polls and reports; the only place that polls.
+
+Everyone else only enqueues; nothing here blocks a caller. The thread is blocked while nothing is in
+flight. Data paths whose threads call `wake` are looked at when they do; those that need polling get
+turns while a posting or an expected access exists, with a back-off: at once for a moment, then after
+short waits. An error in one posting ends that posting, never the thread.
+
+Ending: `close` is explicit, in order and bounded. A program that forgets it gets it at interpreter
+exit, since a copy into memory that is being torn down would crash the process. A signal that ends
+the process without an interpreter exit needs nothing: shared pools and sockets have no names.
+"""
+
+import atexit
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath import flight
+from kvgrpc.datapath.base import (
+    DataPath,
+    DataPathFailed,
+    Memory,
+    PostingState,
+    Remote,
+    WaitsToConnect,
+)
+from kvgrpc.datapath.flight import Attempt, Flight, Link
+from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.reports import (
+    Connected,
+    ConnectFailed,
+    Disconnected,
+    Offered,
+    PostingEnded,
+    Report,
+)
+from kvgrpc.datapath.throttle import Pace
+from kvgrpc.errors import AlreadyExists, Reason, Unavailable
+
+_log = logging.getLogger(__name__)
+
+BEST_FIRST = ("shm", "cma", "nixl", "loopback")
+"""The order to allow paths in, unless an operator wants another."""
+_DIALLERS = 4
+_AT_EXIT_S = 2.0
+_STUCK_S = 5.0
+"""How much longer than its deadline `close` waits for a library that does not return."""
+_LOOK_AGAIN_S = 0.5
+"""Postings in flight are looked at this often even if no data path calls `wake`."""
+# Waits between turns of paths that need polling: up to this age of the last news, this long.
+_BACK_OFF_S = ((0.0002, 0.0), (0.005, 0.00005), (float("inf"), 0.0002))
+
+
+class Mover:
+    """Moves bytes into `memory` of rank `rank`.
+
+    `paths` are this rank's data paths; the mover closes them. `report` is called from the mover's
+    thread and must not block: see `kvgrpc.datapath.reports` for what it gets, in which order.
+    `bandwidth_limit_bytes_per_s` caps what this rank moves; None: no limit.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        memory: Memory,
+        paths: Sequence[DataPath],
+        report: Callable[[Report], None],
+        bandwidth_limit_bytes_per_s: float | None = None,
+    ) -> None:
+        limit = bandwidth_limit_bytes_per_s
+        self._endpoint = RankEndpoint(rank)
+        self._memory_bytes = memory_bytes(memory.segments)
+        self._paths = {path.name: path for path in paths}
+        self._polled = [path for path in paths if path.needs_polling]
+        self._report_to = report
+        self._pace = None if limit is None else Pace(limit)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
+        self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
+        self._lock = threading.Lock()  # guards the next two
+        self._postings: set[str] = set()
+        self._closed = False
+        # From here on used by the mover's thread only, but for reads in progress_age_s.
+        self._links: dict[str, Link] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._flights: dict[str, Flight] = {}
+        self._expected: set[str] = set()
+        self._close_at: float | None = None
+        self._news_at = 0.0
+        self._busy_since: float | None = None
+        self._oldest_news_at: float | None = None
+
+    # ---- for everyone
+
+    def start(self) -> None:
+        """Starts the thread."""
+        atexit.register(self.close, _AT_EXIT_S)
+        self._thread.start()
+
+    def offer(self, key: str) -> None:
+        """Asks for a RankEndpoint for one peer: `Offered` with this key."""
+        self._enqueue(partial(self._offer, key))
+
+    def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str]) -> None:
+        """Tries the allowed paths in their order; `Connected` or `ConnectFailed`.
+
+        A peer is connected once: disconnect it before it is connected again.
+        """
+        self._enqueue(partial(self._connect, Attempt(peer, endpoint, list(allowed))))
+
+    def post(self, posting: str, peer: str, runs: Runs) -> None:
+        """Reads the peer's `runs.src` into `runs.dst`; `PostingEnded`, always.
+
+        Raises AlreadyExists while a posting of that name has not ended.
+        """
+        with self._lock:
+            if posting in self._postings:
+                raise AlreadyExists(Reason.ACCESS_REUSED, f"posting {posting} has not ended")
+            self._admit(partial(self._post, posting, peer, runs))
+            self._postings.add(posting)
+
+    def disconnect(self, peer: str) -> None:
+        """Closes the transport when the peer's last posting has ended; `Disconnected`, always."""
+        self._enqueue(partial(self._disconnect, peer))
+
+    def expect(self, access: str) -> None:
+        """From now on peers may access this rank's memory under `access`. Idempotent."""
+        self._enqueue(partial(self._expected.add, access))
+
+    def unexpect(self, access: str) -> None:
+        """Nobody accesses this rank's memory under `access` any more. Idempotent."""
+        self._enqueue(partial(self._expected.discard, access))
+
+    def progress_age_s(self) -> float:
+        """For how long the oldest posting in flight, or the thread itself, has made no progress.
+
+        0 while nothing is to be done. Any thread may ask.
+        """
+        now = time.monotonic()
+        since = [t for t in (self._busy_since, self._oldest_news_at) if t is not None]
+        return max(now - min(since), 0.0) if since else 0.0
+
+    def close(self, deadline_s: float) -> bool:
+        """Lets postings end for `deadline_s`, then closes links and paths under those that have not.
+
+        Returns whether all is closed: False only when a library does not return. Every posting has
+        been reported by then. Idempotent; not from `report`.
+        """
+        with self._lock:
+            if not self._closed:
+                self._admit(partial(self._begin_close, time.monotonic() + deadline_s))
+                self._closed = True
+        atexit.unregister(self.close)
+        if self._thread.ident is None:  # never started: there is nothing but the paths
+            self._thread.start()
+        self._thread.join(deadline_s + _STUCK_S)
+        return not self._thread.is_alive()
+
+    def _enqueue(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            self._admit(command)
+
+    def _admit(self, command: Callable[[], None]) -> None:
+        """Raises Unavailable after `close`: nobody would answer."""
+        if self._closed:
+            raise Unavailable(Reason.DRAINING, "the mover is closed")
+        self._inbox.put(command)
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while self._close_at is None or (self._flights and time.monotonic() < self._close_at):
+            wait_s = self._wait_s(time.monotonic())
+            try:
+                command = self._inbox.get(timeout=wait_s) if wait_s != 0 else self._inbox.get(False)
+            except queue.Empty:
+                command = None
+            self._busy_since = time.monotonic()
+            if command is None:
+                self._turn_all()
+            else:
+                self._perform(command)
+            self._busy_since = None
+        self._busy_since = time.monotonic()
+        self._tear_down()
+        self._busy_since = None
+
+    def _perform(self, command: Callable[[], None]) -> None:
+        self._news_at = time.monotonic()
+        try:
+            command()
+        except Exception:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("the mover could not perform %s", command)
+        if self._is_polling():
+            self._turn_all()
+
+    def _turn_all(self) -> None:
+        """Gives every path that needs it a turn, and looks at every posting."""
+        if self._is_polling():
+            for path in self._polled:
+                self._progress(path)
+        for item in list(self._flights.values()):
+            self._turn(item)
+
+    def _progress(self, path: DataPath) -> None:
+        try:
+            path.progress()
+        except Exception:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("%s made no progress", path.name)
+
+    def _turn(self, item: Flight) -> None:
+        """Looks at one posting, unless it has ended since somebody asked for that."""
+        if self._flights.get(item.posting) is not item:
+            return
+        ended = item.turn(time.monotonic())
+        if ended is not None:
+            self._end(item, ended)
+        self._note_oldest()
+
+    def _end(self, item: Flight, ended: PostingEnded) -> None:
+        self._news_at = time.monotonic()
+        del self._flights[item.posting]
+        item.link.flights -= 1
+        self._report_end(ended)
+        if item.link.closing and not item.link.flights:
+            self._report(Disconnected(item.link.peer, item.link.close()))
+
+    def _is_polling(self) -> bool:
+        if not self._polled:
+            return False
+        return bool(self._expected) or any(item.link.path.needs_polling for item in self._flights.values())
+
+    def _wait_s(self, now: float) -> float | None:
+        """How long to wait for a command; None: until one comes."""
+        waits = [item.start_at - now for item in self._flights.values() if item.start_at]
+        if self._is_polling():
+            age = now - self._news_at
+            waits.append(next(wait for limit, wait in _BACK_OFF_S if age < limit))
+        if self._flights:
+            waits.append(_LOOK_AGAIN_S)
+        if self._close_at is not None:
+            waits.append(self._close_at - now)
+        return max(min(waits), 0.0) if waits else None
+
+    def _note_oldest(self) -> None:
+        news = [item.news_at for item in self._flights.values() if item.news_at is not None]
+        self._oldest_news_at = min(news, default=None)
+
+    # ---- commands, performed by the thread
+
+    def _offer(self, key: str) -> None:
+        endpoint, left_out = self._endpoint, []
+        for path in self._paths.values():
+            outcome = flight.offer(path, endpoint)
+            if isinstance(outcome, str):
+                left_out.append((path.name, outcome))
+            else:
+                endpoint = outcome
+        self._report(Offered(key, endpoint, tuple(left_out)))
+
+    def _connect(self, attempt: Attempt) -> None:
+        if attempt.peer in self._links or attempt.peer in self._attempts:
+            why = "the peer is connected, or about to be: disconnect it first"
+            rejected = tuple((name, why) for name in attempt.allowed)
+            self._report(ConnectFailed(attempt.peer, rejected))
+            return
+        self._attempts[attempt.peer] = attempt
+        self._try_next(attempt)
+
+    def _try_next(self, attempt: Attempt) -> None:
+        """Goes through the paths until one connects, or one has to wait for the peer."""
+        while attempt.allowed:
+            name = attempt.allowed.pop(0)
+            path = self._paths.get(name)
+            if path is None:
+                attempt.rejected.append((name, "this rank has no such data path"))
+                continue
+            if isinstance(path, WaitsToConnect) and path.connect_waits:
+                self._diallers.submit(self._dial, attempt, path)
+                return
+            if self._conclude(attempt, path, flight.connect(path, attempt.endpoint)):
+                return
+        del self._attempts[attempt.peer]
+        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected)))
+
+    def _dial(self, attempt: Attempt, path: DataPath) -> None:
+        """Runs in a thread of its own."""
+        outcome = flight.connect(path, attempt.endpoint)
+        self._inbox.put(partial(self._after_dial, attempt, path, outcome))
+
+    def _after_dial(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
+        if attempt.cancelled:
+            if not isinstance(outcome, str):
+                Link(attempt.peer, path, outcome, attempt.endpoint).close()
+        elif not self._conclude(attempt, path, outcome):
+            self._try_next(attempt)
+
+    def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
+        """Whether the peer is connected now."""
+        if isinstance(outcome, str):
+            attempt.rejected.append((path.name, outcome))
+            return False
+        del self._attempts[attempt.peer]
+        self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
+        rejected = tuple(attempt.rejected)
+        self._report(Connected(attempt.peer, path.name, outcome.why, rejected))
+        return True
+
+    def _post(self, posting: str, peer: str, runs: Runs) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            self._refuse(posting, f"the peer {peer} is not connected")
+            return
+        try:
+            item = Flight(posting, link, runs, self._memory_bytes, self._pace)
+        except DataPathFailed as error:
+            self._refuse(posting, error.message)
+            return
+        item.wake = partial(self._inbox.put, partial(self._turn, item))
+        link.flights += 1
+        self._flights[posting] = item
+        self._turn(item)
+
+    def _refuse(self, posting: str, why: str) -> None:
+        self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, why))
+
+    def _disconnect(self, peer: str) -> None:
+        attempt = self._attempts.pop(peer, None)
+        if attempt is not None:
+            self._cancel(attempt, "disconnected before it was connected")
+        link = self._links.pop(peer, None)
+        if link is None:
+            self._report(Disconnected(peer))
+            return
+        link.closing = True
+        if not link.flights:
+            self._report(Disconnected(peer, link.close()))
+
+    def _cancel(self, attempt: Attempt, why: str) -> None:
+        attempt.cancelled = True
+        rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
+        self._report(ConnectFailed(attempt.peer, rejected))
+
+    def _begin_close(self, close_at: float) -> None:
+        self._close_at = close_at
+        self._diallers.shutdown(wait=False, cancel_futures=True)
+        for attempt in self._attempts.values():
+            self._cancel(attempt, "the mover is closing")
+        self._attempts.clear()
+
+    # ---- the end
+
+    def _tear_down(self) -> None:
+        """Links first, then paths: a library's agent goes after what was made with it."""
+        busy = {id(item.link) for item in self._flights.values()}
+        for link in self._links.values():
+            if id(link) not in busy:
+                link.close()
+        errors = {path.name: self._close_path(path) for path in self._paths.values()}
+        links = {id(item.link): item.link for item in self._flights.values()}
+        for item in self._flights.values():
+            quiesced = not errors[item.link.path.name]
+            why = "the mover was closed before the posting ended"
+            self._report_end(item.abandon(time.monotonic(), why, quiesced))
+        for link in links.values():  # closed with their paths
+            if link.closing:
+                self._report(Disconnected(link.peer, errors[link.path.name]))
+        self._flights.clear()
+        self._note_oldest()
+
+    def _close_path(self, path: DataPath) -> str:
+        """Why it may still access memory; empty: it does not."""
+        try:
+            path.close()
+        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("closing %s failed", path.name)
+            return f"{path.name} could not be closed: {error}"
+        return ""
+
+    def _report_end(self, ended: PostingEnded) -> None:
+        with self._lock:  # before the report, so that its receiver may use the name again
+            self._postings.discard(ended.posting)
+        self._report(ended)
+
+    def _report(self, report: Report) -> None:
+        try:
+            self._report_to(report)
+        except Exception:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("the owner of the mover could not take %s", report)

@@ -1,0 +1,387 @@
+"""Data path `nixl`: reads a peer's memory with NIXL (UCX by default), between hosts and within one.
+
+The only file that imports NIXL, when the first `NixlPath` is made. Its rules:
+
+* One agent per rank, without NIXL's progress thread, which burns a whole core while idle. Bytes
+  move only while somebody calls in: `poll` on the side that reads, `progress` on the side that is
+  read. Nothing here sleeps, waits for a peer or starts a thread.
+* An agent ends in one order: transfers, peers, memory, agent. `close` keeps it at any time, with
+  transfers pending and peers dead; a finalizer does the same for a path that nobody closed.
+* DONE is what the transfer itself says; FAILED only where nothing can follow (`NixlPosting`).
+* A peer's metadata is checked in full before NIXL sees it (`nixl_metadata`).
+
+Before NIXL is loaded the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024
+(bounds what UCX keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where
+nobody answers stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
+reads from its environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network.
+UCX listens for peers on each network that it may use, and asks nobody who they are.
+"""
+
+import contextlib
+import importlib
+import logging
+import logging.config
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
+from kvgrpc.datapath import addresses, nixl_metadata
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
+from kvgrpc.datapath.nixl_posting import MEMORY_TYPES, SLICE_BYTES, NixlPosting, Slice, slices
+from kvgrpc.datapath.ucx_log import AGENT_CHARS_MAX, UcxLog
+from kvgrpc.errors import KVGrpcError
+
+log = logging.getLogger(__name__)
+
+_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
+_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
+_UCX_LOG = UcxLog()
+# Transports that move bytes with the processor, inside our own calls: see NixlPosting.
+_MOVED_BY_CALLER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
+# What a peer does to a connection, in words for people.
+_MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connection to it broke"}
+
+
+class NixlPath:
+    """Implements `DataPath` for one rank's memory.
+
+    `hint` begins the agent's name, for logs. Raises DataPathUnavailable when NIXL or its `backend`
+    is not there or cannot register the memory. The memory must stay mapped until `close` returned:
+    over TCP this process's own calls read it for the peers and would end in a fault.
+    """
+
+    def __init__(self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX") -> None:
+        self._agent = _Agent(memory, hint, backend)
+        # Also runs when the interpreter ends: without it chance says what ends first, and NIXL faults.
+        self._finalizer = weakref.finalize(self, self._agent.close)
+
+    @property
+    def name(self) -> str:
+        return "nixl"
+
+    @property
+    def needs_polling(self) -> bool:
+        return True
+
+    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+        """`endpoint` with this agent and its registered memory, the same for every peer."""
+        return replace(endpoint, nixl=self._agent.endpoint)
+
+    def connect(self, endpoint: RankEndpoint) -> "NixlRemote":
+        """Loads the peer's agent (10 ms). The two exchange nothing before the first read.
+
+        Raises DataPathUnavailable for metadata that is malformed or not of that endpoint, a peer
+        that is connected already, and one that no transport reaches.
+        """
+        if endpoint.nixl is None:
+            raise DataPathUnavailable(f"rank {endpoint.rank} does not offer NIXL")
+        self._agent.add_peer(endpoint.nixl)
+        return NixlRemote(self._agent, endpoint.nixl)
+
+    def progress(self) -> None:
+        """Serves what peers have sent so far: 2 us when that is nothing. Does nothing when closed."""
+        self._agent.progress()
+
+    def close(self) -> None:
+        """Ends transfers, peers, registrations and the agent. Idempotent.
+
+        Afterwards no access follows, also none of pending postings (`poll` answers FAILED then): the
+        late bytes of a stopped peer arrive only as long as the agent lives.
+        """
+        self._finalizer()
+
+
+class NixlRemote:
+    """Implements `Remote`, and `Connection` for its postings.
+
+    UCX gives a connection up for good at its first error: later reads raise DataPathFailed, and
+    only `close` and a new `connect` make another.
+    """
+
+    def __init__(self, agent: "_Agent", peer: NixlEndpoint) -> None:
+        self._agent = agent
+        self._peer = peer
+        self._broken = ""
+        self._closed = False
+
+    @property
+    def why(self) -> str:
+        lanes = self._agent.lanes()
+        transports = ", ".join(lanes) if lanes else "by a transport that it does not name"
+        return f"NIXL over {self._peer.backend}: {transports}"
+
+    def read(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
+        """Posts the first slice; `poll` posts the others.
+
+        Calls `wake` when the next `poll` can post at once: the slice was over before NIXL returned.
+        """
+        own, there = self._agent.endpoint.segments, self._peer.segments
+        addresses.check_runs(runs, _size(there), _size(own))
+        self._check_usable()
+        rows = addresses.to_rows(runs, there, own, SLICE_BYTES)
+        posting = NixlPosting(self, slices(rows, own, there), wake)
+        posting.poll()
+        return posting
+
+    def close(self) -> None:
+        """Forgets the peer. Idempotent. Raises DataPathFailed while a transfer with it is running."""
+        if not self._closed:
+            self._agent.remove_peer(self._peer.agent)
+            self._closed = True
+
+    @property
+    def lock(self) -> threading.RLock:
+        return self._agent.lock
+
+    @property
+    def closed(self) -> bool:
+        return self._agent.closed
+
+    def prepare(self, piece: Slice) -> "_Transfer":
+        self._check_usable()
+        return self._agent.prepare(self._peer.agent, piece)
+
+    def broke(self, error: str) -> bool:
+        self._broken = self._broken or error
+        return self._agent.errors_are_ends()
+
+    def _check_usable(self) -> None:
+        if self._closed or self._agent.closed:
+            raise DataPathFailed(f"the connection to agent {self._peer.agent!r} is closed")
+        if self._broken:
+            raise DataPathFailed(f"the connection to agent {self._peer.agent!r} broke before: {self._broken}")
+
+
+class _Transfer:
+    """Implements `Transfer` with a handle of NIXL's."""
+
+    def __init__(self, agent: "_Agent", peer: str, handle: Any) -> None:  # noqa: ANN401
+        self.peer = peer
+        self._agent = agent
+        self._handle = handle
+
+    def post(self) -> tuple[PostingState, str]:
+        return self._ask(self._agent.nixl.transfer)
+
+    def check(self) -> tuple[PostingState, str]:
+        return self._ask(self._agent.nixl.check_xfer_state)
+
+    def release(self) -> None:
+        try:
+            self._agent.nixl.release_xfer_handle(self._handle)
+        except Exception:
+            log.warning("NIXL did not release an ended transfer: kept until the path is closed", exc_info=True)
+        else:
+            self._agent.transfers.discard(self)
+
+    def drop(self) -> None:
+        """For the last time; what NIXL refuses to release ends with the agent."""
+        with contextlib.suppress(Exception):
+            self._handle.release()
+        # Else the wrapper tries again when it is collected, and until then keeps the agent alive.
+        self._handle._released, self._handle._agent = True, None  # noqa: SLF001
+
+    def _ask(self, call: Callable[[Any], object]) -> tuple[PostingState, str]:
+        try:
+            answer = call(self._handle)
+        except Exception as error:  # noqa: BLE001 - NIXL's errors have no other base
+            return PostingState.FAILED, _sentence(error)
+        if answer == "DONE":
+            return PostingState.DONE, ""
+        if answer == "PROC":
+            return PostingState.PENDING, ""
+        return PostingState.FAILED, f"NIXL answered {answer}"
+
+
+class _Agent:
+    """The NIXL agent and all that it holds.
+
+    The lock is for the finalizer, which runs in the main thread beside a mover that is a daemon.
+    """
+
+    def __init__(self, memory: Memory, hint: str, backend: str) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+        self.transfers: set[_Transfer] = set()
+        self._memory = memory  # kept alive: see NixlPath
+        self._peers: set[str] = set()
+        self._registered: list[Any] = []
+        name = f"{hint}-{secrets.token_hex(8)}"[-AGENT_CHARS_MAX:]
+        self.nixl = _make_agent(name, backend)
+        try:
+            with _raising(DataPathUnavailable, "NIXL cannot register the memory"):
+                for kind, rows in _by_type(memory.segments):
+                    regions = [(*row, "") for row in rows]
+                    self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
+                metadata = bytes(self.nixl.get_agent_metadata())
+        except DataPathUnavailable:
+            self.close()
+            raise
+        self.endpoint = NixlEndpoint(name, metadata, backend, memory.segments)
+        self._form_is_known = _form_is_known(self.endpoint)
+
+    def add_peer(self, peer: NixlEndpoint) -> None:
+        with self.lock:
+            self._check_peer(peer)
+            try:
+                with _raising(DataPathUnavailable, f"NIXL cannot reach agent {peer.agent!r}"):
+                    self.nixl.add_remote_agent(peer.metadata)
+                    for kind, rows in _by_type(peer.segments):
+                        if not self.nixl.check_remote_metadata(peer.agent, self.nixl.get_xfer_descs(rows, kind)):
+                            raise DataPathUnavailable("the peer's metadata does not cover its memory")
+            except DataPathUnavailable:
+                self._forget(peer.agent)
+                raise
+            self._peers.add(peer.agent)
+
+    def _check_peer(self, peer: NixlEndpoint) -> None:
+        if self.closed:
+            raise DataPathUnavailable("the data path is closed")
+        if peer.agent in self._peers or peer.agent == self.endpoint.agent:
+            raise DataPathUnavailable(f"agent {peer.agent!r} is connected already")
+        if peer.backend != self.endpoint.backend:
+            raise DataPathUnavailable(f"the peer uses {peer.backend!r}, this rank {self.endpoint.backend!r}")
+        try:
+            nixl_metadata.check_segments(peer.segments)
+            if self._form_is_known:
+                nixl_metadata.check(peer, self.endpoint)
+        except ValueError as error:
+            raise DataPathUnavailable(f"the metadata of agent {peer.agent!r} is not usable: {error}") from None
+
+    def remove_peer(self, peer: str) -> None:
+        with self.lock:
+            if any(transfer.peer == peer for transfer in self.transfers):
+                raise DataPathFailed(f"a transfer with agent {peer!r} has not ended")
+            if peer in self._peers:
+                self._forget(peer)
+
+    def _forget(self, peer: str) -> None:
+        self._peers.discard(peer)
+        with contextlib.suppress(Exception):  # NIXL has forgotten it by itself after some errors
+            self.nixl.remove_remote_agent(peer)
+
+    def prepare(self, peer: str, piece: Slice) -> _Transfer:
+        with _raising(DataPathFailed, "NIXL refused the transfer"):
+            # Lists made for each transfer: out of prepared ones NIXL took 3 times as long to make it.
+            own = self.nixl.get_xfer_descs(piece.own, piece.own_type)
+            there = self.nixl.get_xfer_descs(piece.peer, piece.peer_type)
+            transfer = _Transfer(self, peer, self.nixl.initialize_xfer("READ", own, there, peer))
+        self.transfers.add(transfer)
+        return transfer
+
+    def errors_are_ends(self) -> bool:
+        """Whether this process moves all bytes itself, inside our calls: see NixlPosting."""
+        allowed = [lane.partition("/")[0] for lane in self.lanes()] or os.environ.get("UCX_TLS", "?").split(",")
+        on_host = all(segment.kind is not MemoryKind.CUDA for segment in self.endpoint.segments)
+        return on_host and _MOVED_BY_CALLER.issuperset(allowed)
+
+    def lanes(self) -> list[str]:
+        """What UCX set up between this agent and its peers, like tcp/eth0; empty where unknown."""
+        return _UCX_LOG.lanes(self.endpoint.agent) if self.endpoint.backend == "UCX" else []
+
+    def progress(self) -> None:
+        with self.lock:
+            if not self.closed:
+                # The one call that turns the library over without a transfer. No peer sends notifications.
+                self.nixl.get_new_notifs([self.endpoint.backend])
+
+    def close(self) -> None:
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            for transfer in self.transfers:
+                transfer.drop()
+            self.transfers.clear()
+            for peer in list(self._peers):
+                self._forget(peer)
+            for registered in self._registered:
+                with contextlib.suppress(Exception):
+                    self.nixl.deregister_memory(registered)
+            self._registered.clear()
+            # The agent proper ends with its last reference, and a traceback may hold the wrapper.
+            self.nixl.agent = None
+
+
+@contextlib.contextmanager
+def _raising(error_type: type[DataPathFailed | DataPathUnavailable], what: str) -> Iterator[None]:
+    """NIXL's errors as ours."""
+    try:
+        yield
+    except KVGrpcError:
+        raise
+    except Exception as error:  # noqa: BLE001 - NIXL's errors have no other base
+        raise error_type(f"{what}: {_sentence(error)}") from None
+
+
+def _sentence(error: Exception) -> str:
+    name = type(error).__name__
+    return "; UCX: ".join([_MEANS.get(name, str(error) or name), *_UCX_LOG.complaints()])
+
+
+def _size(segments: Sequence[Segment]) -> int:
+    return sum(segment.nbytes for segment in segments)
+
+
+def _by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+    for index, kind in enumerate(MEMORY_TYPES):
+        rows = [(s.address, s.nbytes, s.device) for s in segments if (s.kind is MemoryKind.CUDA) == index]
+        if rows:
+            yield kind, rows
+
+
+def _form_is_known(own: NixlEndpoint) -> bool:
+    """Whether metadata of peers can be checked: whether this NIXL writes its own as expected."""
+    try:
+        nixl_metadata.check(own, own)
+    except ValueError as error:
+        log.warning("this NIXL writes metadata in a new form, so that of peers is not checked: %s", error)
+        return False
+    return True
+
+
+def _make_agent(name: str, backend: str) -> Any:  # noqa: ANN401
+    api = _import_nixl()
+    with _raising(DataPathUnavailable, f"NIXL cannot start {backend!r}"), _UCX_LOG.captured():
+        nixl = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
+        plugins = nixl.get_plugin_list()
+        if backend not in plugins:
+            raise DataPathUnavailable(f"NIXL has no backend {backend!r} here, only {', '.join(plugins)}")
+        nixl.create_backend(backend, {})
+    return nixl
+
+
+def _import_nixl() -> Any:  # noqa: ANN401
+    """Raises DataPathUnavailable."""
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    reasons = []
+    for package in _PACKAGES:
+        try:
+            with _logging_untouched():
+                return importlib.import_module(f"{package}._api")
+        except ImportError as error:
+            if not isinstance(error, ModuleNotFoundError) or error.name != package:
+                reasons.append(f"{package}: {error}")
+    if reasons:
+        raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
+    raise DataPathUnavailable("NIXL is not installed: pip install 'kvgrpc[server]'; shm and cma work without it")
+
+
+@contextlib.contextmanager
+def _logging_untouched() -> Iterator[None]:
+    """Importing NIXL configures logging for the process: it closes every handler (a file opened with
+    "w" stays silent from then on), prints to stdout, and hides what goes wrong in handlers.
+    """
+    configure, raises = logging.config.dictConfig, logging.raiseExceptions
+    logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        logging.config.dictConfig, logging.raiseExceptions = configure, raises

@@ -1,0 +1,126 @@
+"""What a NIXL agent's metadata says, read without NIXL, so that a peer's can be checked before use.
+
+NIXL takes metadata at its word: a wrong memory type is read as an index, and over an address of
+another version UCX stops the process (both found by changing bytes at random). The form is NIXL
+1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, Segment
+
+BYTES_MAX = 1 << 20
+"""Larger metadata is refused: about 100 bytes a segment are normal."""
+ADDRESSES_END = 1 << 62
+"""Addresses and sizes stay below: they are added up in 64-bit integers."""
+
+_MAGIC = b"nixlSerDes|"
+_LENGTH = struct.Struct("<Q")
+_TYPE = struct.Struct("<I")
+_DESCRIPTOR = struct.Struct("<QQQ")
+# NIXL's nixl_mem_t.
+_TYPES = {MemoryKind.HOST: 0, MemoryKind.PINNED_HOST: 0, MemoryKind.CUDA: 1}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """One agent with one backend."""
+
+    agent: str
+    backend: str
+    address: bytes
+    """The backend's own, of any form."""
+    registered: tuple[tuple[int, int, int, int], ...]
+    """Memory type, address, bytes, device."""
+
+
+def check(peer: NixlEndpoint, own: NixlEndpoint) -> None:
+    """Raises ValueError unless the metadata is whole, of this form, and says what the endpoint says.
+
+    `own` is an endpoint of this process, to compare the version of addresses with.
+    """
+    check_segments(peer.segments)
+    metadata = parse(peer.metadata)
+    said = (metadata.agent, metadata.backend, sorted(metadata.registered))
+    if said != (peer.agent, peer.backend, sorted(_registration(s) for s in peer.segments)):
+        raise ValueError("it is not of that agent and memory")
+    if metadata.address[:1] != parse(own.metadata).address[:1]:
+        raise ValueError("its addresses are of another version of the backend")
+
+
+def check_segments(segments: Sequence[Segment]) -> None:
+    """Raises ValueError unless there is memory and its addresses can be counted with."""
+    if not segments:
+        raise ValueError("it has no memory")
+    for segment in segments:
+        end = segment.address + segment.nbytes
+        if segment.address < 0 or segment.nbytes <= 0 or end >= ADDRESSES_END or segment.device < 0:
+            raise ValueError(f"{segment} is not memory")
+    if sum(segment.nbytes for segment in segments) >= ADDRESSES_END:
+        raise ValueError("its memory is larger than can be counted")
+
+
+def parse(blob: bytes) -> Metadata:
+    """Raises ValueError for anything but the metadata of an agent with one backend."""
+    if len(blob) > BYTES_MAX or not blob.startswith(_MAGIC):
+        raise ValueError(f"{len(blob)} bytes that do not begin like metadata")
+    fields = _Fields(blob)
+    agent = fields.text(b"Agent")
+    if fields.number(b"Conns") != 1:
+        raise ValueError("it has not one backend")
+    backend, address = fields.text(b"t"), fields.value(b"c")
+    if fields.value(b"") != b"MemSection":
+        raise ValueError("it has no memory section")
+    registered = []
+    for _ in range(fields.number(b"nixlSecElms")):
+        if fields.text(b"bknd") != backend or fields.value(b"nixlDList") != b"nixlSDList":
+            raise ValueError("it has memory of another backend")
+        registered += fields.descriptors()
+    fields.end()
+    return Metadata(agent, backend, address, tuple(registered))
+
+
+class _Fields:
+    def __init__(self, blob: bytes) -> None:
+        self._blob = blob
+        self._at = len(_MAGIC)
+
+    def value(self, tag: bytes) -> bytes:
+        begin = self._at + len(tag) + _LENGTH.size
+        if begin > len(self._blob) or not self._blob.startswith(tag, self._at):
+            raise ValueError(f"no field {tag!r} at byte {self._at}")
+        end = begin + int(_LENGTH.unpack_from(self._blob, begin - _LENGTH.size)[0])
+        if self._blob[end : end + 1] != b"|":
+            raise ValueError(f"field {tag!r} at byte {self._at} does not end")
+        self._at = end + 1
+        return self._blob[begin:end]
+
+    def text(self, tag: bytes) -> str:
+        return self.value(tag).decode("ascii")
+
+    def number(self, tag: bytes, form: struct.Struct = _LENGTH) -> int:
+        value = self.value(tag)
+        if len(value) != form.size:
+            raise ValueError(f"field {tag!r} has {len(value)} bytes")
+        return int(form.unpack(value)[0])
+
+    def descriptors(self) -> list[tuple[int, int, int, int]]:
+        """One list: each with the backend's own key behind it, of any form."""
+        memory_type = self.number(b"t", _TYPE)
+        found = []
+        for _ in range(self.number(b"n")):
+            value = self.value(b"")
+            if len(value) <= _DESCRIPTOR.size:
+                raise ValueError("memory without a key")
+            found.append((memory_type, *_DESCRIPTOR.unpack_from(value)))
+        return found
+
+    def end(self) -> None:
+        if self._at != len(self._blob):
+            raise ValueError(f"{len(self._blob) - self._at} bytes too many")
+
+
+def _registration(segment: Segment) -> tuple[int, int, int, int]:
+    return _TYPES[segment.kind], segment.address, segment.nbytes, segment.device

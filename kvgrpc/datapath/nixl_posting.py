@@ -1,0 +1,188 @@
+"""One read of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and when that is over.
+
+Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.endpoints import MemoryKind, Segment
+from kvgrpc.datapath import addresses
+from kvgrpc.datapath.base import DataPathFailed, PostingState
+
+# What is posted at once. Within one host UCX copies inside the posting call (CMA: 4 to 11 GB/s, 3 us
+# a row), and these keep that to some 15 ms. Lists of more rows also take NIXL longer per row.
+SLICE_BYTES = 64 << 20
+SLICE_ROWS = 4096
+# So that a network does not wait for the next poll.
+SLICES_IN_FLIGHT = 2
+
+MEMORY_TYPES = ("DRAM", "VRAM")
+"""NIXL's names: memory of the host, memory of a GPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Descriptors of one transfer: [n, 3] of (address, bytes, device), and NIXL's memory types."""
+
+    own: NDArray[np.uint64]
+    own_type: str
+    peer: NDArray[np.uint64]
+    peer_type: str
+
+
+class Transfer(Protocol):
+    """One slice in NIXL's hands."""
+
+    def post(self) -> tuple[PostingState, str]:
+        """Starts it; it may be over when this returns. The text says why it FAILED."""
+        ...
+
+    def check(self) -> tuple[PostingState, str]:
+        """Gives NIXL a turn and asks; never blocks."""
+        ...
+
+    def release(self) -> None:
+        """Only after its end: NIXL releases a running transfer too, and its bytes still arrive."""
+        ...
+
+
+class Connection(Protocol):
+    """An agent and one peer of it."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the agent is no more."""
+        ...
+
+    def prepare(self, piece: Slice) -> Transfer:
+        """Raises DataPathFailed; nothing has started then."""
+        ...
+
+    def broke(self, error: str) -> bool:
+        """A transfer ended with an error. Returns whether nothing can follow it: see NixlPosting."""
+        ...
+
+
+class NixlPosting:
+    """Implements `Posting`.
+
+    What an error of NIXL means was found by experiment (NIXL 1.5.1, UCX 1.23, host memory; TCP and
+    CMA): the peer killed, its agent closed, connections cut while the peer ran or was stopped. Each
+    time all reads of that peer ended with an error in the same poll, and not a byte changed later:
+    this process writes the bytes inside its own calls, and UCX drops a connection's requests before
+    it reports. There an error is FAILED. Elsewhere (an RDMA adapter writes by itself, and a GPU's
+    copies are its own) nobody has shown it: the posting stays PENDING with `error` set, and becomes
+    FAILED when the path is closed.
+
+    A stopped peer is no error: PENDING until it goes on. NIXL has no cancel.
+
+    DONE has one hole: NIXL keeps no request of a list but the last, so where a peer unmaps part of
+    its memory during a read over CMA, those bytes are missing and nothing says so. Memory that was
+    offered must stay mapped while it may be read.
+    """
+
+    def __init__(self, connection: Connection, slices: Iterator[Slice], wake: Callable[[], None]) -> None:
+        self._connection = connection
+        self._slices = slices
+        self._next = next(slices, None)
+        self._wake = wake
+        self._running: list[Transfer] = []
+        self._state = PostingState.PENDING
+        self._error = ""
+        self._may_go_on = False
+
+    @property
+    def error(self) -> str:
+        """Why it FAILED or, while PENDING, why it will not end by itself; else empty."""
+        return self._error
+
+    def poll(self) -> PostingState:
+        with self._connection.lock:
+            if self._state is PostingState.PENDING:
+                if self._connection.closed:
+                    self._drop()
+                self._check()
+                self._post()
+                self._conclude()
+            return self._state
+
+    def _drop(self) -> None:
+        self._running.clear()
+        self._may_go_on = False
+        self._error = self._error or "the data path was closed"
+
+    def _check(self) -> None:
+        for transfer in list(self._running):
+            self._update(transfer, *transfer.check())
+
+    def _post(self) -> None:
+        while self._next and not self._error and len(self._running) < SLICES_IN_FLIGHT:
+            try:
+                transfer = self._connection.prepare(self._next)
+            except DataPathFailed as error:
+                self._error = error.message
+                return
+            self._next = next(self._slices, None)
+            self._running.append(transfer)
+            state, error_text = transfer.post()
+            self._update(transfer, state, error_text)
+            if state is PostingState.DONE:
+                # Copied within the call. Others get a turn before the next slice.
+                if self._next:
+                    self._wake()
+                return
+
+    def _update(self, transfer: Transfer, state: PostingState, error: str) -> None:
+        if state is PostingState.PENDING:
+            return
+        self._running.remove(transfer)
+        transfer.release()
+        if state is PostingState.FAILED:
+            self._error = self._error or error
+            self._may_go_on = not self._connection.broke(error) or self._may_go_on
+
+    def _conclude(self) -> None:
+        if self._running or self._may_go_on:
+            return
+        if self._error:
+            self._state = PostingState.FAILED
+        elif not self._next:
+            self._state = PostingState.DONE
+
+
+def slices(rows: addresses.Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
+    """Rows (own address, peer's address, bytes) in slices, each of one memory type on either side."""
+    own_type, own_device = _places(rows[:, 0], own)
+    peer_type, peer_device = _places(rows[:, 1], peer)
+    pair = 2 * own_type + peer_type
+    for value in np.flatnonzero(np.bincount(pair, minlength=4)):
+        members = np.flatnonzero(pair == value)
+        for first, end in addresses.groups(rows[members, 2], SLICE_BYTES, SLICE_ROWS):
+            some = members[first:end]
+            nbytes = rows[some, 2]
+            yield Slice(
+                np.stack((rows[some, 0], nbytes, own_device[some]), axis=1).astype(np.uint64),
+                MEMORY_TYPES[value // 2],
+                np.stack((rows[some, 1], nbytes, peer_device[some]), axis=1).astype(np.uint64),
+                MEMORY_TYPES[value % 2],
+            )
+
+
+def _places(where: Ids, segments: Sequence[Segment]) -> tuple[Ids, Ids]:
+    """Of each address the index of its type in MEMORY_TYPES, and its device."""
+    begins = np.array([segment.address for segment in segments], dtype=np.int64)
+    order = np.argsort(begins)
+    index = order[np.searchsorted(begins[order], where, side="right") - 1]
+    types = np.array([segment.kind is MemoryKind.CUDA for segment in segments], dtype=np.int64)
+    devices = np.array([segment.device for segment in segments], dtype=np.int64)
+    return types[index], devices[index]

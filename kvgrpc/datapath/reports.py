@@ -1,0 +1,77 @@
+"""What a mover tells its owner: values, delivered one at a time from the mover's thread.
+
+Order: of one peer, Connected comes before every PostingEnded and Disconnected after the last. Each
+`post` is answered by one PostingEnded, each `connect` by one Connected or ConnectFailed, each
+`offer` by one Offered, each `disconnect` by one Disconnected.
+"""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import PostingState
+
+Rejected = tuple[tuple[str, str], ...]
+"""Data paths that were not taken, in the order tried: (name, reason for people)."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """How one peer may reach this rank's memory."""
+
+    key: str
+    """As given to `offer`."""
+    endpoint: RankEndpoint
+    left_out: Rejected
+    """Paths that this rank has but cannot offer."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The peer's memory was reached."""
+
+    peer: str
+    path: str
+    """Name of the data path: shm, cma, nixl, loopback."""
+    why: str
+    """How the bytes will move, for people."""
+    rejected: Rejected
+    """Better paths that did not work."""
+
+
+@dataclass(frozen=True)
+class ConnectFailed:
+    """No allowed path reaches the peer's memory."""
+
+    peer: str
+    rejected: Rejected
+
+
+@dataclass(frozen=True)
+class PostingEnded:
+    """One posting is over."""
+
+    posting: str
+    state: PostingState
+    """DONE or FAILED."""
+    nbytes: int
+    """Bytes known to be in the destination: all of the posting's when DONE; when FAILED perhaps
+    fewer than there are."""
+    wire_s: float
+    """From the first byte that could move to the end, in seconds; 0 when nothing was started."""
+    error: str
+    """Why it FAILED, for people; empty when DONE."""
+    quiesced: bool = True
+    """Whether it is proved that no access of this posting follows. False only when a data path
+    broke its promises (raised where it must not): treat the destination as still being written."""
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The peer is disconnected, and its name free."""
+
+    peer: str
+    error: str = ""
+    """Empty: the transport is closed and no access of ours follows. Else why that is not proved."""
+
+
+Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected

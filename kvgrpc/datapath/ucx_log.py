@@ -1,0 +1,95 @@
+"""What UCX says, read back from its log: the only place where it names the transports it chose.
+
+UCX is loaded by NIXL's plugin, reads its environment once, then, and prints to stdout by default.
+Here it logs into a file in memory instead; its warnings go on to `logging`. Who sets UCX_LOG_LEVEL
+or UCX_LOG_FILE gets UCX's log there, and transports stay unnamed. What UCX says when it stops the
+process goes to stderr in any case.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+AGENT_CHARS_MAX = 31
+"""Characters of an agent's name that UCX keeps."""
+
+_USERS = ("UCX_LOG_LEVEL", "UCX_LOG_FILE")
+# UCX 1.23, once for each set of lanes between one agent and its peers:
+# ... UCX  INFO    AGENT intra-node cfg#1 rma_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)
+_LANES = re.compile(r"UCX +INFO +(\S+) +(?:intra|inter)-node cfg#\d+ (.*)")
+_LANE = re.compile(r"[\w.]+/[\w.:]+")
+_COMPLAINT = re.compile(r"UCX +(?:WARN|ERROR|FATAL) +(.*)")
+
+
+class UcxLog:
+    """UCX's log in this process; one, because UCX has one. Usable from any thread."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._position = 0
+        self._flush: Callable[[], object] | None = None
+        self._lanes: dict[str, list[str]] = {}
+        self._complaints: list[str] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        """Around what may load UCX. Children do not inherit the variables: the file is not theirs."""
+        if self._fd >= 0 or any(name in os.environ for name in _USERS):
+            yield
+            return
+        self._fd = os.memfd_create("kvgrpc-ucx-log", os.MFD_CLOEXEC)
+        os.environ.update(UCX_LOG_LEVEL="info", UCX_LOG_FILE=f"/proc/self/fd/{self._fd}")
+        try:
+            yield
+        finally:
+            for name in _USERS:
+                os.environ.pop(name, None)
+            self._flush = _flush_function()
+
+    def lanes(self, agent: str) -> list[str]:
+        """Transports and devices between `agent` and its peers, like tcp/eth0; empty where unknown.
+
+        Of all its peers: UCX logs a set of lanes when it is new, not the peer that it is for.
+        """
+        self._drain()
+        return self._lanes.get(agent[:AGENT_CHARS_MAX], [])
+
+    def complaints(self) -> list[str]:
+        """Warnings and errors since the last call."""
+        self._drain()
+        complaints, self._complaints = self._complaints, []
+        return complaints
+
+    def _drain(self) -> None:
+        if not self._flush:
+            return
+        with self._lock:
+            self._flush()
+            size = os.fstat(self._fd).st_size
+            if size <= self._position:
+                return
+            text = os.pread(self._fd, size - self._position, self._position).decode(errors="replace")
+            os.ftruncate(self._fd, 0)  # gives the memory back; UCX writes on where it was
+            self._position = size
+        for agent, lanes in _LANES.findall(text):
+            known = self._lanes.setdefault(agent, [])
+            known += [lane for lane in dict.fromkeys(_LANE.findall(lanes)) if lane not in known]
+        for complaint in _COMPLAINT.findall(text):
+            log.warning("UCX: %s", complaint)
+            self._complaints.append(complaint)
+
+
+def _flush_function() -> Callable[[], object] | None:
+    """UCX's own: it buffers the file, and the C library's flush of all files waits for stdin too."""
+    library = re.search(r"/\S*/libucs\b\S*", Path("/proc/self/maps").read_text())
+    if not library:
+        return None
+    return getattr(ctypes.CDLL(library[0]), "ucs_log_flush", None)

@@ -1,0 +1,214 @@
+"""Errors of kvgrpc, for every layer: the core raises them, the service maps them, the client gets them back.
+
+    KVGrpcError
+    ├── InvalidRequest        the request itself is wrong: fix it
+    ├── OutOfRange            a block id, token count or layer outside what exists: fix it, never clamped
+    ├── NotFound              no such lease, transfer, peer, access
+    ├── AlreadyExists         an id or idempotency key was used before, for something else
+    ├── PreconditionFailed    right request, wrong moment or wrong pair: `next` says what would help
+    ├── PermissionDenied      the grant or the caller does not allow it
+    ├── Aborted               the engine behind a reference has restarted: start over from the hand-over
+    ├── Exhausted             a bounded resource is full: `retry_delay_s` says when to come back
+    ├── Unavailable           the peer or server cannot be reached or is draining: safe to retry
+    ├── DeadlineExceeded      a bounded wait ended: `phase` names the wait
+    ├── DataLoss              bytes arrived that are not the ones sent
+    ├── Unimplemented         declared in the schema, not offered by this server
+    └── InternalError         a data path or kvgrpc itself failed
+
+The class says what kind of answer it is (one gRPC code each); `reason` says exactly what happened. The strings of
+`Reason` are API: they travel in ErrorInfo.reason and are the names of `kvgrpc.v1.FailureReason` without its prefix.
+Standard library only: this is the lowest layer.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+
+class Reason(StrEnum):
+    """What exactly went wrong. One value here, one value of `kvgrpc.v1.FailureReason`; a test compares them."""
+
+    INVALID_FIELD = "INVALID_FIELD"
+    BLOCK_OUT_OF_RANGE = "BLOCK_OUT_OF_RANGE"
+    BLOCK_DUPLICATE = "BLOCK_DUPLICATE"
+    BLOCK_PINNED = "BLOCK_PINNED"
+    BLOCK_NOT_ALLOCATED = "BLOCK_NOT_ALLOCATED"
+    BLOCK_COUNT_MISMATCH = "BLOCK_COUNT_MISMATCH"
+    GROUP_MISMATCH = "GROUP_MISMATCH"
+    INCOMPATIBLE_POOLS = "INCOMPATIBLE_POOLS"
+    PROTOCOL_UNSUPPORTED = "PROTOCOL_UNSUPPORTED"
+    NO_DATA_PATH = "NO_DATA_PATH"
+    NO_HANDSHAKE = "NO_HANDSHAKE"
+    WRONG_ENGINE = "WRONG_ENGINE"
+    DIAL_REFUSED = "DIAL_REFUSED"
+    PEER_UNREACHABLE = "PEER_UNREACHABLE"
+    PEER_LOST = "PEER_LOST"
+    PEER_FAILED = "PEER_FAILED"
+    GRANT_INVALID = "GRANT_INVALID"
+    GRANT_FOREIGN = "GRANT_FOREIGN"
+    GRANT_WRONG_ACCESS = "GRANT_WRONG_ACCESS"
+    INCARNATION_CHANGED = "INCARNATION_CHANGED"
+    MEMORY_CHANGED = "MEMORY_CHANGED"
+    LEASE_NOT_FOUND = "LEASE_NOT_FOUND"
+    LEASE_EXPIRED = "LEASE_EXPIRED"
+    LEASE_RELEASED = "LEASE_RELEASED"
+    LEASE_VOIDED = "LEASE_VOIDED"
+    LEASE_REFUSED = "LEASE_REFUSED"
+    ACCESS_NOT_FOUND = "ACCESS_NOT_FOUND"
+    ACCESS_REUSED = "ACCESS_REUSED"
+    ACCESS_CLOSED = "ACCESS_CLOSED"
+    CONTENT_MISMATCH = "CONTENT_MISMATCH"
+    CONTENT_REQUIRED = "CONTENT_REQUIRED"
+    CONTENT_RANGE = "CONTENT_RANGE"
+    WEIGHTS_MISMATCH = "WEIGHTS_MISMATCH"
+    TRANSFER_KEY_MISMATCH = "TRANSFER_KEY_MISMATCH"
+    TRANSFER_NOT_FOUND = "TRANSFER_NOT_FOUND"
+    TRANSFER_ENDED = "TRANSFER_ENDED"
+    TRANSFER_EXISTS = "TRANSFER_EXISTS"
+    WAITS_FOR_MISMATCH = "WAITS_FOR_MISMATCH"
+    EMPTY_FINISH = "EMPTY_FINISH"
+    CANCELLED = "CANCELLED"
+    QUEUE_TIMEOUT = "QUEUE_TIMEOUT"
+    TRANSFER_TIMEOUT = "TRANSFER_TIMEOUT"
+    SETTLE_TIMEOUT = "SETTLE_TIMEOUT"
+    REGISTRATION_TIMEOUT = "REGISTRATION_TIMEOUT"
+    DEADLINE = "DEADLINE"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    TTL_INVALID = "TTL_INVALID"
+    POOL_EXHAUSTED = "POOL_EXHAUSTED"
+    QUEUE_FULL = "QUEUE_FULL"
+    LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
+    DRAINING = "DRAINING"
+    QUARANTINED = "QUARANTINED"
+    ENGINE_LOST = "ENGINE_LOST"
+    ENGINE_ATTACHED = "ENGINE_ATTACHED"
+    NO_POOL = "NO_POOL"
+    POOL_KIND_MISMATCH = "POOL_KIND_MISMATCH"
+    READ_BLOCKS_DISABLED = "READ_BLOCKS_DISABLED"
+    NOT_OWNER = "NOT_OWNER"
+    DATA_PATH_FAILED = "DATA_PATH_FAILED"
+    CHECKSUM_MISMATCH = "CHECKSUM_MISMATCH"
+    SOURCE_FAILED = "SOURCE_FAILED"
+    PREEMPTED = "PREEMPTED"
+    FEATURE_UNAVAILABLE = "FEATURE_UNAVAILABLE"
+    HISTORY_LOST = "HISTORY_LOST"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One wrong field of a request or one incompatible field of a pair."""
+
+    field: str
+    """Dotted path from the request's root, for example `destination.groups[0].blocks`."""
+    description: str
+    """What is wrong with it and what would be right."""
+
+
+class KVGrpcError(Exception):
+    """Base of all errors. `str(error)` is the sentence for people; `reason` is for programs."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    """Name of the gRPC status code of this class. The one table of codes: both directions are derived from it."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_delay_s: float | None = None,
+        metadata: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.violations = violations
+        self.retry_delay_s = retry_delay_s
+        self.metadata = metadata or {}
+
+    def __str__(self) -> str:
+        details = "".join(f"; {v.field}: {v.description}" for v in self.violations)
+        return f"{self.reason}: {self.message}{details}"
+
+
+class InvalidRequest(KVGrpcError):
+    """The request is malformed (gRPC INVALID_ARGUMENT)."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class OutOfRange(KVGrpcError):
+    """A number lies outside what exists (gRPC OUT_OF_RANGE)."""
+
+    code = "OUT_OF_RANGE"
+
+
+class NotFound(KVGrpcError):
+    """The named resource does not exist here (gRPC NOT_FOUND)."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExists(KVGrpcError):
+    """The id or key is taken by something else (gRPC ALREADY_EXISTS)."""
+
+    code = "ALREADY_EXISTS"
+
+
+class PreconditionFailed(KVGrpcError):
+    """The request is well formed but the state or the pair forbids it (gRPC FAILED_PRECONDITION)."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class PermissionDenied(KVGrpcError):
+    """The grant or the caller's role does not allow it (gRPC PERMISSION_DENIED)."""
+
+    code = "PERMISSION_DENIED"
+
+
+class Aborted(KVGrpcError):
+    """A reference outlived the engine life it belongs to (gRPC ABORTED): start over from the hand-over."""
+
+    code = "ABORTED"
+
+
+class Exhausted(KVGrpcError):
+    """A bounded resource is full (gRPC RESOURCE_EXHAUSTED)."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class Unavailable(KVGrpcError):
+    """Server or peer cannot serve now (gRPC UNAVAILABLE); the only kind that clients retry by themselves."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(KVGrpcError):
+    """A bounded wait ended (gRPC DEADLINE_EXCEEDED); `metadata["phase"]` names it."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class DataLoss(KVGrpcError):
+    """Bytes are not the ones that were sent (gRPC DATA_LOSS)."""
+
+    code = "DATA_LOSS"
+
+
+class Unimplemented(KVGrpcError):
+    """The schema has it, this server does not offer it (gRPC UNIMPLEMENTED)."""
+
+    code = "UNIMPLEMENTED"
+
+
+class InternalError(KVGrpcError):
+    """A data path or kvgrpc itself failed (gRPC INTERNAL)."""
+
+    code = "INTERNAL"
+
+
+BY_CODE: dict[str, type[KVGrpcError]] = {kind.code: kind for kind in KVGrpcError.__subclasses__()}
+"""The class of each gRPC status code."""

@@ -1,0 +1,119 @@
+"""A rank in the lead's own process: its memory, its data paths, its mover, and their reports as events."""
+
+from collections.abc import Callable
+
+from kvgrpc.core import events
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.events import Event
+from kvgrpc.datapath import reports
+from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
+from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.mover import Mover
+
+DataPathStatus = tuple[str, bool, str]
+"""Name, whether it can be used, why or why not."""
+
+
+def make_paths(
+    memory: SharedMemory | PrivateMemory, names: tuple[str, ...], copy_threads: int
+) -> tuple[list[DataPath], list[DataPathStatus]]:
+    """The data paths of `names` that work on this machine for this memory, and what is to be said of each."""
+    paths: list[DataPath] = []
+    status: list[DataPathStatus] = []
+    for name in names:
+        try:
+            path = _make(name, memory, copy_threads)
+        except DataPathUnavailable as error:
+            status.append((name, False, error.message))
+        else:
+            paths.append(path)
+            status.append((name, True, _WHY[name]))
+    return paths, status
+
+
+_WHY = {
+    "shm": "pools on one host are mapped read-only and copied",
+    "cma": "memory of this user's processes on one host is read with process_vm_readv",
+    "nixl": "NIXL is installed; UCX chooses the transport",
+}
+
+
+def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int) -> DataPath:
+    if name == "shm":
+        from kvgrpc.datapath.shm import ShmPath
+
+        if not isinstance(memory, SharedMemory):
+            raise DataPathUnavailable("the engine's memory is its own, not a shared pool")
+        return ShmPath(memory, copy_threads=copy_threads)
+    if name == "cma":
+        from kvgrpc.datapath.cma import CmaPath
+
+        return CmaPath(memory, copy_threads=copy_threads)
+    from kvgrpc.datapath.nixl import NixlPath
+
+    return NixlPath(memory)
+
+
+class LocalRank:
+    """A Rank whose mover runs here. `feed` takes events from any thread."""
+
+    def __init__(
+        self,
+        rank: int,
+        memory: SharedMemory | PrivateMemory,
+        paths: list[DataPath],
+        feed: Callable[[Event], None],
+        bandwidth_limit_bytes_per_s: float | None = None,
+    ) -> None:
+        self.memory = memory
+        self._rank = rank
+        self._feed = feed
+        self._order = tuple(path.name for path in paths)
+        self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
+        self._mover.start()
+
+    def offer(self, key: str) -> None:
+        self._mover.offer(key)
+
+    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
+        self._mover.connect(peer, endpoint, self._order)
+
+    def unmap_peer(self, peer: str) -> None:
+        self._mover.disconnect(peer)
+
+    def post(self, posting_id: str, peer: str, runs: Runs) -> None:
+        self._mover.post(posting_id, peer, runs)
+
+    def expect(self, access: str, open_: bool) -> None:
+        if open_:
+            self._mover.expect(access)
+        else:
+            self._mover.unexpect(access)
+
+    def progress_age_s(self) -> float:
+        return self._mover.progress_age_s()
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Bytes of a shared pool, for ReadBlocks."""
+        assert isinstance(self.memory, SharedMemory)
+        return self.memory.as_numpy()[offset : offset + nbytes].tobytes()
+
+    def close(self, deadline_s: float) -> None:
+        """Ends the mover and its paths, then lets go of the memory."""
+        if self._mover.close(deadline_s):
+            self.memory.close()
+
+    def _report(self, report: reports.Report) -> None:
+        match report:
+            case reports.Offered():
+                self._feed(events.EndpointOffered(self._rank, report.key, report.endpoint))
+            case reports.Connected():
+                self._feed(events.PeerMapped(self._rank, report.peer, report.path, report.why, report.rejected))
+            case reports.ConnectFailed():
+                self._feed(events.PeerMapped(self._rank, report.peer, "", "", report.rejected))
+            case reports.PostingEnded() if report.quiesced:
+                done = report.state is PostingState.DONE
+                self._feed(events.PostingEnded(report.posting, done, report.nbytes, report.wire_s, report.error))
+            case _:
+                pass  # an end without proof is none: the blocks stay in quarantine

@@ -1,0 +1,133 @@
+"""AdminService: how the server is, who its peers are, who pins what."""
+
+import numpy as np
+
+from kvgrpc import __version__
+from kvgrpc.core.descriptors import check_ids
+from kvgrpc.core.node import Node
+from kvgrpc.core.pins import Pin, PinKind
+from kvgrpc.core.transfers import State
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.rpc import unary
+from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
+from kvgrpc.wire import answers
+from kvgrpc.wire.description import peer_to_proto
+from kvgrpc.wire.values import duration, pool_blocks
+
+WEDGED_S = 30.0
+"""A mover without progress for this long, while something is in flight, is not slow but stuck."""
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Reads the node's state; changes nothing."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, trace: str) -> admin_pb2.GetStatusResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state, now = lead.node.state, lead.runner.now
+        admission, why = _admission(lead)
+        oldest = next(iter(sorted(state.transfers.unfinished(), key=lambda t: t.created)), None)
+        return admin_pb2.GetStatusResponse(
+            header=lead.header(),
+            admission=admission,
+            admission_reason=why,
+            uptime=duration(now - state.began),
+            engine_attached=state.attached,
+            counts=_counts(lead.node),
+            oldest_transfer_id=oldest.id if oldest else "",
+            oldest_transfer_age=duration(now - oldest.created) if oldest else None,
+            progress_age=duration(lead.progress_age_s()),
+            version=__version__,
+        )
+
+    @unary
+    async def ListPeers(self, request: admin_pb2.ListPeersRequest, trace: str) -> admin_pb2.ListPeersResponse:
+        lead = self._lead
+        lead.runner.advance()
+        peers = [peer.view(lead.runner.now) for peer in lead.node.state.peers.values()]
+        return admin_pb2.ListPeersResponse(
+            header=lead.header(), peers=[peer_to_proto(peer) for peer in reversed(peers)]
+        )
+
+    @unary
+    async def ListPins(self, request: admin_pb2.ListPinsRequest, trace: str) -> admin_pb2.ListPinsResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        pins = list(state.pins)
+        if request.HasField("block"):
+            groups = state.pool.pool.groups
+            check_ids(np.array([request.block.group]), len(groups), "block.group")
+            check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
+            pins = state.pins.of_block(request.block.group, request.block.block)
+        offset, count = page(request.page_size, request.page_token)
+        return admin_pb2.ListPinsResponse(
+            header=lead.header(),
+            pins=[_pin(lead.node, pin, lead.runner.now) for pin in pins[offset : offset + count]],
+            next_page_token=next_token(offset, count, len(pins)),
+        )
+
+
+def _admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
+    state = lead.node.state
+    if state.description is None:
+        return admin_pb2.ADMISSION_NO_ENGINE, "no engine is attached"
+    if state.draining:
+        return admin_pb2.ADMISSION_DRAINING, "the server is shutting down"
+    if lead.progress_age_s() > WEDGED_S:
+        return admin_pb2.ADMISSION_WEDGED, f"no data path made progress for {lead.progress_age_s():.0f} s"
+    if state.transfers.live >= state.limits.transfers or len(state.leases) >= state.limits.leases:
+        return admin_pb2.ADMISSION_OVERLOADED, "transfers or leases are at their limit"
+    return admin_pb2.ADMISSION_OPEN, ""
+
+
+def _counts(node: Node) -> admin_pb2.Counts:
+    state = node.state
+    counts = state.transfers.counts
+    groups = range(len(state.pool.pool.groups)) if state.description else range(0)
+    return admin_pb2.Counts(
+        transfers_pending=counts[State.PENDING],
+        transfers_active=counts[State.ACTIVE],
+        transfers_succeeded=counts[State.SUCCEEDED],
+        transfers_failed=counts[State.FAILED],
+        transfers_cancelled=counts[State.CANCELLED],
+        leases=len(state.leases),
+        open_accesses=sum(access.held for access in state.accesses.values()),
+        pinned_blocks=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
+        quarantined_blocks=sum(state.pins.count_blocks(group, PinKind.QUARANTINE) for group in groups),
+        bytes_received=state.bytes_received,
+    )
+
+
+def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
+    """A pin with what its owner knows of the request."""
+    state = node.state
+    request_id = peer = trace = ""
+    if pin.kind is PinKind.LEASE:
+        lease = state.leases.get(pin.owner)
+        request_id, trace = lease.request_id, lease.trace
+    elif pin.kind is PinKind.ACCESS:
+        access = state.accesses[bytes.fromhex(pin.owner.removeprefix("a-"))]
+        request_id, peer = access.opening.request_id, access.consumer
+    else:
+        try:
+            transfer = state.transfers.get(pin.owner)
+            request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
+        except KVGrpcError:
+            pass
+    proof = "the end of this engine's own postings" if pin.kind is PinKind.QUARANTINE else ""
+    return admin_pb2.Pin(
+        kind=answers.PIN_KINDS[pin.kind],
+        owner=pin.owner,
+        request_id=request_id,
+        peer_engine_id=peer,
+        age=duration(now - pin.since),
+        blocks=pool_blocks(pin.blocks),
+        missing_proof=proof,
+        trace_id=answers.trace_id(trace),
+    )

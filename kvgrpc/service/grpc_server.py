@@ -1,0 +1,111 @@
+"""The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
+
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_channelz.v1 import channelz
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from kvgrpc.core.limits import Limits
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.admin_service import AdminService
+from kvgrpc.service.handoff_service import HandoffService
+from kvgrpc.service.handshake_service import HandshakeService
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.lease_service import LeaseService
+from kvgrpc.service.peer_service import PeerService
+from kvgrpc.service.pool_service import PoolService
+from kvgrpc.service.transfer_service import TransferService
+from kvgrpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    handshake_pb2,
+    handshake_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+    pool_pb2,
+    pool_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
+)
+
+SERVICES = tuple(
+    file.DESCRIPTOR.services_by_name[name].full_name
+    for file, name in (
+        (handshake_pb2, "HandshakeService"),
+        (handoff_pb2, "HandoffService"),
+        (transfer_pb2, "TransferService"),
+        (lease_pb2, "LeaseService"),
+        (pool_pb2, "PoolService"),
+        (admin_pb2, "AdminService"),
+        (peer_pb2, "PeerService"),
+    )
+)
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+
+
+def channel_options(limits: Limits) -> list[tuple[str, Any]]:
+    """Options of channels between leads."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", limits.message_bytes),
+        ("grpc.use_local_subchannel_pool", 1),
+        # A lead that comes back is tried again soon, not after gRPC's two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+    """A server with all services, not yet bound; and its health."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", limits.message_bytes),
+            # gRPC's default lets two servers share a port, unnoticed.
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ]
+    )
+    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), server)
+    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), server)
+    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), server)
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), server)
+    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), server)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), server)
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    channelz.add_channelz_servicer(server)
+    _add_reflection(server)
+    return server, servicer
+
+
+async def set_serving(servicer: health.aio.HealthServicer, serving: bool, services: tuple[str, ...] = SERVICES) -> None:
+    """Health of the named services, and of the server as a whole when it is about all of them."""
+    state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in services:
+        await servicer.set(name, state)
+    if services is SERVICES:
+        await servicer.set("", state)
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
+    names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
+    reflection.enable_server_reflection(names, server)
+    servicer = reflection.aio.ReflectionServicer(names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
+    server.add_generic_rpc_handlers((handlers,))

@@ -1,0 +1,62 @@
+"""HandoffService: handing blocks over, and pulling them."""
+
+from kvgrpc.core import actions
+from kvgrpc.errors import Reason, Unimplemented
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc import unary
+from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.values import grant
+
+
+class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def FinishedBlocks(
+        self, request: handoff_pb2.FinishedBlocksRequest, trace: str
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.HandedOver,
+            "FinishedBlocks",
+            request,
+            trace,
+            lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.FinishedBlocksResponse(
+            header=lead.header(),
+            lease=answers.lease(answer.lease),
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            grant=grant(answer.token) if answer.token else None,
+        )
+
+    @unary
+    async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Pulling,
+            "PullBlocks",
+            request,
+            trace,
+            lambda call: requests.pull_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.PullBlocksResponse(
+            header=lead.header(),
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+        )
+
+    @unary
+    async def ReserveBlocks(
+        self, request: handoff_pb2.ReserveBlocksRequest, trace: str
+    ) -> handoff_pb2.ReserveBlocksResponse:
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+
+    @unary
+    async def RegisterPush(
+        self, request: handoff_pb2.RegisterPushRequest, trace: str
+    ) -> handoff_pb2.RegisterPushResponse:
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')

@@ -1,0 +1,93 @@
+"""The lead: what the RPC services share. Holds no rules: those are the node's."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from kvgrpc.config import Config
+from kvgrpc.core.actions import Answer
+from kvgrpc.core.events import Call, Event
+from kvgrpc.core.node import Node
+from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.service.runner import Runner
+from kvgrpc.service.watchers import Watchers
+from kvgrpc.v1 import common_pb2
+from kvgrpc.wire.requests import make_call
+
+_Answer = TypeVar("_Answer", bound=Answer)
+ANONYMOUS = "anonymous"
+"""Principal of callers without credentials."""
+
+
+class Lead:
+    """One engine's lead, as its services see it. `progress_age_s` asks the movers."""
+
+    def __init__(
+        self,
+        config: Config,
+        runner: Runner,
+        data_paths: Callable[[], list[tuple[str, bool, str]]],
+        read_block: Callable[[int, int, int], bytes],
+        progress_age_s: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.runner = runner
+        self.watchers = Watchers(runner)
+        self.data_paths = data_paths
+        self.read_block = read_block
+        self.progress_age_s = progress_age_s
+
+    @property
+    def node(self) -> Node:
+        return self.runner.node
+
+    @property
+    def weights(self) -> str:
+        """The weights revision that contents are bound to."""
+        description = self.node.state.description
+        return description.weights_revision if description else ""
+
+    @property
+    def block_limit(self) -> int:
+        """Blocks in one request."""
+        return self.config.limits.blocks_per_request
+
+    def header(self) -> common_pb2.ResponseHeader:
+        """Who answers."""
+        state = self.node.state
+        engine_id = state.description.engine_id if state.description else self.config.engine_id
+        return common_pb2.ResponseHeader(
+            engine_id=engine_id, incarnation=state.incarnation, event_seq=state.transfers.seq
+        )
+
+    async def ask(
+        self,
+        kind: type[_Answer],
+        method: str,
+        request: Message,
+        trace: str,
+        convert: Callable[[Call], Event],
+        principal: str = ANONYMOUS,
+    ) -> _Answer:
+        """Converts a request, asks the node, and gives its answer. Raises KVGrpcError."""
+        call = make_call(self.runner.next_call_id(), principal, trace, method, request)
+        answer = await self.runner.ask(call.id, convert(call))
+        assert isinstance(answer, kind)
+        return answer
+
+
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 1_000
+
+
+def page(size: int, token: str) -> tuple[int, int]:
+    """(offset, count) of a page. Raises InvalidRequest for a token that is not ours."""
+    if token and not (token.isascii() and token.isdigit() and len(token) < 12):
+        raise InvalidRequest(Reason.INVALID_FIELD, "page_token: take it from the last page's reply, unchanged")
+    return int(token or 0), min(size or PAGE_SIZE, PAGE_SIZE_MAX)
+
+
+def next_token(offset: int, count: int, total: int) -> str:
+    """The token of the next page; empty on the last."""
+    return str(offset + count) if offset + count < total else ""

@@ -1,0 +1,83 @@
+"""LeaseService: time-bounded read pins."""
+
+from collections.abc import AsyncIterator
+
+from kvgrpc.core import actions
+from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.rpc import streaming, unary
+from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.values import grant, pool_blocks
+
+
+class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def GrantLease(self, request: lease_pb2.GrantLeaseRequest, trace: str) -> lease_pb2.GrantLeaseResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.HandedOver,
+            "GrantLease",
+            request,
+            trace,
+            lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
+        )
+        return lease_pb2.GrantLeaseResponse(
+            header=lead.header(), lease=answers.lease(answer.lease), grant=grant(answer.token)
+        )
+
+    @unary
+    async def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, trace: str) -> lease_pb2.RenewLeasesResponse:
+        rows = await self._renew(request, trace)
+        return lease_pb2.RenewLeasesResponse(header=self._lead.header(), leases=rows)
+
+    @unary
+    async def ReleaseLease(self, request: lease_pb2.ReleaseLeaseRequest, trace: str) -> lease_pb2.ReleaseLeaseResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Released, "ReleaseLease", request, trace, lambda call: requests.release_lease(request, call)
+        )
+        return lease_pb2.ReleaseLeaseResponse(
+            header=lead.header(), lease=answers.lease(answer.lease), freed=pool_blocks(answer.freed)
+        )
+
+    @unary
+    async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
+        lead = self._lead
+        lead.runner.advance()
+        handover = lead.node.handover
+        found = handover.view(handover.find(requests.lease_ref(request.lease)))
+        return lease_pb2.GetLeaseResponse(header=lead.header(), lease=answers.lease(found))
+
+    @unary
+    async def ListLeases(self, request: lease_pb2.ListLeasesRequest, trace: str) -> lease_pb2.ListLeasesResponse:
+        lead = self._lead
+        lead.runner.advance()
+        wanted = request.request_id
+        found = [lease for lease in lead.node.state.leases if not wanted or lease.request_id == wanted]
+        offset, count = page(request.page_size, request.page_token)
+        return lease_pb2.ListLeasesResponse(
+            header=lead.header(),
+            leases=[answers.lease(lead.node.handover.view(row)) for row in found[offset : offset + count]],
+            next_page_token=next_token(offset, count, len(found)),
+        )
+
+    @streaming
+    async def KeepAlive(
+        self, request: AsyncIterator[lease_pb2.KeepAliveRequest], trace: str
+    ) -> AsyncIterator[lease_pb2.KeepAliveResponse]:
+        async for row in request:
+            rows = await self._renew(row, trace)
+            yield lease_pb2.KeepAliveResponse(header=self._lead.header(), leases=rows)
+
+    async def _renew(
+        self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str
+    ) -> list[lease_pb2.RenewedLease]:
+        answer = await self._lead.ask(
+            actions.Renewed, "RenewLeases", request, trace, lambda call: requests.renew_leases(request, call)
+        )
+        return answers.renewed(answer)

@@ -1,0 +1,73 @@
+"""PeerService: what other leads ask of this one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.ids import peer_key
+from kvgrpc.core.peers import PeerState
+from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc import streaming, unary
+from kvgrpc.wire import answers, requests
+
+
+class PeerService(peer_pb2_grpc.PeerServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Openings, "OpenAccess", request, trace, lambda call: requests.open_access(request, call)
+        )
+        return peer_pb2.OpenAccessResponse(header=lead.header(), results=answers.openings(answer))
+
+    @unary
+    async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Verdicts, "SettleAccess", request, trace, lambda call: requests.settle_access(request, call)
+        )
+        return peer_pb2.SettleAccessResponse(header=lead.header(), results=answers.verdicts(answer))
+
+    @unary
+    async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Closings, "CloseAccess", request, trace, lambda call: requests.close_access(request, call)
+        )
+        rows = [peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows]
+        return peer_pb2.CloseAccessResponse(header=lead.header(), results=rows)
+
+    @streaming
+    async def KeepLiveness(
+        self, request: AsyncIterator[peer_pb2.KeepLivenessRequest], trace: str
+    ) -> AsyncIterator[peer_pb2.KeepLivenessResponse]:
+        """Every beat is answered. Silence, or the end of the stream, makes the caller suspect."""
+        lead = self._lead
+        beats = aiter(request)
+        key = ""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):
+                        beat = await anext(beats)
+                except (StopAsyncIteration, TimeoutError):
+                    return
+                if not key:
+                    key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
+                self._check_known(key)
+                lead.runner.feed(events.PeerAlive(key))
+                yield peer_pb2.KeepLivenessResponse(header=lead.header())
+        finally:
+            lead.runner.feed(events.PeerSilent(key))
+
+    def _check_known(self, key: str) -> None:
+        peer = self._lead.node.state.peers.get(key)
+        if peer is None or peer.state is PeerState.DEAD:
+            raise PreconditionFailed(Reason.NO_HANDSHAKE, "this life of the caller has no handshake here")

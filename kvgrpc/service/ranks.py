@@ -1,0 +1,46 @@
+"""The ranks of an engine, as its lead commands them: in the lead's own process, or in workers of a session."""
+
+from typing import Protocol
+
+from kvgrpc.core import actions
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+
+
+class Rank(Protocol):
+    """One rank. Every command returns at once; what comes of it is fed to the node as an event."""
+
+    def offer(self, key: str) -> None: ...
+
+    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None: ...
+
+    def unmap_peer(self, peer: str) -> None: ...
+
+    def post(self, posting_id: str, peer: str, runs: Runs) -> None: ...
+
+    def expect(self, access: str, open_: bool) -> None: ...
+
+
+class Ranks:
+    """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, Rank] = {}
+
+    def offer(self, action: actions.MakeOffer) -> None:
+        self.ranks[action.rank].offer(action.key)
+
+    def map_peer(self, action: actions.MapPeer) -> None:
+        self.ranks[action.rank].map_peer(action.peer, action.endpoint)
+
+    def unmap_peer(self, action: actions.UnmapPeer) -> None:
+        rank = self.ranks.get(action.rank)
+        if rank is not None:
+            rank.unmap_peer(action.peer)
+
+    def post(self, action: actions.Post) -> None:
+        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs)
+
+    def expect(self, action: actions.Expect) -> None:
+        for rank in self.ranks.values():
+            rank.expect(action.access, action.open)

@@ -1,0 +1,203 @@
+"""The shell round the node: one mailbox, one timer, the only reader of the clock.
+
+Everything that happens enters through `feed`; everything the node asks for leaves through the ports. Nothing here
+decides. Actions are performed after the node returned and before the next event: a port that has news at once feeds
+it, and it waits its turn.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from kvgrpc.core import actions
+from kvgrpc.core.actions import Action, Answer
+from kvgrpc.core.events import Event, Tick
+from kvgrpc.core.node import Node
+from kvgrpc.core.transfers import Transfer
+from kvgrpc.errors import InternalError, KVGrpcError, Reason
+
+_log = logging.getLogger(__name__)
+
+
+class PeerPort(Protocol):
+    """Calls to other leads."""
+
+    def dial(self, action: actions.Dial) -> None: ...
+
+    def hang_up(self, peer: str) -> None: ...
+
+    def open_access(self, action: actions.SendOpen) -> None: ...
+
+    def settle_access(self, action: actions.SendSettle) -> None: ...
+
+    def close_access(self, action: actions.SendClose) -> None: ...
+
+    def renew_leases(self, action: actions.SendRenew) -> None: ...
+
+
+class RankPort(Protocol):
+    """Commands to the ranks of this engine."""
+
+    def offer(self, action: actions.MakeOffer) -> None: ...
+
+    def map_peer(self, action: actions.MapPeer) -> None: ...
+
+    def unmap_peer(self, action: actions.UnmapPeer) -> None: ...
+
+    def post(self, action: actions.Post) -> None: ...
+
+    def expect(self, action: actions.Expect) -> None: ...
+
+
+class EnginePort(Protocol):
+    """News for the attached engine."""
+
+    def tell(self, news: actions.EngineNews) -> None: ...
+
+
+class Runner:
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.on_transfer: list[Callable[[Transfer], None]] = []
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._last_call = 0
+        self._mailbox: deque[Event] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._performers: dict[type, Callable[[Action], None]] = {}
+
+    def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort) -> None:
+        """Connects the ports; once, on the loop that runs everything."""
+        self._loop = asyncio.get_running_loop()
+        table: dict[type, Callable[..., None]] = {
+            actions.Reply: self._reply,
+            actions.Refuse: self._refuse,
+            actions.Dial: peers.dial,
+            actions.HangUp: lambda action: peers.hang_up(action.peer),
+            actions.SendOpen: peers.open_access,
+            actions.SendSettle: peers.settle_access,
+            actions.SendClose: peers.close_access,
+            actions.SendRenew: peers.renew_leases,
+            actions.MakeOffer: ranks.offer,
+            actions.MapPeer: ranks.map_peer,
+            actions.UnmapPeer: ranks.unmap_peer,
+            actions.Post: ranks.post,
+            actions.Expect: ranks.expect,
+            actions.TransferChanged: self._transfer_changed,
+            actions.TellEngine: lambda action: engine.tell(action.news),
+        }
+        self._performers.update(table)
+
+    @property
+    def now(self) -> float:
+        """Seconds on the node's clock."""
+        return self._loop.time()
+
+    def next_call_id(self) -> int:
+        """A fresh call id, for callers that make their event themselves."""
+        self._last_call += 1
+        return self._last_call
+
+    async def ask(self, call_id: int, event: Event) -> Answer:
+        """Feeds an event whose call has this id; returns the node's answer or raises its refusal."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._calls[call_id] = future
+        try:
+            self.feed(event)
+            return await future
+        finally:
+            self._calls.pop(call_id, None)
+
+    def feed(self, event: Event) -> None:
+        """An event happened now. Never raises for what the event says."""
+        self._mailbox.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._mailbox:
+                self._handle(self._mailbox.popleft())
+        finally:
+            self._busy = False
+        self._arm()
+
+    def feed_threadsafe(self, event: Event) -> None:
+        """As `feed`, from any thread. Dropped when the loop is closed: nobody is left to care."""
+        try:
+            self._loop.call_soon_threadsafe(self.feed, event)
+        except RuntimeError:
+            _log.debug("the loop is closed; dropped %s", type(event).__name__)
+
+    def advance(self) -> None:
+        """Fires what is due now, so that what is read next is the present."""
+        deadline = self.node.next_deadline()
+        if deadline is not None and deadline <= self.now:
+            self.feed(Tick())
+
+    def stop(self) -> None:
+        """Stops the timer and fails the calls that still wait."""
+        if self._timer:
+            self._timer.cancel()
+        for future in self._calls.values():
+            if not future.done():
+                future.cancel()
+
+    def _handle(self, event: Event) -> None:
+        try:
+            todo = self.node.handle(event, self.now)
+        except Exception as error:  # noqa: BLE001 - a defect of ours: contained to the call, never to the server
+            _log.exception("the node failed on %s", type(event).__name__)
+            self.node.state.actions.clear()
+            call = getattr(event, "call", None)
+            if call is not None:
+                internal = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+                self._refuse(actions.Refuse(call.id, internal))
+            return
+        for action in todo:
+            try:
+                self._performers[type(action)](action)
+            except Exception:  # noqa: BLE001 - as above
+                _log.exception("could not perform %s", type(action).__name__)
+
+    def _reply(self, action: actions.Reply) -> None:
+        future = self._calls.get(action.call_id)
+        if future is not None and not future.done():
+            future.set_result(action.answer)
+
+    def _refuse(self, action: actions.Refuse) -> None:
+        future = self._calls.get(action.call_id)
+        if future is not None and not future.done():
+            future.set_exception(_copy(action.error))
+
+    def _transfer_changed(self, action: actions.TransferChanged) -> None:
+        for listener in self.on_transfer:
+            listener(action.transfer)
+
+    def _arm(self) -> None:
+        deadline = self.node.next_deadline()
+        if self._timer is not None:
+            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(Tick())
+
+
+def _copy(error: KVGrpcError) -> KVGrpcError:
+    """One refusal may answer several calls; each gets an exception object of its own."""
+    return type(error)(
+        error.reason,
+        error.message,
+        violations=error.violations,
+        retry_delay_s=error.retry_delay_s,
+        metadata=error.metadata,
+    )

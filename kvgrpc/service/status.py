@@ -1,0 +1,86 @@
+"""Errors to gRPC statuses with typed details, and back. The codes themselves stand with the classes in `errors`."""
+
+from typing import NoReturn, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
+
+DOMAIN = "kvgrpc.v1"
+DETAILS_KEY = "grpc-status-details-bin"
+MESSAGE_CHARS_MAX = 2_000
+"""A status travels in headers, which proxies bound at 8 KiB."""
+VIOLATIONS_MAX = 16
+
+
+class Aborting(Protocol):
+    """What `abort` needs of a call's context."""
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> NoReturn: ...
+
+
+async def abort(context: Aborting, error: KVGrpcError) -> NoReturn:
+    """Ends a call with the status of `error`."""
+    message = str(error)[:MESSAGE_CHARS_MAX]
+    status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error))
+    await context.abort(status_code(error), message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+
+
+def status_code(error: KVGrpcError) -> grpc.StatusCode:
+    """The gRPC code of an error."""
+    return grpc.StatusCode[error.code]
+
+
+def details(error: KVGrpcError) -> list[AnyMessage]:
+    """ErrorInfo always; BadRequest with violations; RetryInfo with a delay."""
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
+    found: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [info]
+    if error.violations:
+        rows = [
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+            for v in error.violations[:VIOLATIONS_MAX]
+        ]
+        found.append(error_details_pb2.BadRequest(field_violations=rows))
+    if error.retry_delay_s is not None:
+        delay = Duration(nanos=0)
+        delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
+        found.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for message in found:
+        holder = AnyMessage()
+        holder.Pack(message)
+        packed.append(holder)
+    return packed
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError) -> KVGrpcError:
+    """The typed error that a peer raised; for a status without our details, one of the code's class."""
+    kind = BY_CODE.get(error.code().name, InternalError)
+    fallback = _FALLBACK.get(error.code().name, Reason.PEER_FAILED)
+    found = kind(fallback, error.details() or error.code().name)
+    for key, value in error.trailing_metadata() or ():
+        if key != DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        status = status_pb2.Status.FromString(value)
+        for detail in status.details:
+            _add_detail(found, detail)
+        found.message = status.message
+    return found
+
+
+_FALLBACK = {"UNAVAILABLE": Reason.PEER_UNREACHABLE, "DEADLINE_EXCEEDED": Reason.PEER_UNREACHABLE}
+
+
+def _add_detail(error: KVGrpcError, detail: AnyMessage) -> None:
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    if detail.Unpack(info) and info.reason in Reason.__members__:
+        error.reason = Reason[info.reason]
+        error.metadata = dict(info.metadata)
+    elif detail.Unpack(bad):
+        error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)

@@ -1,0 +1,128 @@
+"""TransferService: following and ending transfers."""
+
+from collections.abc import AsyncIterator, Callable
+
+from kvgrpc.core import actions
+from kvgrpc.core.transfers import Transfer
+from kvgrpc.errors import Aborted, Reason
+from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.rpc import streaming, unary
+from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.values import seconds
+
+WAIT_S_MAX = 60.0
+
+
+class TransferService(transfer_pb2_grpc.TransferServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def GetTransfer(
+        self, request: transfer_pb2.GetTransferRequest, trace: str
+    ) -> transfer_pb2.GetTransferResponse:
+        lead = self._lead
+        lead.runner.advance()
+        found = lead.node.state.transfers.get(request.transfer_id)
+        return transfer_pb2.GetTransferResponse(header=lead.header(), transfer=answers.transfer(found, lead.runner.now))
+
+    @unary
+    async def WaitTransfer(
+        self, request: transfer_pb2.WaitTransferRequest, trace: str
+    ) -> transfer_pb2.WaitTransferResponse:
+        lead = self._lead
+        asked_s = seconds(request, "timeout")
+        timeout_s = WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)
+        returned = request.until == transfer_pb2.WAIT_CONDITION_RETURNED
+        found = await lead.watchers.wait(request.transfer_id, lambda t: t.settled if returned else t.over, timeout_s)
+        return transfer_pb2.WaitTransferResponse(
+            header=lead.header(), transfer=answers.transfer(found, lead.runner.now)
+        )
+
+    @unary
+    async def ListTransfers(
+        self, request: transfer_pb2.ListTransfersRequest, trace: str
+    ) -> transfer_pb2.ListTransfersResponse:
+        lead = self._lead
+        lead.runner.advance()
+        wanted = _filter(request.filter, lambda: lead.runner.now)
+        found = [transfer for transfer in lead.node.state.transfers if wanted(transfer)]
+        offset, count = page(request.page_size, request.page_token)
+        return transfer_pb2.ListTransfersResponse(
+            header=lead.header(),
+            transfers=[answers.transfer(t, lead.runner.now) for t in found[offset : offset + count]],
+            next_page_token=next_token(offset, count, len(found)),
+        )
+
+    @streaming
+    async def WatchTransfers(
+        self, request: transfer_pb2.WatchTransfersRequest, trace: str
+    ) -> AsyncIterator[transfer_pb2.WatchTransfersResponse]:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        backlog: list[Transfer] | None = []
+        if request.after_event_seq or request.incarnation:
+            if request.incarnation != state.incarnation:
+                raise Aborted(
+                    Reason.INCARNATION_CHANGED, "that sequence number belongs to an earlier life of this engine"
+                )
+            backlog = state.transfers.changes_after(request.after_event_seq)
+        changes = lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or [])
+        yield transfer_pb2.WatchTransfersResponse(header=lead.header(), history_lost=backlog is None)
+        async for change in changes:
+            header = lead.header()
+            header.event_seq = change.seq
+            yield transfer_pb2.WatchTransfersResponse(header=header, transfer=answers.transfer(change, lead.runner.now))
+
+    @unary
+    async def AcknowledgeTransfers(
+        self, request: transfer_pb2.AcknowledgeTransfersRequest, trace: str
+    ) -> transfer_pb2.AcknowledgeTransfersResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Acknowledged,
+            "AcknowledgeTransfers",
+            request,
+            trace,
+            lambda call: requests.acknowledge(request, call),
+        )
+        return transfer_pb2.AcknowledgeTransfersResponse(header=lead.header(), acknowledged=answer.count)
+
+    @unary
+    async def CancelTransfer(
+        self, request: transfer_pb2.CancelTransferRequest, trace: str
+    ) -> transfer_pb2.CancelTransferResponse:
+        lead = self._lead
+        answer = await lead.ask(
+            actions.Cancelled,
+            "CancelTransfer",
+            request,
+            trace,
+            lambda call: requests.cancel_transfer(request, call),
+        )
+        return transfer_pb2.CancelTransferResponse(
+            header=lead.header(),
+            outcome=answers.OUTCOMES[answer.outcome],
+            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in answer.transfers],
+        )
+
+
+def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:
+    """All fields that are set must match."""
+    min_age_s = seconds(wanted, "min_age") or 0.0
+
+    def matches(transfer: Transfer) -> bool:
+        return (
+            (not wanted.request_id or transfer.request_id == wanted.request_id)
+            and (not wanted.trace_id or answers.trace_id(transfer.trace) == wanted.trace_id)
+            and (not wanted.peer_engine_id or transfer.peer_engine_id == wanted.peer_engine_id)
+            and (not wanted.states or answers.STATES[transfer.state] in wanted.states)
+            and (not wanted.memory or answers.DISPOSITIONS[transfer.memory] in wanted.memory)
+            and now() - transfer.created >= min_age_s
+        )
+
+    return matches

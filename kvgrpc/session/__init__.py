@@ -1,0 +1,1 @@
+"""Generated from proto/kvgrpc/session: change the .proto files and run `make gen`."""

@@ -1,0 +1,34 @@
+"""Virtual time: what happens next, in the order of (time, sequence)."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+Deed = Callable[[], None]
+
+
+class Agenda:
+    """All that is going to happen. Nothing takes time but what says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        """Deeds done so far."""
+        self._queue: list[tuple[float, int, Deed]] = []
+        self._order = count()
+
+    def at(self, when: float, do: Deed) -> None:
+        """Does it at `when`, after all that was put there before; now, if that is past."""
+        heapq.heappush(self._queue, (max(when, self.now), next(self._order), do))
+
+    def after(self, delay_s: float, do: Deed) -> None:
+        """Does it after a delay."""
+        self.at(self.now + delay_s, do)
+
+    def run(self, until: float) -> bool:
+        """Does all that is due up to `until`; True when nothing is left at all."""
+        while self._queue and self._queue[0][0] <= until:
+            self.now, _, do = heapq.heappop(self._queue)
+            self.events += 1
+            do()
+        return not self._queue

@@ -1,0 +1,43 @@
+"""What goes wrong, how often, and how long things take. Everything else is drawn from the seed."""
+
+from dataclasses import dataclass
+from random import Random
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities are per message, posting or mapping; durations in seconds. The default is a healthy world."""
+
+    delay_s: Range = (0.0001, 0.002)
+    """One message, one way."""
+    slow: float = 0.0
+    """A message takes `slow_s` instead: this is what reorders."""
+    slow_s: Range = (0.05, 2.0)
+    lose_request: float = 0.0
+    lose_reply: float = 0.0
+    duplicate: float = 0.0
+    """A request arrives twice."""
+    silence_s: Range = (0.5, 2.0)
+    """How long a cut link or a crashed peer goes unnoticed by liveness."""
+
+    cell_s: Range = (0.0001, 0.002)
+    """A mover copies one cell."""
+    stall: float = 0.0
+    """A posting stops in the middle for `stall_s`."""
+    stall_s: Range = (1.0, 60.0)
+    break_posting: float = 0.0
+    """A posting ends with an error in the middle."""
+    break_mapping: float = 0.0
+    """A rank does not reach its peer."""
+
+    def draw(self, rng: Random, span: Range) -> float:
+        """A duration between the two ends of `span`."""
+        return rng.uniform(*span)
+
+
+RPC_TIMEOUT_S = 1.0
+"""A caller takes a call for lost."""
+OPEN_TIMEOUT_S = 8.0
+"""The same for OpenAccess, which may wait for its lease at the issuer."""

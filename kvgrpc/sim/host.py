@@ -1,0 +1,211 @@
+"""One lead on the simulated network: a node, its clock, its timer, and the performing of its actions."""
+
+from collections.abc import Callable
+from random import Random
+
+from kvgrpc.core.actions import (
+    Action,
+    Dial,
+    Expect,
+    HangUp,
+    MakeOffer,
+    MapPeer,
+    Post,
+    Refuse,
+    Reply,
+    SendClose,
+    SendOpen,
+    SendRenew,
+    SendSettle,
+    TellEngine,
+    TransferChanged,
+    UnmapPeer,
+)
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.events import Call, EndpointOffered, Event, LifeBegan, Tick
+from kvgrpc.core.ids import peer_key
+from kvgrpc.core.layout import PoolKind, PoolLayout
+from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
+from kvgrpc.core.node import Node
+from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.engine import Engine
+from kvgrpc.sim.ledger import Ledger
+from kvgrpc.sim.memory import KvStore, Memory
+from kvgrpc.sim.mover import Mover
+from kvgrpc.sim.network import Ask, Give, Network
+from kvgrpc.sim.peer_calls import PeerCalls
+
+
+class Surroundings:
+    """What all hosts of a world share."""
+
+    def __init__(self, agenda: Agenda, network: Network, limits: Limits, pool: PoolLayout, ranks: int) -> None:
+        self.agenda = agenda
+        self.network = network
+        self.limits = limits
+        self.pool = pool
+        self.ranks = ranks
+        self.store = KvStore()
+        self.memories: dict[str, Memory] = {}
+        """Of all lives, by the key in their endpoints."""
+
+
+class Host:
+    """One lead with its engine and movers. It crashes whole, or loses only its engine."""
+
+    def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
+        self.address = address
+        self.up = False
+        self.life = ""
+        self.ledger = Ledger(world.limits)
+        self.engine: Engine
+        self.node: Node
+        self._world = world
+        self._rng = rng
+        self._mover: Mover
+        self._skew_s = 0.0
+        self._tick_at = float("inf")
+        self._calls = 0
+        self._peers = PeerCalls(self, world.network)
+        self._performers: dict[type[Action], Callable[..., None]] = {
+            Reply: lambda action: self.ledger.answered(action.call_id, action.answer),
+            Refuse: lambda action: self.ledger.answered(action.call_id, action.error),
+            Dial: self._peers.dial,
+            HangUp: lambda action: world.network.hang_up(self, action.peer),
+            SendOpen: self._peers.open,
+            SendSettle: self._peers.settle,
+            SendClose: self._peers.close,
+            SendRenew: self._peers.renew,
+            MakeOffer: self._offer,
+            MapPeer: self._map,
+            UnmapPeer: lambda action: self._mover.unmap(action),
+            Post: lambda action: self._mover.post(action),
+            Expect: self.ledger.expected,
+            TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
+            TellEngine: lambda action: self.engine.told(action.news),
+        }
+        world.network.add(self)
+
+    def start(self) -> None:
+        """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
+        self.node = Node(self._world.limits)
+        self._skew_s = self._rng.uniform(0, 1e6)
+        self._tick_at = float("inf")
+        self.up = True
+        self.attach()
+
+    def attach(self) -> None:
+        """An engine attaches (anew): a new life, with new memory."""
+        if self.life:
+            self._world.network.crashed(self, self.life)
+        incarnation = self._rng.getrandbits(64)
+        description = self._describe(incarnation)
+        secret = self._rng.randbytes(32)
+        memories = [Memory(self._world.pool, rank, self._world.store) for rank in range(self._world.ranks)]
+        self.life = peer_key(self.address, incarnation)
+        for rank, memory in enumerate(memories):
+            self._world.memories[f"{self.life}/{rank}"] = memory
+        faults = self._world.network.faults
+        self._mover = Mover(self._world.agenda, self._rng, faults, self.handle)
+        self._mover.memories = memories
+        self.ledger.life_began()
+        self.engine = Engine(self, description, secret, memories)
+        self.handle(LifeBegan(incarnation, secret, description, engine_attached=True))
+
+    def crash(self) -> None:
+        """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
+        self.up = False
+        self._mover.stopped = True
+        self._burn()
+        life, self.life = self.life, ""
+        self._world.network.crashed(self, life)
+
+    def reattach(self) -> None:
+        """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
+        self._burn()
+        self.attach()
+
+    def call(self, ask: Ask, principal: str, give: Give) -> None:
+        """A call of this host's own engine, or of a router."""
+        self._calls += 1
+        self.ledger.called(self._calls, give)
+        self.handle(ask(Call(self._calls, principal)))
+
+    def receive(self, ask: Ask, principal: str, give: Give) -> None:
+        """A call of a peer."""
+        self.call(ask, f"peer/{principal}", give)
+
+    def handle(self, event: Event) -> None:
+        """Gives the node an event, checks its invariants, and performs what it asks for."""
+        actions = self.node.handle(event, self._clock())
+        self.node.check()
+        for action in actions:
+            self._performers[type(action)](action)
+        self._arm()
+
+    def soon(self, do: Callable[[], None]) -> None:
+        """Does it in this very moment, but after what is being done; unless this life ends first."""
+        self.later(0.0, do)
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None:
+        """Does it after a delay, unless this life ends first."""
+        life = self.life
+
+        def if_alive() -> None:
+            if self.up and self.life == life:
+                do()
+
+        self._world.agenda.after(delay_s, if_alive)
+
+    def _clock(self) -> float:
+        return max(self._world.agenda.now + self._skew_s, self.node.state.now)
+
+    def _arm(self) -> None:
+        deadline = self.node.next_deadline()
+        if deadline is None or deadline >= self._tick_at:
+            return
+        self._tick_at = deadline
+        node = self.node
+
+        def tick() -> None:
+            if self.node is node and self.up and self._tick_at == deadline:
+                self._tick_at = float("inf")
+                # Rounding between the two clocks must not make the timer fire just before its time.
+                self.node.handle(Tick(), self.node.state.now) if False else self._tick(deadline)
+
+        self._world.agenda.at(deadline - self._skew_s, tick)
+
+    def _tick(self, deadline: float) -> None:
+        actions = self.node.handle(Tick(), max(self._clock(), deadline))
+        self.node.check()
+        for action in actions:
+            self._performers[type(action)](action)
+        self._arm()
+
+    def _offer(self, action: MakeOffer) -> None:
+        key = f"{self.life}/{action.rank}"
+        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
+        self.soon(lambda: self.handle(EndpointOffered(action.rank, action.key, endpoint)))
+
+    def _map(self, action: MapPeer) -> None:
+        loopback = action.endpoint.loopback
+        assert loopback is not None
+        self._mover.map(action, self._world.memories.get(loopback.key))
+
+    def _burn(self) -> None:
+        for rank in range(self._world.ranks):
+            self._world.memories[f"{self.life}/{rank}"].burn()
+
+    def _describe(self, incarnation: int) -> EngineDescription:
+        return EngineDescription(
+            engine_id=self.address,
+            incarnation=incarnation,
+            address=self.address,
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            weights_revision="w1",
+            pool=self._world.pool,
+            pool_kind=PoolKind.ENGINE_MANAGED,
+            world_size=self._world.ranks,
+        )

@@ -1,0 +1,132 @@
+"""Modelled memory: one number for each layer of each block, so that a stale or torn read is seen.
+
+The layouts of the simulator have one byte for each layer of a block, so an offset in bytes is the index of a cell. A
+cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.pins import Blocks
+
+UNWRITTEN = 0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What KV is computed from."""
+
+    tokens: tuple[int, ...]
+    salt: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell holds: the KV of the last tokens of `prompt`, for one layer of one rank."""
+
+    prompt: Prompt
+    region: int
+    rank: int
+
+
+def layout(blocks: int) -> PoolLayout:
+    """A pool with two groups of different block sizes; `blocks` blocks in the finer one."""
+    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8")
+    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8")
+    regions = (
+        Region(0, 0, 1, 0, 1, 1),
+        Region(0, 1, 1, blocks, 1, 1),
+        Region(1, 0, 1, 2 * blocks, 1, 1),
+    )
+    return PoolLayout((fine, coarse), regions, 3 * blocks)
+
+
+class KvStore:
+    """Which number stands for which KV, in the whole world."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Cell, int] = {}
+        self._cells: list[Cell | None] = [None]
+
+    def number(self, cell: Cell) -> int:
+        """The number of that KV, the same every time."""
+        number = self._numbers.get(cell)
+        if number is None:
+            number = self._numbers[cell] = len(self._cells)
+            self._cells.append(cell)
+        return number
+
+    def holds(self, number: int, wanted: Cell) -> bool:
+        """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
+        found = self._cells[number]
+        count = len(wanted.prompt.tokens)
+        return (
+            found is not None
+            and (found.region, found.rank, found.prompt.salt) == (wanted.region, wanted.rank, wanted.prompt.salt)
+            and found.prompt.tokens[:count] == wanted.prompt.tokens
+        )
+
+
+class Memory:
+    """The cells of one rank in one life of its engine."""
+
+    def __init__(self, pool: PoolLayout, rank: int, store: KvStore) -> None:
+        self.cells = [UNWRITTEN] * pool.total_bytes
+        self._pool = pool
+        self._rank = rank
+        self._store = store
+        self._targets: dict[int, str] = {}
+        """Cells that were given to a transfer to be filled, and to which."""
+
+    def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
+        """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
+        for cell, wanted in self._expected(blocks, prompt, len(prompt.tokens), first_token):
+            assert cell not in self._targets, f"cell {cell} is used while {self._targets[cell]} may write into it"
+            self.cells[cell] = self._store.number(wanted)
+
+    def give(self, blocks: Blocks, transfer_id: str) -> None:
+        """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
+        for cell in self._cells_of(blocks):
+            assert cell not in self._targets, f"cell {cell} is given twice"
+            self._targets[cell] = transfer_id
+            self.cells[cell] = UNWRITTEN
+
+    def take_back(self, blocks: Blocks) -> None:
+        """The blocks are the engine's own again."""
+        for cell in self._cells_of(blocks):
+            del self._targets[cell]
+
+    def arrive(self, cell: int, number: int, transfer_id: str) -> None:
+        """A mover's write."""
+        owner = self._targets.get(cell)
+        assert owner == transfer_id, f"{transfer_id} writes into cell {cell}, which belongs to {owner or 'the engine'}"
+        self.cells[cell] = number
+
+    def check_holds(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> None:
+        """Asserts that blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else."""
+        for cell, wanted in self._expected(blocks, prompt, use_tokens, 0):
+            assert self._store.holds(self.cells[cell], wanted), f"cell {cell} holds other KV than was asked for"
+
+    def burn(self) -> None:
+        """The life is over: whoever still reads here reads rubbish."""
+        self.cells = [UNWRITTEN] * len(self.cells)
+
+    def _expected(
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int
+    ) -> list[tuple[int, Cell]]:
+        found = []
+        for number, region in enumerate(self._pool.regions):
+            size = self._pool.groups[region.group].block_tokens
+            for i, block in enumerate(blocks[region.group].tolist(), first_token // size):
+                end = min((i + 1) * size, use_tokens)
+                kv = Prompt(prompt.tokens[:end], prompt.salt)
+                found.append((region.offset + block * region.stride_bytes, Cell(kv, number, self._rank)))
+        return found
+
+    def _cells_of(self, blocks: Blocks) -> Sequence[int]:
+        return [
+            region.offset + block * region.stride_bytes
+            for region in self._pool.regions
+            for block in blocks[region.group].tolist()
+        ]

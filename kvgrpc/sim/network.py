@@ -1,0 +1,141 @@
+"""The network between leads: calls that are late, lost, doubled or cut off, and the liveness streams beside them."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from kvgrpc.core.actions import Answer
+from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
+
+Result = Answer | KVGrpcError
+Ask = Callable[[Call], Event]
+Give = Callable[[Result], None]
+
+
+class Lead(Protocol):
+    """What the network knows of a host."""
+
+    address: str
+    up: bool
+    life: str
+    """Key of the present life of its engine."""
+
+    def receive(self, ask: Ask, principal: str, give: Give) -> None: ...
+
+    def handle(self, event: Event) -> None: ...
+
+
+class Network:
+    """All links. Nothing is cut at first."""
+
+    def __init__(self, agenda: Agenda, rng: Random, faults: Faults) -> None:
+        self.faults = faults
+        self._agenda = agenda
+        self._rng = rng
+        self._leads: dict[str, Lead] = {}
+        self._cut: set[frozenset[str]] = set()
+        self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
+        """Liveness streams by the two lives, the dialling one first."""
+
+    def add(self, lead: Lead) -> None:
+        """Connects a host under its address."""
+        self._leads[lead.address] = lead
+
+    def rpc(self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S) -> None:
+        """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller lives."""
+        life = caller.life
+        open_calls = [give]
+
+        def answer(result: Result) -> None:
+            if open_calls and caller.up and caller.life == life:
+                open_calls.pop()(result)
+
+        lost = Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time")
+        self._agenda.after(timeout_s, lambda: answer(lost))
+        for _ in range(2 if self._hits(self.faults.duplicate) else 1):
+            if not self._hits(self.faults.lose_request):
+                self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer))
+
+    def stream(self, dialler: Lead, life: str) -> None:
+        """A liveness stream between the dialler and that life, which has just shaken hands, stands from now on."""
+        for lead in self._leads.values():
+            if lead.up and lead.life == life and not self._is_cut(dialler, lead):
+                self._streams[dialler.life, life] = (dialler, lead)
+                lead.handle(PeerAlive(dialler.life))
+
+    def hang_up(self, lead: Lead, life: str) -> None:
+        """A lead closes its channel to a life of a peer: the stream ends at both."""
+        for pair in ((lead.life, life), (life, lead.life)):
+            if pair in self._streams:
+                self._break(pair)
+                del self._streams[pair]
+
+    def cut(self, a: str, b: str) -> None:
+        """Nothing passes between two addresses until `mend`."""
+        self._cut.add(frozenset((a, b)))
+        for pair, (one, other) in list(self._streams.items()):
+            if frozenset((one.address, other.address)) == frozenset((a, b)):
+                self._break(pair)
+
+    def mend(self, a: str, b: str) -> None:
+        """Messages pass again, and streams of lives that still live are made again."""
+        self._cut.discard(frozenset((a, b)))
+        for pair, (one, other) in list(self._streams.items()):
+            if frozenset((one.address, other.address)) == frozenset((a, b)):
+                self._agenda.after(self._delay(), lambda pair=pair: self._reconnect(pair))  # type: ignore[misc]
+
+    def mend_all(self) -> None:
+        """All links work again."""
+        for link in list(self._cut):
+            self.mend(*sorted(link))
+
+    def crashed(self, lead: Lead, life: str) -> None:
+        """A life ended: its streams break."""
+        for pair in [pair for pair in self._streams if life in pair]:
+            self._break(pair)
+            del self._streams[pair]
+        _ = lead
+
+    def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give) -> None:
+        lead = self._leads.get(address)
+        if lead is None or not lead.up:
+            refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
+            self._agenda.after(self._delay(), lambda: answer(refused))
+        elif not self._is_cut(caller, lead):
+            lead.receive(ask, caller.address, lambda result: self._return(caller, lead, result, answer))
+
+    def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
+        if not self._is_cut(caller, lead) and not self._hits(self.faults.lose_reply):
+            self._agenda.after(self._delay(), lambda: answer(result))
+
+    def _break(self, pair: tuple[str, str]) -> None:
+        """Both ends notice, each in its own time, unless the stream stands again by then."""
+        dialler, other = self._streams[pair]
+        for lead, own, peer in ((dialler, *pair), (other, *reversed(pair))):
+            delay_s = self.faults.draw(self._rng, self.faults.silence_s)
+            self._agenda.after(delay_s, lambda lead=lead, own=own, peer=peer: self._notice(pair, lead, own, peer))  # type: ignore[misc]
+
+    def _notice(self, pair: tuple[str, str], lead: Lead, own: str, peer: str) -> None:
+        stands = pair in self._streams and not self._is_cut(*self._streams[pair])
+        if lead.up and lead.life == own and not stands:
+            lead.handle(PeerSilent(peer))
+
+    def _reconnect(self, pair: tuple[str, str]) -> None:
+        if pair not in self._streams or self._is_cut(*self._streams[pair]):
+            return
+        for lead, own, peer in zip(self._streams[pair], pair, reversed(pair), strict=True):
+            if lead.up and lead.life == own:
+                lead.handle(PeerAlive(peer))
+
+    def _is_cut(self, a: Lead, b: Lead) -> bool:
+        return frozenset((a.address, b.address)) in self._cut
+
+    def _delay(self) -> float:
+        slow = self._hits(self.faults.slow)
+        return self.faults.draw(self._rng, self.faults.slow_s if slow else self.faults.delay_s)
+
+    def _hits(self, probability: float) -> bool:
+        return probability > 0 and self._rng.random() < probability

@@ -1,0 +1,166 @@
+"""The core's answers, transfers, leases and pins to messages."""
+
+from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
+from kvgrpc.core.events import Opened
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.pins import PinKind
+from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
+from kvgrpc.wire.values import duration, error_row, failure, group_blocks, pool_blocks, reason
+
+DIRECTIONS = {
+    Direction.SEND: transfer_pb2.DIRECTION_SEND,
+    Direction.RECEIVE: transfer_pb2.DIRECTION_RECEIVE,
+}
+STATES = {
+    State.PENDING: transfer_pb2.TRANSFER_STATE_PENDING,
+    State.ACTIVE: transfer_pb2.TRANSFER_STATE_ACTIVE,
+    State.SUCCEEDED: transfer_pb2.TRANSFER_STATE_SUCCEEDED,
+    State.FAILED: transfer_pb2.TRANSFER_STATE_FAILED,
+    State.CANCELLED: transfer_pb2.TRANSFER_STATE_CANCELLED,
+}
+DISPOSITIONS = {
+    Disposition.HELD: transfer_pb2.MEMORY_DISPOSITION_HELD,
+    Disposition.RETURNED: transfer_pb2.MEMORY_DISPOSITION_RETURNED,
+    Disposition.QUARANTINED: transfer_pb2.MEMORY_DISPOSITION_QUARANTINED,
+}
+LEASE_STATES = {
+    LeaseState.LIVE: lease_pb2.LEASE_STATE_LIVE,
+    LeaseState.EXPIRED: lease_pb2.LEASE_STATE_EXPIRED,
+    LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
+    LeaseState.DONE: lease_pb2.LEASE_STATE_DONE,
+    LeaseState.VOIDED: lease_pb2.LEASE_STATE_VOIDED,
+}
+PIN_KINDS = {
+    PinKind.LEASE: admin_pb2.PIN_KIND_LEASE,
+    PinKind.TARGET: admin_pb2.PIN_KIND_TARGET,
+    PinKind.ACCESS: admin_pb2.PIN_KIND_ACCESS,
+    PinKind.QUARANTINE: admin_pb2.PIN_KIND_QUARANTINE,
+}
+OUTCOMES = {
+    "cancelled_before_access": transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
+    "cancelled_in_flight": transfer_pb2.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT,
+    "already_ended": transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED,
+    "tombstoned": transfer_pb2.CANCEL_OUTCOME_TOMBSTONED,
+}
+
+
+def trace_id(traceparent: str) -> str:
+    """The trace id in a W3C traceparent, or empty."""
+    parts = traceparent.split("-")
+    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""
+
+
+def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
+    """A transfer as it is (was) at its event; ages are counted to `now`."""
+    end = value.ended if value.ended is not None else now
+    made = transfer_pb2.Transfer(
+        transfer_id=value.id,
+        direction=DIRECTIONS[value.direction],
+        state=STATES[value.state],
+        memory=DISPOSITIONS[value.memory],
+        request_id=value.request_id,
+        trace_id=trace_id(value.trace),
+        lease_id=value.lease_id,
+        waiting_for=value.waiting_for,
+        use_tokens=value.use_tokens,
+        blocks=value.blocks,
+        bytes=value.nbytes,
+        bytes_done=value.nbytes_done,
+        phases=[_phase(phase, value.created, end) for phase in value.phases],
+        paths=[_path(path) for path in value.paths],
+        failure=failure(value.failure) if value.failure else None,
+        age=duration(now - value.created),
+        consumers_done=value.consumers_done,
+        consumers=value.consumers,
+        priority=value.priority,
+        event_seq=value.seq,
+    )
+    if value.peer_engine_id:
+        made.peer.CopyFrom(
+            transfer_pb2.TransferPeer(
+                engine_id=value.peer_engine_id,
+                incarnation=value.peer_incarnation,
+                address=value.peer_address,
+                transfer_id=value.peer_transfer_id,
+            )
+        )
+    return made
+
+
+def lease(value: LeaseView) -> lease_pb2.Lease:
+    """A lease as it was when it was looked at."""
+    return lease_pb2.Lease(
+        lease_id=value.id,
+        state=LEASE_STATES[value.state],
+        request_id=value.request_id,
+        transfer_id=value.transfer_id,
+        ttl=duration(value.ttl_s),
+        remaining=duration(value.remaining_s),
+        cap_remaining=duration(value.cap_remaining_s),
+        age=duration(value.age_s),
+        blocks=pool_blocks(value.blocks),
+        token_count=value.token_count,
+        consumers=value.consumers,
+        consumers_done=value.consumers_done,
+        open_accesses=value.open_accesses,
+        renewals=value.renewals,
+        trace_id=trace_id(value.trace),
+        labels=dict(value.labels),
+    )
+
+
+def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
+    """The rows of a renewal."""
+    return [lease_pb2.RenewedLease(remaining=duration(left), reason=reason(why)) for left, why in value.rows]
+
+
+def openings(value: Openings) -> list[peer_pb2.OpenedAccess]:
+    """The rows of OpenAccess."""
+    return [
+        _opened(row) if isinstance(row, Opened) else peer_pb2.OpenedAccess(failure=error_row(row)) for row in value.rows
+    ]
+
+
+def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
+    """The rows of SettleAccess."""
+    return [
+        peer_pb2.SettledAccess(
+            verdict=peer_pb2.VERDICT_VALID if row.valid else peer_pb2.VERDICT_STALE,
+            reason=reason(row.reason),
+            message=row.message,
+        )
+        for row in value.rows
+    ]
+
+
+def _opened(row: Opened) -> peer_pb2.OpenedAccess:
+    return peer_pb2.OpenedAccess(
+        blocks=group_blocks(row.blocks),
+        token_count=row.token_count,
+        offer_tokens=row.offer_tokens,
+        remaining=duration(row.remaining_s),
+        ttl=duration(row.ttl_s),
+        memory_generation=row.memory_generation,
+        transfer_id=row.transfer_id,
+        lease_id=row.lease_id,
+    )
+
+
+def _phase(value: Phase, created: float, end: float) -> transfer_pb2.Phase:
+    stop = value.end if value.end is not None else end
+    return transfer_pb2.Phase(
+        name=value.name, start=duration(value.start - created), duration=duration(stop - value.start)
+    )
+
+
+def _path(value: TransferPath) -> transfer_pb2.TransferPath:
+    return transfer_pb2.TransferPath(
+        rank=value.path.rank,
+        peer_rank=value.path.peer_rank,
+        data_path=value.path.data_path,
+        why=value.path.why,
+        bytes=value.nbytes,
+        descriptors=value.descriptors,
+    )

@@ -1,0 +1,288 @@
+"""Engines, pools and endpoints."""
+
+from google.protobuf.duration_pb2 import Duration
+
+from kvgrpc.core.compatibility import Difference, EngineDescription
+from kvgrpc.core.endpoints import (
+    CmaEndpoint,
+    LoopbackEndpoint,
+    MemoryKind,
+    NixlEndpoint,
+    RankEndpoint,
+    Segment,
+    ShmEndpoint,
+)
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.peers import PeerState, PeerView
+from kvgrpc.core.transfers import RankPath
+from kvgrpc.v1 import handshake_pb2, pool_types_pb2
+from kvgrpc.wire.values import duration, invalid
+
+POOL_KINDS = {
+    PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
+    PoolKind.ENGINE_MANAGED: pool_types_pb2.POOL_KIND_ENGINE_MANAGED,
+}
+GROUP_KINDS = {
+    GroupKind.FULL_ATTENTION: pool_types_pb2.GROUP_KIND_FULL_ATTENTION,
+    GroupKind.SLIDING_WINDOW: pool_types_pb2.GROUP_KIND_SLIDING_WINDOW,
+    GroupKind.MLA: pool_types_pb2.GROUP_KIND_MLA,
+    GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
+}
+MEMORY_KINDS = {
+    MemoryKind.HOST: pool_types_pb2.MEMORY_KIND_HOST,
+    MemoryKind.PINNED_HOST: pool_types_pb2.MEMORY_KIND_PINNED_HOST,
+    MemoryKind.CUDA: pool_types_pb2.MEMORY_KIND_CUDA,
+}
+PEER_STATES = {
+    PeerState.CONNECTING: handshake_pb2.PEER_STATE_CONNECTING,
+    PeerState.CONNECTED: handshake_pb2.PEER_STATE_CONNECTED,
+    PeerState.SUSPECT: handshake_pb2.PEER_STATE_SUSPECT,
+    PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
+}
+_CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
+_CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
+_CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
+
+
+def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDescription:
+    """A pool's description."""
+    return pool_types_pb2.PoolDescription(
+        kind=POOL_KINDS[kind],
+        groups=[
+            pool_types_pb2.Group(
+                name=g.name,
+                kind=GROUP_KINDS[g.kind],
+                layers=g.layers,
+                block_tokens=g.block_tokens,
+                blocks=g.blocks,
+                kv_heads=g.kv_heads,
+                head_dim=g.head_dim,
+                dtype=g.dtype,
+                order=g.order,
+                window_tokens=g.window_tokens,
+            )
+            for g in layout.groups
+        ],
+        regions=[
+            pool_types_pb2.Region(
+                group=r.group,
+                first_layer=r.first_layer,
+                layers=r.layers,
+                offset=r.offset,
+                stride_bytes=r.stride_bytes,
+                block_bytes=r.block_bytes,
+            )
+            for r in layout.regions
+        ],
+        total_bytes=layout.total_bytes,
+        fingerprint=layout.fingerprint(),
+    )
+
+
+def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLayout:
+    """A layout. Raises InvalidRequest with the fields that make it unusable."""
+    groups = []
+    for i, g in enumerate(value.groups):
+        kind = _CORE_GROUP_KINDS.get(g.kind)
+        if kind is None:
+            raise invalid(f"{field}.groups[{i}].kind", "is required, and must be one that this server knows")
+        groups.append(
+            Group(
+                g.name,
+                kind,
+                g.layers,
+                g.block_tokens,
+                g.blocks,
+                g.kv_heads,
+                g.head_dim,
+                g.dtype,
+                g.order or "token_major",
+                g.window_tokens,
+            )
+        )
+    regions = [Region(r.group, r.first_layer, r.layers, r.offset, r.stride_bytes, r.block_bytes) for r in value.regions]
+    return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
+
+
+def pool_kind_from_proto(value: int, field: str) -> PoolKind:
+    """Raises InvalidRequest for a kind that is unset or unknown."""
+    kind = _CORE_POOL_KINDS.get(value)
+    if kind is None:
+        raise invalid(field, "is required: SERVER_MANAGED or ENGINE_MANAGED")
+    return kind
+
+
+def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescription:
+    """What an engine is."""
+    return handshake_pb2.EngineDescription(
+        engine_id=engine.engine_id,
+        incarnation=engine.incarnation,
+        address=engine.address,
+        protocol_min=engine.protocol_min,
+        protocol_max=engine.protocol_max,
+        weights_revision=engine.weights_revision,
+        pool=pool_to_proto(engine.pool, engine.pool_kind),
+        world_size=engine.world_size,
+        memory_generation=engine.memory_generation,
+        features=engine.features,
+    )
+
+
+def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> EngineDescription:
+    """What a peer says that it is. Raises InvalidRequest."""
+    if not value.engine_id or len(value.engine_id) > 255:
+        raise invalid(f"{field}.engine_id", "is required, at most 255 characters")
+    if not value.incarnation:
+        raise invalid(f"{field}.incarnation", "is required")
+    if not 0 < value.world_size <= 4096:
+        raise invalid(f"{field}.world_size", "lies between 1 and 4096")
+    return EngineDescription(
+        engine_id=value.engine_id,
+        incarnation=value.incarnation,
+        address=value.address,
+        protocol_min=value.protocol_min,
+        protocol_max=value.protocol_max,
+        weights_revision=value.weights_revision,
+        pool=pool_from_proto(value.pool, f"{field}.pool"),
+        pool_kind=pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind"),
+        world_size=value.world_size,
+        memory_generation=value.memory_generation,
+        features=tuple(value.features),
+    )
+
+
+def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
+    """How to reach a rank's memory."""
+    made = pool_types_pb2.RankEndpoint(rank=value.rank)
+    if value.shm:
+        shm = value.shm
+        made.shm.CopyFrom(
+            pool_types_pb2.ShmEndpoint(
+                socket_path=shm.socket_path,
+                token=shm.token,
+                nbytes=shm.nbytes,
+                nonce=shm.nonce,
+                nonce_offset=shm.nonce_offset,
+            )
+        )
+    if value.cma:
+        cma = value.cma
+        made.cma.CopyFrom(
+            pool_types_pb2.CmaEndpoint(
+                pid=cma.pid,
+                segments=[_segment(s) for s in cma.segments],
+                nonce=cma.nonce,
+                nonce_address=cma.nonce_address,
+            )
+        )
+    if value.nixl:
+        nixl = value.nixl
+        made.nixl.CopyFrom(
+            pool_types_pb2.NixlEndpoint(
+                agent=nixl.agent,
+                metadata=nixl.metadata,
+                backend=nixl.backend,
+                segments=[_segment(s) for s in nixl.segments],
+            )
+        )
+    if value.loopback:
+        made.loopback.CopyFrom(pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, nbytes=value.loopback.nbytes))
+    return made
+
+
+def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
+    """How a peer says that its rank can be reached."""
+    shm = cma = nixl = loopback = None
+    if value.HasField("shm"):
+        s = value.shm
+        shm = ShmEndpoint(s.socket_path, s.token, s.nbytes, s.nonce, s.nonce_offset)
+    if value.HasField("cma"):
+        c = value.cma
+        cma = CmaEndpoint(c.pid, tuple(_core_segment(x) for x in c.segments), c.nonce, c.nonce_address)
+    if value.HasField("nixl"):
+        n = value.nixl
+        nixl = NixlEndpoint(n.agent, n.metadata, n.backend, tuple(_core_segment(x) for x in n.segments))
+    if value.HasField("loopback"):
+        loopback = LoopbackEndpoint(value.loopback.key, value.loopback.nbytes)
+    return RankEndpoint(value.rank, shm, cma, nixl, loopback)
+
+
+def difference_to_proto(value: Difference) -> handshake_pb2.FieldDifference:
+    """One field in which two engines differ."""
+    return handshake_pb2.FieldDifference(
+        field=value.field, here=value.here, there=value.there, bridgeable=value.bridgeable, why=value.why
+    )
+
+
+def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
+    """How two ranks move bytes."""
+    return handshake_pb2.RankPath(
+        rank=value.rank,
+        peer_rank=value.peer_rank,
+        data_path=value.data_path,
+        why=value.why,
+        rejected=[handshake_pb2.DataPathStatus(name=name, why=why) for name, why in value.rejected],
+    )
+
+
+def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
+    """A peer as it is now."""
+    return handshake_pb2.Peer(
+        engine_id=value.engine_id,
+        incarnation=value.incarnation,
+        address=value.address,
+        state=PEER_STATES[value.state],
+        paths=[path_to_proto(path) for path in value.paths],
+        silence=duration(value.silence_s),
+        open_accesses=value.open_accesses,
+    )
+
+
+def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
+    """Limits and defaults."""
+    return handshake_pb2.Limits(
+        lease_ttl=duration(value.lease_ttl_s),
+        lease_cap=duration(value.lease_cap_s),
+        queue_timeout=duration(value.queue_timeout_s),
+        transfer_timeout=duration(value.transfer_timeout_s),
+        settle_timeout=duration(value.settle_timeout_s),
+        registration_timeout=duration(value.registration_timeout_s),
+        peer_grace=duration(value.peer_grace_s),
+        blocks_per_request=value.blocks_per_request,
+        message_bytes=value.message_bytes,
+        leases=value.leases,
+        transfers=value.transfers,
+    )
+
+
+def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
+    """Limits as a lead told them at attach; what is not on the wire keeps its default."""
+    return Limits(
+        lease_ttl_s=_s(value.lease_ttl),
+        lease_cap_s=_s(value.lease_cap),
+        queue_timeout_s=_s(value.queue_timeout),
+        transfer_timeout_s=_s(value.transfer_timeout),
+        settle_timeout_s=_s(value.settle_timeout),
+        registration_timeout_s=_s(value.registration_timeout),
+        peer_grace_s=_s(value.peer_grace),
+        blocks_per_request=value.blocks_per_request,
+        message_bytes=value.message_bytes,
+        leases=value.leases,
+        transfers=value.transfers,
+    )
+
+
+def _s(value: Duration) -> float:
+    return value.seconds + value.nanos / 1e9
+
+
+def _segment(value: Segment) -> pool_types_pb2.Segment:
+    return pool_types_pb2.Segment(
+        address=value.address, nbytes=value.nbytes, kind=MEMORY_KINDS[value.kind], device=value.device
+    )
+
+
+def _core_segment(value: pool_types_pb2.Segment) -> Segment:
+    kind = _CORE_MEMORY_KINDS.get(value.kind, MemoryKind.HOST)
+    return Segment(value.address, value.nbytes, kind, value.device)

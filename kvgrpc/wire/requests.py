@@ -1,0 +1,201 @@
+"""Requests of the public and the peer API to the core's events."""
+
+import hashlib
+import os
+
+from google.protobuf.message import Message
+
+from kvgrpc.core import events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.content import Claim
+from kvgrpc.core.ids import ACCESS_ID_BYTES
+from kvgrpc.errors import PreconditionFailed, Reason, Unimplemented
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire.values import block_lists, claims_of, content, invalid, on_abort, seconds, timeout_s
+
+CONSUMERS_MAX = 1024
+LABELS_MAX = 16
+LABEL_BYTES_MAX = 64
+TEXT_BYTES_MAX = 256
+"""Bound on labels such as request ids, so that nobody stores a novel here."""
+
+
+def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
+    """The call of a request: with its idempotency key, and a digest of the rest, where it has one."""
+    key = getattr(request, "idempotency_key", "")
+    if not key:
+        return events.Call(call_id, principal, trace)
+    if len(key) > TEXT_BYTES_MAX:
+        raise invalid("idempotency_key", f"has at most {TEXT_BYTES_MAX} characters")
+    body = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+    return events.Call(call_id, principal, trace, key, method, body)
+
+
+def finished_blocks(
+    request: handoff_pb2.FinishedBlocksRequest, call: events.Call, weights: str, limit: int
+) -> events.FinishedBlocks:
+    """FinishedBlocks for readers. Parts of a push are refused while the server lacks them."""
+    if request.waits_for == handoff_pb2.WAITS_FOR_REGISTRATION:
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+    if not request.last or request.HasField("layers") or request.part_epoch:
+        raise PreconditionFailed(
+            Reason.WAITS_FOR_MISMATCH,
+            "for READERS a hand-over is exactly one part: set last, leave layers and epoch out",
+        )
+    if request.HasField("failure"):
+        raise PreconditionFailed(Reason.EMPTY_FINISH, "a failure ends a push; there is nothing to end for READERS")
+    return events.FinishedBlocks(
+        call=call,
+        key=request.transfer_key,
+        blocks=block_lists(request.blocks, limit),
+        content=content(request.content, weights),
+        ttl_s=seconds(request, "ttl"),
+        consumers=_consumers(request.consumers),
+        on_abort=on_abort(request.on_abort),
+        request_id=_text("request_id", request.request_id),
+        priority=request.priority,
+        after_step=request.after_step,
+        lease_id=_text("lease_id", request.lease_id),
+        validate_only=request.validate_only,
+    )
+
+
+def grant_lease(
+    request: lease_pb2.GrantLeaseRequest, call: events.Call, weights: str, limit: int
+) -> events.FinishedBlocks:
+    """GrantLease: a hand-over without a transfer."""
+    labels = tuple(sorted(request.labels.items()))
+    if len(labels) > LABELS_MAX or any(len(text) > LABEL_BYTES_MAX for pair in labels for text in pair):
+        raise invalid("labels", f"at most {LABELS_MAX} labels of at most {LABEL_BYTES_MAX} characters each side")
+    return events.FinishedBlocks(
+        call=call,
+        key=request.transfer_key or os.urandom(16),
+        blocks=block_lists(request.blocks, limit),
+        content=content(request.content, weights),
+        ttl_s=seconds(request, "ttl"),
+        consumers=_consumers(request.consumers),
+        on_abort=on_abort(request.on_abort),
+        request_id=_text("request_id", request.request_id),
+        transfer=False,
+        labels=labels,
+    )
+
+
+def pull_blocks(
+    request: handoff_pb2.PullBlocksRequest, call: events.Call, weights: str, limit: int
+) -> events.PullBlocks | events.GiveDestination:
+    """PullBlocks with a grant, or by transfer id."""
+    destination = None
+    if request.HasField("destination"):
+        lists = block_lists(request.destination.blocks, limit)
+        destination = events.Destination(lists, request.destination.have_tokens)
+    if request.WhichOneof("pull") == "transfer_id":
+        if destination is None:
+            raise invalid("destination", "is what a pull by transfer id gives")
+        return events.GiveDestination(call, request.transfer_id, destination, request.after_step, request.validate_only)
+    if not request.HasField("grant"):
+        raise invalid("grant", "name a grant, or the transfer_id of an earlier pull")
+    offer = claims_of(request.grant).token_count
+    return events.PullBlocks(
+        call=call,
+        token=request.grant.token,
+        content=content(request.content, weights, also_at=request.use_tokens or offer),
+        access_id=os.urandom(ACCESS_ID_BYTES),
+        use_tokens=request.use_tokens,
+        destination=destination,
+        key=request.transfer_key,
+        request_id=_text("request_id", request.request_id),
+        priority=request.priority,
+        after_step=request.after_step,
+        queue_timeout_s=timeout_s(request, "queue_timeout"),
+        transfer_timeout_s=timeout_s(request, "transfer_timeout"),
+        validate_only=request.validate_only,
+    )
+
+
+def lease_ref(value: lease_pb2.LeaseRef) -> events.LeaseRef:
+    """A lease by id or grant."""
+    if value.WhichOneof("lease") is None:
+        raise invalid("lease", "name a lease_id or a grant")
+    return events.LeaseRef(value.lease_id, value.grant.token)
+
+
+def renew_leases(
+    request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, call: events.Call
+) -> events.RenewLeases:
+    """RenewLeases and KeepAlive."""
+    return events.RenewLeases(call, tuple(lease_ref(ref) for ref in request.leases), seconds(request, "ttl"))
+
+
+def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
+    """ReleaseLease."""
+    return events.ReleaseLease(call, lease_ref(request.lease))
+
+
+def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
+    """CancelTransfer."""
+    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, _text("message", request.message))
+
+
+def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:
+    """AcknowledgeTransfers."""
+    return events.AcknowledgeTransfers(call, tuple(request.transfer_ids))
+
+
+def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
+    """AllocateBlocks."""
+    counts = tuple((row.group, row.count) for row in request.counts)
+    return events.AllocateBlocks(call, counts, seconds(request, "ttl"), request.allocation_id)
+
+
+def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:
+    """FreeBlocks."""
+    return events.FreeBlocks(call, block_lists(request.blocks, limit))
+
+
+def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
+    """OpenAccess."""
+    openings = tuple(
+        Opening(
+            access_id=row.access_id,
+            token=row.token,
+            claim=_claim(row.content) if row.HasField("content") else None,
+            transfer_id=row.transfer_id,
+            request_id=row.request_id,
+            data_paths=tuple(row.data_paths),
+        )
+        for row in request.openings
+    )
+    return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
+
+
+def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
+    """SettleAccess."""
+    rows = tuple(events.Settling(row.access_id, row.last, row.bytes) for row in request.settlings)
+    return events.SettleAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+
+
+def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
+    """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
+    rows = tuple(
+        events.Closing(row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token)
+        for row in request.closings
+    )
+    return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+
+
+def _claim(value: peer_pb2.ContentClaim) -> Claim:
+    return Claim(value.token_count, value.digest, value.opaque_id)
+
+
+def _consumers(value: int) -> int:
+    if value > CONSUMERS_MAX:
+        raise invalid("consumers", f"at most {CONSUMERS_MAX}")
+    return value or 1
+
+
+def _text(field: str, value: str) -> str:
+    if len(value) > TEXT_BYTES_MAX:
+        raise invalid(field, f"has at most {TEXT_BYTES_MAX} characters")
+    return value

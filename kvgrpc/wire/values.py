@@ -1,0 +1,170 @@
+"""Values that many messages share: durations, block lists, content, enums, failures."""
+
+import math
+from collections.abc import Sequence
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from kvgrpc.core import content as contents
+from kvgrpc.core.descriptors import expand_runs, to_runs
+from kvgrpc.core.events import BlockLists
+from kvgrpc.core.grants import Access, Claims, OnAbort, read_claims
+from kvgrpc.core.pins import Blocks
+from kvgrpc.core.transfers import Failure, Next, Side
+from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.v1 import common_pb2
+
+NEXT = {
+    Next.RETRY_HERE: common_pb2.NEXT_STEP_RETRY_HERE,
+    Next.RETRY_OTHER_CONSUMER: common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
+    Next.RECOMPUTE: common_pb2.NEXT_STEP_RECOMPUTE,
+    Next.FIX_REQUEST: common_pb2.NEXT_STEP_FIX_REQUEST,
+}
+SIDE = {Side.SOURCE: common_pb2.SIDE_SOURCE, Side.DESTINATION: common_pb2.SIDE_DESTINATION}
+_ON_ABORT: dict[int, OnAbort] = {
+    common_pb2.ON_ABORT_UNSPECIFIED: OnAbort.RELEASE,
+    common_pb2.ON_ABORT_RELEASE: OnAbort.RELEASE,
+    common_pb2.ON_ABORT_KEEP: OnAbort.KEEP,
+}
+_ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.ACCESS_KIND_WRITE}
+
+
+def invalid(field: str, description: str) -> InvalidRequest:
+    """The error for one wrong field."""
+    return InvalidRequest(
+        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, description),)
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """A Duration of `seconds`; never negative."""
+    nanos = max(round(seconds * 1e9), 0)
+    return Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+
+
+def seconds(request: Message, field: str) -> float | None:
+    """A Duration field in seconds, None when it is unset."""
+    if not request.HasField(field):
+        return None
+    value: Duration = getattr(request, field)
+    return value.seconds + value.nanos / 1e9
+
+
+def timeout_s(request: Message, field: str) -> float | None:
+    """As `seconds`, for a timeout: raises InvalidRequest unless it is positive."""
+    value = seconds(request, field)
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise invalid(field, "a timeout is positive; leave it out for the default")
+    return value
+
+
+def reason(value: Reason | None) -> "common_pb2.FailureReason.ValueType":
+    """The wire's value of a reason."""
+    if value is None:
+        return common_pb2.FAILURE_REASON_UNSPECIFIED
+    return common_pb2.FailureReason.Value(f"FAILURE_REASON_{value.name}")
+
+
+def core_reason(value: int) -> Reason:
+    """The core's value; INTERNAL for one that is unknown here."""
+    try:
+        name = common_pb2.FailureReason.Name(common_pb2.FailureReason.ValueType(value))
+        return Reason(name.removeprefix("FAILURE_REASON_"))
+    except ValueError:
+        return Reason.INTERNAL
+
+
+def failure(value: Failure) -> common_pb2.Failure:
+    """A transfer's failure."""
+    return common_pb2.Failure(
+        reason=reason(value.reason),
+        phase=value.phase,
+        side=SIDE[value.side] if value.side else common_pb2.SIDE_UNSPECIFIED,
+        rank=value.rank,
+        next=NEXT[value.next] if value.next else common_pb2.NEXT_STEP_UNSPECIFIED,
+        message=value.message,
+    )
+
+
+def error_row(error: KVGrpcError) -> common_pb2.Failure:
+    """An error as a row of a batch."""
+    return common_pb2.Failure(reason=reason(error.reason), message=error.message)
+
+
+def group_blocks(lists: BlockLists) -> list[common_pb2.GroupBlocks]:
+    """Block lists as runs, one entry for each group that has blocks."""
+    found = []
+    for group, ids in lists:
+        if len(ids):
+            starts, counts = to_runs(ids)
+            found.append(common_pb2.GroupBlocks(group=group, blocks=common_pb2.BlockRuns(starts=starts, counts=counts)))
+    return found
+
+
+def pool_blocks(blocks: Blocks) -> list[common_pb2.GroupBlocks]:
+    """As `group_blocks`, for blocks of all groups of a pool."""
+    return group_blocks(tuple(enumerate(blocks)))
+
+
+def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockLists:
+    """Rows of block ids. Raises InvalidRequest or OutOfRange for malformed or too long runs."""
+    found = []
+    left = limit
+    for row in rows:
+        ids = expand_runs(row.blocks.starts, row.blocks.counts, left)
+        left -= len(ids)
+        found.append((row.group, ids))
+    return tuple(found)
+
+
+def on_abort(value: int) -> OnAbort:
+    """Unknown values read as RELEASE, the default."""
+    return _ON_ABORT.get(value, OnAbort.RELEASE)
+
+
+def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) -> contents.Content | None:
+    """A Content, or None when it is unset. `also_at`: one more digest at that many tokens, where tokens are given."""
+    form = value.WhichOneof("form")
+    if form is None:
+        return None
+    if form == "opaque_id":
+        return contents.Content(value.opaque_tokens, opaque=value.opaque_id)
+    if form == "chain":
+        return contents.Content(value.chain.token_count, digests=value.chain.digests)
+    tokens = value.tokens
+    if tokens.weights_revision and tokens.weights_revision != weights_revision:
+        raise InvalidRequest(
+            Reason.WEIGHTS_MISMATCH,
+            f"the content names weights {tokens.weights_revision}; this engine runs {weights_revision}",
+        )
+    items = [contents.Item(item.digest, item.offset, item.length) for item in tokens.multimodal_items]
+    return contents.chain(
+        tokens.token_ids,
+        adapter=tokens.adapter,
+        cache_salt=tokens.cache_salt,
+        weights_revision=weights_revision,
+        items=items,
+        also_at=also_at,
+    )
+
+
+def grant(token: bytes) -> common_pb2.Grant:
+    """The Grant message of a token that was just minted: the token, and what it says for those who read along."""
+    claims = read_claims(token)
+    return common_pb2.Grant(
+        token=token,
+        access=_ACCESS[claims.access],
+        engine_id=claims.engine_id,
+        incarnation=claims.incarnation,
+        address=claims.address,
+        lease_id=claims.lease_id,
+        ttl=duration(claims.ttl_s),
+        block_count=claims.block_count,
+        token_count=claims.token_count,
+    )
+
+
+def claims_of(value: common_pb2.Grant) -> Claims:
+    """What a grant's token says, unverified. Raises InvalidRequest (GRANT_INVALID)."""
+    return read_claims(value.token)

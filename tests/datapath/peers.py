@@ -1,0 +1,285 @@
+"""Peers for the tests of the data paths: ranks in this process, and real processes that own memory.
+
+A peer's memory holds bytes that follow from its seed, so that a test knows what it must read.
+"""
+
+import contextlib
+import importlib.util
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote
+from kvgrpc.datapath.cma import CmaPath
+from kvgrpc.datapath.copying import CopyMethod
+from kvgrpc.datapath.loopback import LoopbackPath
+from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.shm import ShmPath
+
+Bytes = NDArray[np.uint8]
+GUARD = 0xA5
+DEADLINE_S = 20.0
+HAS_NIXL = importlib.util.find_spec("kvgrpc.datapath.nixl") is not None
+
+
+def content(seed: int, nbytes: int) -> Bytes:
+    """What the peer of that seed holds."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def private(sizes: tuple[int, ...]) -> tuple[PrivateMemory, list[Bytes]]:
+    """Memory of several allocations, and views of them."""
+    arrays = [np.zeros(size, dtype=np.uint8) for size in sizes]
+    return PrivateMemory.of(*arrays), arrays
+
+
+def shared(sizes: tuple[int, ...]) -> tuple[SharedMemory, list[Bytes]]:
+    memory = SharedMemory.create(sum(sizes))
+    return memory, [memory.as_numpy()]
+
+
+MakePath = Callable[[Any, str], DataPath]
+
+
+def make_shm(memory: Memory, _: str) -> DataPath:
+    return ShmPath(memory)
+
+
+def make_shm_kernel(memory: Memory, _: str) -> DataPath:
+    return ShmPath(memory, copy_method=CopyMethod.KERNEL)
+
+
+def make_shm_loop(memory: Memory, _: str) -> DataPath:
+    return ShmPath(memory, copy_method=CopyMethod.LOOP)
+
+
+def make_cma(memory: PrivateMemory | SharedMemory, _: str) -> DataPath:
+    return CmaPath(memory)
+
+
+def make_loopback(memory: Memory, key: str) -> DataPath:
+    return LoopbackPath(memory, key)
+
+
+def make_nixl(memory: Memory, key: str) -> DataPath:
+    from kvgrpc.datapath.nixl import NixlPath
+
+    return NixlPath(memory, key)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to move bytes: a data path, and what memory each side has."""
+
+    name: str
+    make: MakePath
+    peer_memory: Callable[[tuple[int, ...]], tuple[Any, list[Bytes]]]
+    own_memory: Callable[[tuple[int, ...]], tuple[Any, list[Bytes]]]
+    in_process: bool = False
+    method: CopyMethod | None = None
+
+
+CASES = [
+    Case("loopback", make_loopback, private, private, in_process=True),
+    Case("shm", make_shm, shared, private),
+    Case("shm-pools", make_shm, shared, shared),
+    Case("shm-kernel", make_shm_kernel, shared, private, method=CopyMethod.KERNEL),
+    Case("shm-loop", make_shm_loop, shared, private, method=CopyMethod.LOOP),
+    Case("cma", make_cma, private, private),
+    Case("cma-pools", make_cma, shared, shared),
+    *([Case("nixl", make_nixl, private, private)] if HAS_NIXL else []),
+]
+
+
+class Peer:
+    """A rank with known bytes, somewhere: `endpoint()` says how to reach it."""
+
+    def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
+        self.content = content(seed, sum(sizes))
+
+    def endpoint(self) -> RankEndpoint:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class LocalPeer(Peer):
+    """In this process."""
+
+    def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
+        super().__init__(case, seed, sizes)
+        self._memory, parts = case.peer_memory(sizes)
+        fill(parts, self.content)
+        self._path = case.make(self._memory, f"peer-{seed}")
+
+    def endpoint(self) -> RankEndpoint:
+        return self._path.offer(RankEndpoint(0))
+
+    def close(self) -> None:
+        self._path.close()
+        self._memory.close()
+
+
+class ProcessPeer(Peer):
+    """A process of its own, as another engine would be."""
+
+    def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
+        super().__init__(case, seed, sizes)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=serve, args=(theirs, case.make, case.peer_memory, seed, sizes), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def endpoint(self) -> RankEndpoint:
+        self._pipe.send("offer")
+        assert self._pipe.poll(DEADLINE_S)
+        answer = self._pipe.recv()
+        assert isinstance(answer, RankEndpoint), answer
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(DEADLINE_S)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send("exit")
+        self.process.join(DEADLINE_S)
+        self._pipe.close()
+        self.process.close()
+
+
+def serve(
+    pipe: Connection,
+    make: MakePath,
+    make_memory: Callable[[tuple[int, ...]], tuple[Any, list[Bytes]]],
+    seed: int,
+    sizes: tuple[int, ...],
+) -> None:
+    """What a peer's process does: owns memory, offers it as often as it is asked."""
+    memory, parts = make_memory(sizes)
+    fill(parts, content(seed, sum(sizes)))
+    path = make(memory, f"peer-{seed}")
+    while True:
+        while not pipe.poll(0.0002 if path.needs_polling else None):
+            path.progress()
+        try:
+            if pipe.recv() != "offer":
+                break
+        except EOFError:
+            break
+        pipe.send(path.offer(RankEndpoint(0)))
+    path.close()
+    memory.close()
+
+
+def fill(parts: list[Bytes], data: Bytes) -> None:
+    first = 0
+    for part in parts:
+        part[:] = data[first : first + len(part)]
+        first += len(part)
+
+
+def gather(parts: list[Bytes]) -> Bytes:
+    return np.concatenate(parts)
+
+
+@dataclass
+class Own:
+    """This test's rank: memory full of guard bytes and a data path into it."""
+
+    path: DataPath
+    memory: Any
+    parts: list[Bytes]
+    remotes: list[Remote] = field(default_factory=list)
+
+    def connect(self, peer: Peer) -> Remote:
+        remote = self.path.connect(peer.endpoint())
+        self.remotes.append(remote)
+        return remote
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part[:] = GUARD
+
+    def bytes(self) -> Bytes:
+        return gather(self.parts)
+
+
+@contextlib.contextmanager
+def own_rank(case: Case, sizes: tuple[int, ...]) -> Iterator[Own]:
+    memory, parts = case.own_memory(sizes)
+    own = Own(case.make(memory, "own"), memory, parts)
+    own.reset()
+    try:
+        yield own
+    finally:
+        for remote in own.remotes:
+            remote.close()
+        own.path.close()
+        memory.close()
+
+
+class Wake:
+    """Counts calls; wakes whoever waits for a posting."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __call__(self) -> None:
+        self.event.set()
+
+
+def finish(path: DataPath, posting: Posting, wake: Wake) -> PostingState:
+    """Waits for the end as the mover does; fails the test when it does not come."""
+    waited = 0.0
+    while posting.poll() is PostingState.PENDING and waited < DEADLINE_S:
+        if path.needs_polling:
+            path.progress()
+        step = 0.0002 if path.needs_polling else DEADLINE_S
+        wake.event.wait(step)
+        waited += step
+    state = posting.poll()
+    assert state is not PostingState.PENDING, "the posting does not end"
+    return state
+
+
+def move(path: DataPath, remote: Remote, runs: Runs) -> Posting:
+    wake = Wake()
+    posting = remote.read(runs, wake)
+    finish(path, posting, wake)
+    return posting
+
+
+def runs_of(*rows: tuple[int, int, int]) -> Runs:
+    """Runs from (source, destination, bytes)."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Runs(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
+
+
+def blocks(seed: int, block: int, count: int, source: int, destination: int) -> Runs:
+    """`count` scattered blocks of `block` bytes between memories of that many bytes."""
+    rng = np.random.default_rng(seed)
+    src = rng.permutation(source // block)[:count].astype(np.int64) * block
+    dst = rng.permutation(destination // block)[:count].astype(np.int64) * block
+    return Runs(src, dst, np.full(len(src), block, dtype=np.int64))
+
+
+def expected(before: Bytes, source: Bytes, runs: Runs) -> Bytes:
+    """What the destination must hold afterwards: the runs' bytes, and else what it held."""
+    after = before.copy()
+    for src, dst, nbytes in zip(runs.src, runs.dst, runs.nbytes, strict=True):
+        after[dst : dst + nbytes] = source[src : src + nbytes]
+    return after

@@ -1,0 +1,212 @@
+"""One contract over all data paths: what the mover and the lead may rely on.
+
+Each case is a data path with the kinds of memory that it is for. Peers are processes of their own,
+except for loopback. Every test looks at every byte of the destination, which held guard bytes.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
+from kvgrpc.datapath.copying import available_methods
+
+from tests.datapath.peers import (
+    CASES,
+    GUARD,
+    Case,
+    LocalPeer,
+    Own,
+    Peer,
+    ProcessPeer,
+    Wake,
+    blocks,
+    expected,
+    finish,
+    move,
+    own_rank,
+    runs_of,
+)
+
+# Odd sizes, so that segments end within runs and off every boundary.
+PEER_SIZES = (3_000_001, 1_048_576, 5_000_003)
+OWN_SIZES = (2_000_003, 4_194_304, 1_000_001)
+PEER_BYTES, OWN_BYTES = sum(PEER_SIZES), sum(OWN_SIZES)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    chosen: Case = request.param
+    if chosen.method is not None and chosen.method not in available_methods():
+        pytest.skip(f"this machine cannot copy by the method {chosen.method.value}")
+    return chosen
+
+
+def make_peer(case: Case, seed: int) -> Peer:
+    return (LocalPeer if case.in_process else ProcessPeer)(case, seed, PEER_SIZES)
+
+
+@pytest.fixture(scope="module")
+def peer(case: Case) -> Iterator[Peer]:
+    peer = make_peer(case, seed=1)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def own(case: Case) -> Iterator[Own]:
+    with own_rank(case, OWN_SIZES) as own:
+        yield own
+
+
+SHAPES = {
+    "one byte": runs_of((7, 11, 1)),
+    "scattered blocks of 16 KB": blocks(2, 16 << 10, 300, PEER_BYTES, OWN_BYTES),
+    "scattered blocks of 4 KB": blocks(3, 4 << 10, 1700, PEER_BYTES, OWN_BYTES),
+    "5,000 blocks of 96 bytes": blocks(4, 96, 5000, PEER_BYTES, OWN_BYTES),
+    "odd lengths at odd places": runs_of(
+        *((i * 3001 + 5, i * 2999 + 3, i % 2900 + 1) for i in range(2000))
+    ),
+    "one run over all of the destination": runs_of((13, 0, OWN_BYTES)),
+    "long and short": runs_of((0, 6_000_000, 17), (100, 65, 5_000_000), (8_999_999, 6_000_100, 1)),
+    "a run of no bytes among others": runs_of((0, 0, 64), (500, 500, 0), (1000, 1000, 64)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_byte_arrives_and_no_other_changes(peer: Peer, own: Own, shape: str) -> None:
+    runs = SHAPES[shape]
+    posting = move(own.path, own.connect(peer), runs)
+    assert (posting.poll(), posting.error) == (PostingState.DONE, "")
+    guard = np.full(OWN_BYTES, GUARD, dtype=np.uint8)
+    assert np.array_equal(own.bytes(), expected(guard, peer.content, runs))
+
+
+LAST = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        (PEER_BYTES, 0, 1),
+        (PEER_BYTES - 99, 0, 100),
+        (0, OWN_BYTES - 99, 100),
+        (0, OWN_BYTES, 1),
+        (-1, 0, 1),
+        (0, -1, 1),
+        (0, 0, -1),
+        (0, 0, LAST),
+        (LAST, 0, LAST),
+        (LAST, LAST, 1),
+        (PEER_BYTES + 1, 0, 0),
+    ],
+)
+def test_a_run_out_of_range_is_refused_before_anything_is_touched(
+    peer: Peer, own: Own, bad: tuple[int, int, int]
+) -> None:
+    remote = own.connect(peer)
+    with pytest.raises(DataPathFailed):
+        remote.read(runs_of((0, 0, 4096), bad), Wake())
+    assert (own.bytes() == GUARD).all()
+
+
+def test_runs_of_unequal_columns_are_refused(peer: Peer, own: Own) -> None:
+    remote = own.connect(peer)
+    good = runs_of((0, 0, 64), (64, 64, 64))
+    with pytest.raises(DataPathFailed):
+        remote.read(Runs(good.src, good.dst[:1], good.nbytes), Wake())
+
+
+def test_no_runs_end_done(peer: Peer, own: Own) -> None:
+    posting = move(own.path, own.connect(peer), runs_of())
+    assert posting.poll() is PostingState.DONE
+    assert (own.bytes() == GUARD).all()
+
+
+def test_an_end_stays_the_same(peer: Peer, own: Own) -> None:
+    posting = move(own.path, own.connect(peer), runs_of((0, 0, 4096)))
+    assert [posting.poll() for _ in range(3)] == [PostingState.DONE] * 3
+
+
+def test_postings_on_one_peer_run_side_by_side(peer: Peer, own: Own) -> None:
+    remote = own.connect(peer)
+    parts = [runs_of((i * 70_001, i * 70_001, 70_001)) for i in range(20)]
+    wakes = [Wake() for _ in parts]
+    postings = [remote.read(part, wake) for part, wake in zip(parts, wakes, strict=True)]
+    states = [finish(own.path, p, wake) for p, wake in zip(postings, wakes, strict=True)]
+    assert states == [PostingState.DONE] * 20
+    assert np.array_equal(own.bytes()[: 20 * 70_001], peer.content[: 20 * 70_001])
+
+
+def test_two_peers_at_once(case: Case, peer: Peer, own: Own) -> None:
+    other = make_peer(case, seed=2)
+    try:
+        remotes = [own.connect(peer), own.connect(other)]
+        half = runs_of((0, 0, 3_000_000)), runs_of((1000, 3_000_000, 3_000_000))
+        wakes = Wake(), Wake()
+        postings = [remotes[i].read(half[i], wakes[i]) for i in range(2)]
+        assert [finish(own.path, postings[i], wakes[i]) for i in range(2)] == [PostingState.DONE] * 2
+        after = expected(np.full(OWN_BYTES, GUARD, dtype=np.uint8), peer.content, half[0])
+        assert np.array_equal(own.bytes(), expected(after, other.content, half[1]))
+        remotes[1].close()
+        own.remotes.pop()
+        assert move(own.path, remotes[0], half[0]).poll() is PostingState.DONE
+    finally:
+        other.close()
+
+
+def test_a_closed_peer_can_be_connected_again(peer: Peer, own: Own) -> None:
+    own.connect(peer).close()
+    own.remotes.clear()
+    assert move(own.path, own.connect(peer), runs_of((5, 6, 7))).poll() is PostingState.DONE
+
+
+def test_it_says_how_the_bytes_will_move(peer: Peer, own: Own) -> None:
+    assert len(own.connect(peer).why) > 20
+
+
+def test_a_peer_that_does_not_offer_this_path_is_refused_with_a_reason(own: Own) -> None:
+    with pytest.raises(DataPathUnavailable, match="offer"):
+        own.path.connect(RankEndpoint(0))
+
+
+def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own) -> None:
+    """A shared pool outlives its process, so that shm finds the bytes; elsewhere a typed failure."""
+    if case.in_process:
+        pytest.skip("a rank in this process dies with it")
+    victim = ProcessPeer(case, 3, PEER_SIZES)
+    remote = own.connect(victim)
+    victim.kill()
+    runs = runs_of((0, 0, 1_000_000))
+    try:
+        posting = move(own.path, remote, runs)
+    except DataPathFailed as error:
+        assert error.message
+    else:
+        if case.name.startswith("shm"):
+            assert posting.poll() is PostingState.DONE
+            assert np.array_equal(own.bytes()[:1_000_000], victim.content[:1_000_000])
+        else:
+            assert posting.poll() is PostingState.FAILED
+            assert posting.error
+    finally:
+        victim.close()
+
+
+def test_close_is_idempotent_and_ends_all_access(case: Case, peer: Peer) -> None:
+    """A posting that close cut short is FAILED or still PENDING, never DONE afterwards."""
+    with own_rank(case, OWN_SIZES) as own:
+        remote = own.connect(peer)
+        posting = remote.read(runs_of((0, 0, OWN_BYTES)), Wake())
+        own.path.close()
+        own.path.close()
+        own.remotes.clear()
+        state = posting.poll()
+        done = np.array_equal(own.bytes(), peer.content[:OWN_BYTES])
+        assert state is not PostingState.DONE or done
+        own.reset()
+        assert posting.poll() is state
+        assert (own.bytes() == GUARD).all()
