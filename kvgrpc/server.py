@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +25,17 @@ from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.datapath.memory import SharedMemory
-from kvgrpc.errors import InvalidRequest, Reason, Unavailable
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable
 from kvgrpc.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.service import telemetry
 from kvgrpc.service.grpc_server import SERVICES, build, channel_options, set_serving
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.peers import PeerChannels
-from kvgrpc.service.ranks import Ranks
+from kvgrpc.service.ranks import Rank, Ranks
 from kvgrpc.service.runner import Runner
+from kvgrpc.service.session import Sessions
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
@@ -53,6 +57,7 @@ class Server:
         self._node = Node(self.config.limits)
         self._runner = Runner(self._node)
         self._ranks = Ranks()
+        self._sessions: Sessions | None = None
         self._local: list[LocalRank] = []
         self._paths: list[DataPathStatus] = []
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s)
@@ -65,7 +70,9 @@ class Server:
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
         )
-        self._runner.start(self._channels, self._ranks, self)
+        if self.config.session_socket:
+            self._sessions = Sessions(self._lead, self, self.config.session_socket)
+        self._runner.start(self._channels, self._ranks, self._sessions or self)
         self._grpc, self._health = build(self._lead, self.config.limits)
         host, _ = split_address(self.config.listen, "listen")
         try:
@@ -74,10 +81,10 @@ class Server:
             raise AddressInUse(Reason.INVALID_FIELD, f"cannot bind {self.config.listen}: {error}") from error
         shown = f"[{host}]" if ":" in host else host
         self.address = self._advertised(host, f"{shown}:{port}")
-        if self.config.pool is not None:
-            await self._begin_embedded(self.config.pool.layout())
+        await self._begin_idle()
         await self._grpc.start()
-        await set_serving(self._health, self.config.pool is not None)
+        if self._sessions is not None:
+            await self._sessions.start()
         self._write_ready_file()
 
     async def serve_forever(self) -> None:
@@ -92,28 +99,103 @@ class Server:
             await set_serving(self._health, False, (*SERVICES,))
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_s
-        while self._busy() and loop.time() < until:
+        while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(DRAIN_POLL_S)
         self._runner.feed(LifeBegan(self._node.state.incarnation, b"", None))
         await asyncio.sleep(0)
+        if self._sessions is not None:
+            await self._sessions.stop()
         await self._channels.stop()
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
         self._runner.stop()
         await self._close_ranks()
-        if self.config.ready_file:
-            Path(self.config.ready_file).unlink(missing_ok=True)
+        self._remove_ready_file()
 
     def tell(self, news: EngineNews) -> None:
         """News for an engine: nobody is attached to an embedded pool."""
 
-    async def _begin_embedded(self, layout: PoolLayout) -> None:
-        """The embedded pool: one rank in this process, blocks managed by us."""
-        rank, self._paths = await asyncio.to_thread(self._make_rank, 0, layout.total_bytes)
-        self._local = [rank]
-        self._ranks.ranks = {0: rank}
-        description = self._describe(layout, PoolKind.SERVER_MANAGED, world_size=1)
-        self._runner.feed(LifeBegan(description.incarnation, secrets.token_bytes(32), description))
+    # -- lives: with the embedded pool, with an engine, with nothing
+
+    async def begin_engine(
+        self, request: session_pb2.AttachRequest, secret: bytes, worker: Callable[[int], Rank]
+    ) -> None:
+        """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted; the old life goes on."""
+        engine = self._attaching(request)
+        if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
+            await self._begin(
+                engine, secret, {rank: worker(rank) for rank in range(engine.world_size)}, [], attached=True
+            )
+            return
+        local = await self._make_ranks(engine.world_size, engine.pool.total_bytes)
+        await self._begin(engine, secret, dict(enumerate(local)), local, attached=True)
+
+    async def end_engine(self) -> None:
+        """The engine is gone: its memory goes, and the server waits for the next one."""
+        await self._begin_idle()
+
+    def shared_memory(self, rank: int) -> tuple[int, int]:
+        """The pool of a rank of the attached engine, for its worker."""
+        if rank >= len(self._local):
+            raise NotFound(Reason.NO_POOL, f"this engine has no rank {rank} with shared memory")
+        memory = self._local[rank].memory
+        assert isinstance(memory, SharedMemory)
+        return memory.fd, memory.nbytes
+
+    async def _begin_idle(self) -> None:
+        """The life without an engine: the embedded pool, managed by us, or nothing."""
+        if self.config.pool is None:
+            await self._begin(None, b"", {}, [])
+            return
+        layout = self.config.pool.layout()
+        local = await self._make_ranks(1, layout.total_bytes)
+        engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1)
+        await self._begin(engine, secrets.token_bytes(32), dict(enumerate(local)), local)
+
+    async def _begin(
+        self,
+        engine: EngineDescription | None,
+        secret: bytes,
+        ranks: dict[int, Rank],
+        local: list[LocalRank],
+        *,
+        attached: bool = False,
+    ) -> None:
+        """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
+        old, self._local = self._local, local
+        incarnation = engine.incarnation if engine else secrets.randbits(63) + 1
+        self._runner.feed(LifeBegan(incarnation, secret, engine, engine_attached=attached))
+        self._ranks.ranks = ranks
+        assert self._health is not None
+        await set_serving(self._health, engine is not None)
+        for rank in old:
+            await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
+
+    def _attaching(self, request: session_pb2.AttachRequest) -> EngineDescription:
+        """What the attaching engine is. Raises InvalidRequest."""
+        if request.HasField("pool"):
+            layout = pool_from_proto(request.pool, "pool")
+        elif self.config.pool is not None:
+            layout = self.config.pool.layout()
+        else:
+            raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
+        kind = pool_kind_from_proto(request.kind, "kind")
+        engine = self._describe(layout, kind, request.world_size or 1)
+        weights = request.weights_revision or engine.weights_revision
+        return replace(engine, engine_id=request.engine_id or engine.engine_id, weights_revision=weights)
+
+    async def _make_ranks(self, count: int, nbytes: int) -> list[LocalRank]:
+        """Ranks with shared memory in this process. Raises Exhausted when they do not fit; none is left then."""
+        made: list[LocalRank] = []
+        try:
+            for rank in range(count):
+                local, self._paths = await asyncio.to_thread(self._make_rank, rank, nbytes)
+                made.append(local)
+        except KVGrpcError:
+            for local in made:
+                await asyncio.to_thread(local.close, MOVER_CLOSE_S)
+            raise
+        return made
 
     def _make_rank(self, rank: int, nbytes: int) -> tuple[LocalRank, list[DataPathStatus]]:
         memory = SharedMemory.create(nbytes)
@@ -165,6 +247,10 @@ class Server:
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
 
+    def _remove_ready_file(self) -> None:
+        if self.config.ready_file:
+            Path(self.config.ready_file).unlink(missing_ok=True)
+
     def _write_ready_file(self) -> None:
         if not self.config.ready_file:
             return
@@ -173,4 +259,3 @@ class Server:
         partial = path.with_suffix(path.suffix + ".partial")
         partial.write_text(json.dumps(content) + "\n")
         partial.rename(path)
-

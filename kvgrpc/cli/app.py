@@ -3,7 +3,9 @@
 import typer
 
 from kvgrpc import __version__
+from kvgrpc.cli.demo import demo
 from kvgrpc.cli.serve import serve
+from kvgrpc.cli.status import status
 
 app = typer.Typer(
     name="kvgrpc",
@@ -15,6 +17,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(serve)
+app.command()(demo)
+app.command()(status)
 
 
 def _version(wanted: bool) -> None:

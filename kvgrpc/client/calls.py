@@ -14,6 +14,7 @@ from grpc import aio
 from opentelemetry import trace
 
 from kvgrpc.client.status import to_error
+from kvgrpc.client.values import CALL_OPTIONS
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
 
 Metadata = tuple[tuple[str, str], ...]
@@ -42,6 +43,9 @@ class Caller:
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
     ) -> Response:
         """A unary call. Of `options` only those of options.Call are read; the others are in the request already."""
+        for name in options:
+            if name not in CALL_OPTIONS and name.removesuffix("_s") not in request.DESCRIPTOR.fields_by_name:
+                raise TypeError(f"{_method(request)} has no option {name!r}")
         timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
         try:
             return await method(request, timeout=timeout_s, metadata=self.headers())
@@ -94,7 +98,11 @@ class Caller:
 
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
         """The typed error of a failed call."""
-        return to_error(failed, request.DESCRIPTOR.name.removesuffix("Request"), self.address)
+        return to_error(failed, _method(request), self.address)
+
+
+def _method(request: Message) -> str:
+    return request.DESCRIPTOR.name.removesuffix("Request")
 
 
 def set_key(request: Message, options: Options) -> str:

@@ -9,14 +9,16 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 from kvgrpc.client.renewals import Renewals
+from kvgrpc.client.values import in_seconds
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import FailureReason, Grant
 from kvgrpc.v1.lease_pb2 import LeaseRef, RenewedLease
-from kvgrpc.client.values import in_seconds
 
 TOGETHER_S = 0.25
 """Renewals that are due this soon go along with one that is due now."""
@@ -31,60 +33,88 @@ _ENDED: dict[Reason, type[KVGrpcError]] = {
 }
 
 
-class HeldLease:
-    """A lease that is kept alive."""
+@dataclass(eq=False)
+class Renewal:
+    """What is known of one lease. Pure: every clock reading is an argument."""
 
-    def __init__(self, ref: LeaseRef, lease_id: str, grant: Grant | None, left_until: float) -> None:
-        self.ref = ref
-        self.lease_id = lease_id
-        self.grant = grant
-        """What a consumer pulls with; None if the lease was taken over by its id."""
-        self.error: KVGrpcError | None = None
-        """Why it is over; None while it lives."""
-        self.left_until = left_until
-        self.due = 0.0
-        self._over = asyncio.Event()
+    ref: LeaseRef
+    lease_id: str
+    left_until: float = 0.0
+    due: float = 0.0
+    """When to renew it next."""
+    error: KVGrpcError | None = None
+    """Why it is over; None while it lives."""
+    on_end: Callable[[], None] = lambda: None
+    _failure: KVGrpcError | None = None
 
-    @property
-    def reason(self) -> Reason | None:
-        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done."""
-        return self.error.reason if self.error else None
-
-    def check(self) -> None:
-        """Raises the error that says why the lease is over, if it is."""
-        if self.error is not None:
-            raise self.error
-
-    async def wait_over(self) -> Reason:
-        """Returns when the lease is over, with the reason."""
-        await self._over.wait()
-        assert self.error is not None
-        return self.error.reason
-
-    def renewed(self, row: RenewedLease, sent: float) -> None:
-        """What the server answered to a renewal sent at `sent`."""
-        left_s = in_seconds(row.remaining)
-        if row.reason or left_s <= 0:
-            reason = _reason(row.reason) if row.reason else Reason.LEASE_EXPIRED
-            kind = _ENDED.get(reason, PreconditionFailed)
-            self.end(kind(reason, f"lease {self.lease_id} could not be renewed: it is over"))
-            return
+    def granted(self, left_s: float, sent: float) -> None:
+        """`left_s` was left, counted from `sent`."""
         self.left_until = sent + left_s
         self.due = sent + max(left_s / 3, PAUSE_MIN_S)
+        self._failure = None
 
-    def not_renewed(self, why: KVGrpcError, now: float) -> None:
-        """A renewal got no answer: again soon, as long as there is time."""
-        if now >= self.left_until:
-            self.end(_too_late(self.lease_id, why))
+    def answered(self, row: RenewedLease, sent: float) -> None:
+        """What the server said to a renewal sent at `sent`."""
+        left_s = in_seconds(row.remaining)
+        if not row.reason and left_s > 0:
+            self.granted(left_s, sent)
             return
+        reason = _reason(row.reason) if row.reason else Reason.LEASE_EXPIRED
+        kind = _ENDED.get(reason, PreconditionFailed)
+        self.end(kind(reason, f"lease {self.lease_id} is over and could not be renewed"))
+
+    def not_answered(self, why: KVGrpcError, now: float) -> None:
+        """Again soon, as long as there is time."""
+        self._failure = why
         pause_s = max(min((self.left_until - now) / 4, PAUSE_AFTER_FAILURE_S), PAUSE_MIN_S)
         self.due = min(now + max(pause_s, why.retry_delay_s or 0.0), self.left_until)
+
+    def overdue(self, now: float) -> KVGrpcError | None:
+        """Why it is over at `now`."""
+        if self.error is None and now >= self.left_until:
+            last = f"; the last attempt: {self._failure}" if self._failure else ""
+            error = PreconditionFailed(
+                Reason.LEASE_EXPIRED, f"lease {self.lease_id} could not be renewed in time{last}"
+            )
+            error.__cause__ = self._failure
+            return error
+        return self.error
 
     def end(self, error: KVGrpcError) -> None:
         """It is over. Only the first end counts."""
         if self.error is None:
             self.error = error
-            self._over.set()
+            self.on_end()
+
+
+class HeldLease:
+    """A lease that is kept alive."""
+
+    def __init__(self, renewal: Renewal, grant: Grant | None) -> None:
+        self.lease_id = renewal.lease_id
+        self.grant = grant
+        """What a consumer pulls with; None for a lease that was named by its id."""
+        self._renewal = renewal
+        self._over = asyncio.Event()
+        renewal.on_end = self._over.set
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done."""
+        error = self._renewal.overdue(time.monotonic())
+        return error.reason if error else None
+
+    def check(self) -> None:
+        """Raises the error that says why the lease is over, if it is."""
+        error = self._renewal.overdue(time.monotonic())
+        if error:
+            raise error
+
+    async def wait_over(self) -> Reason:
+        """Returns when the lease is over, with the reason."""
+        await self._over.wait()
+        assert self._renewal.error is not None
+        return self._renewal.error.reason
 
 
 class Keeper:
@@ -92,73 +122,94 @@ class Keeper:
 
     def __init__(self, renewals: Renewals) -> None:
         self._renewals = renewals
-        self._held: set[HeldLease] = set()
+        self._held: set[Renewal] = set()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def hold(self, lease: HeldLease) -> None:
-        """From now on `lease` is renewed."""
-        self._held.add(lease)
-        self._news.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="kvgrpc lease renewals")
-
-    def drop(self, lease: HeldLease) -> None:
-        """From now on it is not."""
-        self._held.discard(lease)
-        self._news.set()
+    @asynccontextmanager
+    async def holding(
+        self, renewal: Renewal, grant: Grant | None, release: Callable[[], Awaitable[None]] | None
+    ) -> AsyncIterator[HeldLease]:
+        """Renews a lease meanwhile, then releases it unless it is over. A release that fails never hides an error of
+        the body, and alone it is one: the blocks stay pinned until the lease ends by itself.
+        """
+        held = HeldLease(renewal, grant)
+        self._hold(renewal)
+        try:
+            yield held
+        except BaseException as error:
+            self._drop(renewal)
+            try:
+                await _release(renewal, release)
+            except KVGrpcError as failed:
+                error.add_note(f"lease {renewal.lease_id} could not be released, it ends by itself: {failed}")
+            raise
+        self._drop(renewal)
+        await _release(renewal, release)
 
     async def close(self) -> None:
         """Stops renewing. An error of the task that nobody expected is raised here."""
-        self._held.clear()
-        self._news.set()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
         self._renewals.close()
 
+    def _hold(self, renewal: Renewal) -> None:
+        self._held.add(renewal)
+        self._news.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="kvgrpc lease renewals")
+
+    def _drop(self, renewal: Renewal) -> None:
+        self._held.discard(renewal)
+        self._news.set()
+
     async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
         try:
             while self._held:
-                pause_s = min(lease.due for lease in self._held) - clock()
-                if pause_s > 0:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(pause_s):
-                            await self._news.wait()
-                    self._news.clear()
-                    continue
-                await self._renew([lease for lease in self._held if lease.due <= clock() + TOGETHER_S])
-                self._held = {lease for lease in self._held if lease.error is None}
+                now = time.monotonic()
+                for renewal in list(self._held):
+                    error = renewal.overdue(now)
+                    if error:
+                        renewal.end(error)
+                        self._held.discard(renewal)
+                soon = [renewal for renewal in self._held if renewal.due <= now + TOGETHER_S]
+                if any(renewal.due <= now for renewal in soon):
+                    await self._renew(soon)
+                elif self._held:
+                    await self._pause(min(renewal.due for renewal in self._held) - now)
         finally:
             # Also when this task fails: nobody shall believe in a lease that nobody renews.
-            for lease in self._held:
-                lease.end(PreconditionFailed(Reason.LEASE_EXPIRED, f"lease {lease.lease_id} is no longer renewed"))
+            for renewal in self._held:
+                renewal.end(PreconditionFailed(Reason.LEASE_EXPIRED, f"lease {renewal.lease_id} is no longer renewed"))
 
-    async def _renew(self, leases: Sequence[HeldLease]) -> None:
-        sent = asyncio.get_running_loop().time()
-        soonest = min(lease.left_until for lease in leases)
+    async def _pause(self, longest_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._news.wait()
+        self._news.clear()
+
+    async def _renew(self, renewals: Sequence[Renewal]) -> None:
+        sent = time.monotonic()
+        soonest = min(renewal.left_until for renewal in renewals)
         timeout_s = min(max((soonest - sent) / 2, PAUSE_MIN_S), TIMEOUT_S)
         try:
-            rows = await self._renewals.renew([lease.ref for lease in leases], timeout_s)
+            rows = await self._renewals.renew([renewal.ref for renewal in renewals], timeout_s)
         except KVGrpcError as error:
-            for lease in leases:
-                lease.not_renewed(error, asyncio.get_running_loop().time())
+            for renewal in renewals:
+                renewal.not_answered(error, time.monotonic())
             return
-        for lease, row in zip(leases, rows, strict=True):
-            lease.renewed(row, sent)
+        for renewal, row in zip(renewals, rows, strict=True):
+            renewal.answered(row, sent)
+
+
+async def _release(renewal: Renewal, release: Callable[[], Awaitable[None]] | None) -> None:
+    if release is not None and renewal.error is None:
+        await release()
 
 
 def _reason(value: FailureReason.ValueType) -> Reason:
     """A reason that this version does not know reads as INTERNAL."""
     name = FailureReason.Name(value).removeprefix("FAILURE_REASON_") if value in FailureReason.values() else ""
     return Reason[name] if name in Reason.__members__ else Reason.INTERNAL
-
-
-def _too_late(lease_id: str, why: KVGrpcError) -> KVGrpcError:
-    error = PreconditionFailed(
-        Reason.LEASE_EXPIRED, f"lease {lease_id} could not be renewed in time; the last attempt: {why}"
-    )
-    error.__cause__ = why
-    return error

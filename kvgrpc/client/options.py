@@ -27,6 +27,18 @@ class Change(Call, total=False):
     idempotency_key: str
 
 
+class Allocation(Change, total=False):
+    """Of allocate and renew_allocation."""
+
+    ttl_s: float
+
+
+class Renewing(Call, total=False):
+    """Of renew_leases."""
+
+    ttl_s: float
+
+
 class HandOver(Change, total=False):
     """Of finished_blocks. `transfer_key` is a fresh one and `last` is set unless given."""
 
@@ -94,7 +106,17 @@ class Which(TypedDict, total=False):
     min_age_s: float
 
 
-class Listing(Which, Call, total=False):
-    """Of list_transfers. `limit` bounds the number of rows; without it all pages are fetched."""
+class Rows(Call, total=False):
+    """Of calls that list. `limit` bounds the number of rows; without it all pages are fetched."""
 
     limit: int
+
+
+class Listing(Which, Rows, total=False):
+    """Of list_transfers."""
+
+
+class Reading(Call, total=False):
+    """Of read_blocks."""
+
+    layers: tuple[int, int]  # first layer, number of layers

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from grpc import aio
 
 from kvgrpc.client.calls import Caller
-from kvgrpc.errors import DeadlineExceeded, InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1.lease_pb2 import KeepAliveRequest, KeepAliveResponse, LeaseRef, RenewedLease, RenewLeasesRequest
-from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
+
+if TYPE_CHECKING:
+    from kvgrpc.v1.lease_pb2_grpc import LeaseServiceAsyncStub
 
 STREAM_S = 60.0
 """Deadline of one stream; the next renewal opens another."""

@@ -54,7 +54,7 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
     code = failed.code()
     details = dict(_details(failed))
     info = _fields(details.get("google.rpc.ErrorInfo", b""))
-    metadata = {"method": method, "address": address, **_metadata(info)}
+    metadata = {"method": method, "address": address, **dict(_metadata(info))}
     reason = _reason(code, info, metadata)
     message = failed.details() or code.name
     if not info:
@@ -63,14 +63,13 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
         metadata.setdefault("phase", "call")
     violations = tuple(_violations(details.get("google.rpc.BadRequest", b"")))
     kind = BY_CODE.get(code.name) or _FOREIGN.get(code.name, InternalError)
-    error = kind(
+    return kind(
         reason,
         _without_repetition(message, reason, violations),
         violations=violations,
         retry_delay_s=_retry_delay_s(details.get("google.rpc.RetryInfo", b"")),
         metadata=metadata,
     )
-    return error
 
 
 def deadline(message: str, phase: str, metadata: dict[str, str]) -> DeadlineExceeded:

@@ -1,7 +1,7 @@
 """Python values to messages of the schema, and back: block ids, content, durations, references to leases."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -27,7 +27,8 @@ Tokens = Sequence[int] | Content
 AnyLease = str | Lease | Grant
 """A lease: by its id, as a reply gave it, or by a grant that stands on it."""
 
-CALL_OPTIONS = frozenset({"timeout_s", "idempotency_key"})
+CALL_OPTIONS = frozenset({"idempotency_key", "limit", "timeout_s"})
+"""Options that are not fields of a request."""
 
 _OVER = {
     transfer_pb2.TRANSFER_STATE_SUCCEEDED,
@@ -88,9 +89,10 @@ def group_blocks(blocks: Blocks) -> list[GroupBlocks]:
     if isinstance(blocks, Mapping):
         return [GroupBlocks(group=group, blocks=block_runs(ids)) for group, ids in blocks.items()]
     rows = [row for row in blocks if isinstance(row, GroupBlocks)]
-    if rows:
-        return rows
-    return [GroupBlocks(group=0, blocks=block_runs(_plain(blocks)))] if len(blocks) else []
+    ids = [block for block in blocks if not isinstance(block, GroupBlocks)]
+    if rows and ids:
+        raise TypeError("blocks are ids or GroupBlocks, not both")
+    return [GroupBlocks(group=0, blocks=block_runs(ids))] if ids else rows
 
 
 def as_content(tokens: Tokens) -> Content:
@@ -143,10 +145,3 @@ def _field(name: str, value: object) -> tuple[str, object]:
     if name == "layers" and isinstance(value, tuple):
         return name, LayerRange(first=value[0], count=value[1])
     return name, value
-
-
-def _plain(blocks: Sequence[int] | Sequence[GroupBlocks]) -> Iterator[int]:
-    for block in blocks:
-        if isinstance(block, GroupBlocks):
-            raise TypeError("blocks are ids or GroupBlocks, not both")
-        yield block

@@ -10,7 +10,7 @@ Rules:
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -144,7 +144,7 @@ class Watch:
             failures += 1
             await asyncio.sleep(self.pace.pause_s(failures, ended.retry_delay_s))
 
-    async def _stream(self) -> AsyncIterator[WatchTransfersResponse]:
+    async def _stream(self) -> AsyncGenerator[WatchTransfersResponse]:
         request = self.cursor.request()
         call = self.method(request, timeout=self.pace.stream_s, metadata=self.caller.headers())
         try:

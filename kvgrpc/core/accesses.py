@@ -3,7 +3,8 @@
     WAITING   for its lease to be announced or for the engine's step; nothing was promised yet
     OPEN      the peer may read; it pins
     STALE     the lease (or memory, or incarnation) ended under it: whatever the peer read is not vouched for
-    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again
+    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again. One that
+              never opened is a tombstone, kept for the registration timeout
 
 A verdict is given once and never changes.
 """
@@ -68,6 +69,9 @@ class Access:
     stale: Reason | None = None
     verdict: Verdict | None = None
     waiting_for: str = ""
+    """What a WAITING access misses: lease, step, liveness."""
+    dropped: bool = False
+    """Closed by a consumer that will not come again."""
 
     @property
     def id(self) -> bytes:
@@ -90,5 +94,5 @@ class Access:
 
 
 def pin_owner(access_id: bytes) -> str:
-    """An access's name among pin owners and in logs: a prefix of its id, which is a secret of two leads."""
+    """An access's name among pin owners and in logs."""
     return f"a-{access_id.hex()}"

@@ -293,7 +293,10 @@ class BlocksReturned:
     """For the engine: the blocks of a transfer are its own again."""
 
     transfer_id: str
+    """Empty for GrantLease, which makes no transfer."""
     request_id: str
+    lease_id: str = ""
+    """The lease that ended, where the blocks were handed over."""
 
 
 EngineNews = PullOpened | Received | Failed | BlocksReturned

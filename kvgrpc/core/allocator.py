@@ -24,6 +24,9 @@ class Allocator:
         """Number of the allocation that holds each block; 0 for none."""
         self._pins = pins
         self._numbers: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
+        self._left: dict[int, int] = {}
+        """How many blocks each allocation still holds: at least 1."""
         self._last = 0
 
     def allocate(self, allocation_id: str, counts: Mapping[int, int]) -> Blocks:
@@ -44,6 +47,8 @@ class Allocator:
             taken.append(_first_run(free, wanted))
         self._last += 1
         self._numbers[allocation_id] = self._last
+        self._ids[self._last] = allocation_id
+        self._left[self._last] = sum(len(ids) for ids in taken)
         for holder, ids in zip(self._holder, taken, strict=True):
             holder[ids] = self._last
         return tuple(taken)
@@ -52,14 +57,26 @@ class Allocator:
         """Gives blocks back; returns those that nothing pins. Raises as `check_allocated`."""
         self.check_allocated(blocks)
         for holder, ids in zip(self._holder, blocks, strict=True):
+            numbers, counts = np.unique(holder[ids], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                self._left[number] -= count
+                if not self._left[number]:
+                    self._forget(number)
             holder[ids] = 0
         return tuple(self._pins.unpinned(group, ids) for group, ids in enumerate(blocks))
 
     def free_allocation(self, allocation_id: str) -> None:
         """Gives back what is left of an allocation, if it still exists."""
-        number = self._numbers.pop(allocation_id, None)
-        for holder in self._holder if number else ():
+        number = self._numbers.get(allocation_id)
+        if number is None:
+            return
+        self._forget(number)
+        for holder in self._holder:
             holder[holder == number] = 0
+
+    def known(self, allocation_id: str) -> bool:
+        """Whether an allocation still holds a block."""
+        return allocation_id in self._numbers
 
     def find(self, allocation_id: str) -> Blocks | None:
         """The blocks that an allocation still holds; None when it does not exist."""
@@ -81,6 +98,10 @@ class Allocator:
 
     def free_count(self, group: int) -> int:
         return int(((self._holder[group] == 0) & ~self._pins.pinned_mask(group)).sum())
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[self._ids.pop(number)]
+        del self._left[number]
 
 
 def _first_run(free: Ids, wanted: int) -> Ids:

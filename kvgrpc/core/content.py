@@ -21,6 +21,10 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 UNIT_TOKENS = 16
 DIGEST_BYTES = 32
 OPAQUE_BYTES_MAX = 64
+ITEM_DIGEST_BYTES_MAX = 64
+TOUCHES_MAX = 1 << 20
+"""How often items may touch units: items may overlap, and many long ones would cost more than the tokens."""
+_UINT32_END = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,16 @@ class Item:
     digest: bytes
     offset: int
     length: int
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.digest) <= ITEM_DIGEST_BYTES_MAX:
+            raise InvalidRequest(
+                Reason.INVALID_FIELD, f"an item's digest has 1 to {ITEM_DIGEST_BYTES_MAX} bytes, not {len(self.digest)}"
+            )
+        if self.offset < 0 or self.length < 1 or self.offset + self.length > _UINT32_END:
+            raise InvalidRequest(
+                Reason.INVALID_FIELD, f"an item occupies at least one token, not [{self.offset}, +{self.length})"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,13 +105,19 @@ def chain(
     """The content of `token_ids`. `also_at` asks for one more digest, at that many tokens (a peer's offer)."""
     head = (b"kvgrpc content v1", adapter.encode(), cache_salt.encode(), weights_revision.encode())
     previous = hashlib.sha256(b"".join(_prefixed(field) for field in head)).digest()
-    ordered = sorted(items, key=lambda item: (item.offset, item.length, item.digest))
+    try:
+        packed = struct.pack(f"<{len(token_ids)}I", *token_ids)
+    except struct.error as error:
+        raise InvalidRequest(Reason.INVALID_FIELD, "token ids lie in [0, 2**32)") from error
+    touching = _touching(items, len(token_ids))
     digests = []
     partial = None
     for start in range(0, len(token_ids), UNIT_TOKENS):
-        if start < also_at < min(start + UNIT_TOKENS, len(token_ids)):
-            partial = (also_at, _unit(previous, token_ids[start:also_at], ordered, start))
-        previous = _unit(previous, token_ids[start : start + UNIT_TOKENS], ordered, start)
+        end = min(start + UNIT_TOKENS, len(token_ids))
+        here = touching.get(start // UNIT_TOKENS, [])
+        if start < also_at < end:
+            partial = (also_at, _digest(previous, packed, here, (start, also_at)))
+        previous = _digest(previous, packed, here, (start, end))
         digests.append(previous)
     return Content(len(token_ids), b"".join(digests), partial=partial)
 
@@ -153,17 +173,28 @@ def _check_use(tokens: int, offer_tokens: int, own_tokens: int) -> None:
         )
 
 
-def _unit(previous: bytes, ids: Sequence[int], items: Sequence[Item], start: int) -> bytes:
-    try:
-        packed = struct.pack(f"<{len(ids)}I", *ids)
-    except struct.error as error:
-        raise InvalidRequest(Reason.INVALID_FIELD, "token ids lie in [0, 2**32)") from error
+def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
+    """The items that touch each unit of the first `tokens` tokens, in the order of the encoding."""
+    found: dict[int, list[Item]] = {}
+    touches = 0
+    for item in sorted(items, key=lambda item: (item.offset, item.length, item.digest)):
+        last = min(item.offset + item.length, tokens) - 1
+        units = range(item.offset // UNIT_TOKENS, last // UNIT_TOKENS + 1)
+        touches += len(units)
+        if touches > TOUCHES_MAX:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"multimodal items lie over more than {TOUCHES_MAX} units of tokens")
+        for unit in units:
+            found.setdefault(unit, []).append(item)
+    return found
+
+
+def _digest(previous: bytes, packed: bytes, items: Sequence[Item], span: tuple[int, int]) -> bytes:
+    """The digest after the tokens [start, end) of one unit, which `items` may touch."""
+    start, end = span
     touching = b"".join(
-        _prefixed(item.digest) + struct.pack("<II", item.offset, item.length)
-        for item in items
-        if item.offset < start + len(ids) and item.offset + item.length > start
+        _prefixed(item.digest) + struct.pack("<II", item.offset, item.length) for item in items if item.offset < end
     )
-    return hashlib.sha256(previous + packed + touching).digest()
+    return hashlib.sha256(previous + packed[4 * start : 4 * end] + touching).digest()
 
 
 def _prefixed(field: bytes) -> bytes:

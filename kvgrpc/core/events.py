@@ -108,10 +108,12 @@ class RenewLeases:
 
 @dataclass(frozen=True)
 class ReleaseLease:
-    """Ends a lease before its time."""
+    """Ends a lease before its time; from a peer it says that this consumer is done."""
 
     call: Call
     lease: LeaseRef
+    consumer: str = ""
+    """The calling peer's engine id; empty for the owner and for routers."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,7 @@ class CloseAnswered:
 
     access_id: bytes
     answered: bool
+    """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,13 @@ class StepDone:
 
 
 @dataclass(frozen=True)
+class LeasesVoided:
+    """The engine took the blocks of these leases back (their void flags are set)."""
+
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LifeBegan:
     """A new incarnation: the lead started, or an engine attached or was lost."""
 
@@ -357,5 +367,5 @@ Event = (
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | LifeBegan | Tick
+    | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip

@@ -9,17 +9,17 @@ import base64
 import hashlib
 import hmac
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
 
 GRANT_BYTES_MAX = 512
 """Bound on a whole Grant message, so that it fits a header of any proxy."""
-TOKEN_BYTES_MAX = 300
-"""The Grant message repeats about 150 bytes of the token in readable fields."""
+_FIELDS_BYTES = 48
+"""What the Grant message takes beside the token, engine id, address and lease id: numbers, tags and lengths."""
 _VERSION = 1
 _MAC_BYTES = 32
 _HEAD = struct.Struct("<BBBQIII")
@@ -79,11 +79,12 @@ def mint(claims: Claims, key: bytes) -> bytes:
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
     payload = head + b"".join(bytes([len(field)]) + field for field in fields)
     token = payload + hmac.new(key, payload, hashlib.sha256).digest()
-    if len(token) > TOKEN_BYTES_MAX:
+    message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
+    if message_bytes > GRANT_BYTES_MAX:
         raise InvalidRequest(
             Reason.INVALID_FIELD,
-            f"engine id, address, tenant and transfer key make a token of {len(token)} bytes; shorten them: "
-            f"the limit is {TOKEN_BYTES_MAX}",
+            f"engine id, address, tenant and transfer key are too long: they make a grant of {message_bytes} bytes, "
+            f"the limit is {GRANT_BYTES_MAX}",
         )
     return token
 
@@ -138,33 +139,35 @@ def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: A
     return claims
 
 
-def to_json(token: bytes) -> dict[str, Any]:
+def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:
     """The grant as the `kv_transfer_params` object that today's routers relay.
 
     Only `kvgrpc_grant` is read back; the other fields have the names that such routers look at.
     """
     claims = read_claims(token)
     host, _, port = claims.address.rpartition(":")
+    if not port.isdecimal():
+        host, port = claims.address, "0"
     return {
         "do_remote_prefill": claims.access is Access.READ,
         "do_remote_decode": claims.access is Access.WRITE,
         "remote_engine_id": claims.engine_id,
         "remote_request_id": claims.lease_id,
         "remote_host": host,
-        "remote_port": int(port) if port.isdigit() else 0,
+        "remote_port": int(port),
         "remote_block_ids": [],
         "remote_num_tokens": claims.token_count,
         "kvgrpc_grant": base64.urlsafe_b64encode(token).decode(),
     }
 
 
-def from_json(params: dict[str, Any]) -> bytes:
+def from_json(params: Mapping[str, object]) -> bytes:
     """The token in a `kv_transfer_params` object. Raises InvalidRequest (GRANT_INVALID) when there is none."""
     text = params.get("kvgrpc_grant")
     if not isinstance(text, str):
         raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant")
     try:
-        token = base64.urlsafe_b64decode(text.encode())
+        token = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
     except ValueError as error:
         raise InvalidRequest(Reason.GRANT_INVALID, "kvgrpc_grant is not base64") from error
     read_claims(token)

@@ -14,10 +14,11 @@ from kvgrpc.core.actions import (
     Renewed,
 )
 from kvgrpc.core.content import Content
-from kvgrpc.core.events import FinishedBlocks, LeaseRef, ReleaseLease, RenewLeases
+from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, mint, verify
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN, mint_lease_id
+from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MAX, TRANSFER_KEY_BYTES_MIN, mint_lease_id
+from kvgrpc.core.layout import Group
 from kvgrpc.core.leases import END_REASON, Lease, LeaseState, ended_error
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.pins import Blocks, PinKind
@@ -32,7 +33,11 @@ from kvgrpc.errors import (
     OutOfRange,
     PreconditionFailed,
     Reason,
+    Unavailable,
 )
+
+
+LEASE_ID_BYTES_MAX = 64
 
 
 class HandOver:
@@ -45,22 +50,17 @@ class HandOver:
     def finish(self, event: FinishedBlocks) -> Lease | None:
         """FinishedBlocks (READERS) and GrantLease. Returns the new lease, None for validate_only."""
         state = self._state
-        try:
-            blocks, ttl_s = self._check(event)
-        except KVGrpcError:
-            if event.lease_id and event.call.principal == ENGINE:
-                state.refused_leases.add(event.lease_id)
-            raise
-        assert event.content is not None
+        blocks, content, ttl_s = self._check(event)
         lease = Lease(
-            id=event.lease_id or self._mint_id(),
+            id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
             blocks=blocks,
-            content=event.content,
+            content=content,
             granted=state.now,
             ttl_s=ttl_s,
+            last_ttl_s=ttl_s,
             deadline=state.now + ttl_s,
             cap=state.now + state.limits.lease_cap_s,
-            consumers=event.consumers,
+            consumers=max(event.consumers, 1),
             on_abort=event.on_abort,
             owner=event.call.principal,
             request_id=event.request_id,
@@ -69,16 +69,35 @@ class HandOver:
             labels=event.labels,
         )
         token = self._token(lease, event.key)
-        state.pins.check_free_for(PinKind.LEASE, blocks)
         if event.validate_only:
             state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
             return None
+        self._minted += not event.lease_id
         state.pins.add(lease.id, PinKind.LEASE, blocks, state.now)
         state.leases.add(lease)
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
         return lease
+
+    def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
+        """After a refusal: whether whoever waits for the lease need not wait any longer. What may pass is no such end."""
+        state = self._state
+        if event.validate_only or not event.lease_id or isinstance(error, Exhausted | Unavailable):
+            return False
+        if state.leases.known(event.lease_id) or len(event.lease_id) > LEASE_ID_BYTES_MAX:
+            return False
+        if len(state.refused_leases) >= state.limits.tombstones:
+            oldest = next(iter(state.refused_leases))
+            self.forget_refused(oldest)
+            state.timers.clear(Timer.REFUSED_LEASE, oldest)
+        state.refused_leases[event.lease_id] = None
+        state.timers.set(Timer.REFUSED_LEASE, event.lease_id, state.now + state.limits.registration_timeout_s)
+        return True
+
+    def forget_refused(self, lease_id: str) -> None:
+        """A refusal was remembered long enough."""
+        del self._state.refused_leases[lease_id]
 
     def renew(self, event: RenewLeases) -> None:
         """RenewLeases: one row for each lease asked for; a dead one is a row."""
@@ -90,14 +109,26 @@ class HandOver:
         state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
-        """ReleaseLease by owner or router: ends the lease. An ended lease stays as it ended."""
+        """ReleaseLease: by owner or router it ends the lease, by a peer its part in it. An ended one stays as it ended."""
         state = self._state
         lease = self.find(event.lease)
-        freed: Blocks = ()
-        if lease.live:
+        blocks = lease.blocks
+        if lease.live and event.consumer:
+            lease.finished.add(event.consumer)
+            self.count(lease)
+        elif lease.live:
             self.end(lease, LeaseState.RELEASED)
-            freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(lease.blocks))
+        freed: Blocks = ()
+        if not lease.live:
+            freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Released(self.view(lease), freed))
+
+    def void(self, event: LeasesVoided) -> None:
+        """The engine took blocks back: whoever reads them will be told."""
+        for lease_id in event.lease_ids:
+            lease = self._state.leases.find(lease_id)
+            if lease is not None and lease.live:
+                self.end(lease, LeaseState.VOIDED)
 
     def find(self, ref: LeaseRef) -> Lease:
         """The lease, live or ended. Raises NotFound, or the grant's errors."""
@@ -115,17 +146,15 @@ class HandOver:
         else:
             self.end(lease, LeaseState.EXPIRED)
 
-    def consumer_done(self, lease: Lease, consumer: str, *, received: bool) -> None:
-        """Counts a consumer by identity; the last one declared ends the lease."""
+    def count(self, lease: Lease) -> None:
+        """Counts the consumers that are done; the last one declared ends the lease."""
         if not lease.live:
             return
-        lease.done.add(consumer)
-        if received:
-            lease.received.add(consumer)
-        if len(lease.done) >= lease.consumers:
+        done = lease.done
+        if done >= lease.consumers:
             self.end(lease, LeaseState.DONE)
-        elif lease.transfer_id:
-            self._state.change(lease.transfer_id, consumers_done=len(lease.done))
+        elif lease.transfer_id and self._state.transfers.get(lease.transfer_id).consumers_done != done:
+            self._state.change(lease.transfer_id, consumers_done=done)
 
     def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None) -> None:
         """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
@@ -134,14 +163,16 @@ class HandOver:
         state.timers.clear(Timer.LEASE, lease.id)
         for access_id in lease.accesses:
             access = state.accesses[access_id]
-            if access.state is AccessState.OPEN:
-                access.move(AccessState.STALE)
-                access.stale = END_REASON[how]
-                state.pins.drop(access.owner, PinKind.ACCESS)
+            access.move(AccessState.STALE)
+            access.stale = END_REASON[how]
+            state.pins.drop(access.owner, PinKind.ACCESS)
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
+        lease.forget_blocks()
         if lease.transfer_id:
             self._end_send(lease, failure)
+        else:
+            state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
 
     def view(self, lease: Lease) -> LeaseView:
         """The lease as it is now."""
@@ -151,27 +182,27 @@ class HandOver:
             state=lease.state,
             request_id=lease.request_id,
             transfer_id=lease.transfer_id,
-            ttl_s=lease.ttl_s,
+            ttl_s=lease.last_ttl_s,
             remaining_s=max(lease.deadline - now, 0.0) if lease.live else 0.0,
             cap_remaining_s=max(lease.cap - now, 0.0) if lease.live else 0.0,
             age_s=now - lease.granted,
             blocks=lease.blocks,
             token_count=lease.content.tokens,
             consumers=lease.consumers,
-            consumers_done=len(lease.done),
+            consumers_done=lease.done,
             open_accesses=len(lease.accesses),
             renewals=lease.renewals,
             trace=lease.trace,
             labels=lease.labels,
         )
 
-    def _check(self, event: FinishedBlocks) -> tuple[Blocks, float]:
+    def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
         """Everything that can be wrong with a hand-over, before anything changes."""
         state = self._state
-        pool = state.pool.pool
-        if len(event.key) < TRANSFER_KEY_BYTES_MIN:
+        if not TRANSFER_KEY_BYTES_MIN <= len(event.key) <= TRANSFER_KEY_BYTES_MAX:
             raise InvalidRequest(
-                Reason.INVALID_FIELD, f"transfer_key needs at least {TRANSFER_KEY_BYTES_MIN} random bytes"
+                Reason.INVALID_FIELD,
+                f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
             )
         ttl_s = granted_ttl(event.ttl_s, state.limits)
         if not any(len(ids) for _, ids in event.blocks):
@@ -179,22 +210,30 @@ class HandOver:
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
         blocks = state.resolve(event.blocks, "blocks")
-        check_covers(blocks, event.content, [g.block_tokens for g in pool.groups])
+        check_covers(blocks, event.content, state.pool.pool.groups)
         state.check_owned(blocks)
         state.check_key(event.key)
+        self._check_unused(event)
+        if len(state.leases) >= state.limits.leases:
+            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
+        if event.transfer:
+            state.check_room()
+        state.pins.check_free_for(PinKind.LEASE, blocks)
+        return blocks, event.content, ttl_s
+
+    def _check_unused(self, event: FinishedBlocks) -> None:
+        """Raises AlreadyExists (TRANSFER_EXISTS) for a transfer key in use, or a lease id used before."""
+        state = self._state
         if event.transfer and any(
             t.direction is Direction.SEND and not t.over for t in state.transfers.with_key(event.key)
         ):
             raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
-        if event.lease_id and state.leases.known(event.lease_id):
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {event.lease_id} was used already")
-        if len(state.leases) >= state.limits.leases or state.transfers.live >= state.limits.transfers:
-            raise Exhausted(Reason.QUEUE_FULL, "too many live leases or transfers", retry_delay_s=1.0)
-        return blocks, ttl_s
-
-    def _mint_id(self) -> str:
-        self._minted += 1
-        return mint_lease_id(self._state.secret, self._state.incarnation, "lead", self._minted)
+        if not event.lease_id:
+            return
+        if len(event.lease_id) > LEASE_ID_BYTES_MAX:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"a lease id has at most {LEASE_ID_BYTES_MAX} characters")
+        if state.leases.known(event.lease_id) or event.lease_id in state.refused_leases:
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {event.lease_id} was used already: mint a new one")
 
     def _token(self, lease: Lease, key: bytes) -> bytes:
         pool = self._state.pool
@@ -256,12 +295,12 @@ class HandOver:
             state=end,
             memory=Disposition.RETURNED,
             failure=failure,
-            consumers_done=len(lease.done),
+            consumers_done=lease.done,
         )
         if failure:
             cancelled = end is State.CANCELLED
             state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, cancelled))
-        state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id))
+        state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
 
 
 _SEND_ENDS = {
@@ -283,12 +322,13 @@ def _send_failure(lease: Lease) -> Failure:
     return Failure(reason, messages[lease.state], "readers", Side.SOURCE, next=Next.RECOMPUTE)
 
 
-def check_covers(blocks: Blocks, content: Content, block_tokens: list[int]) -> None:
+def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:
     """Raises PreconditionFailed (CONTENT_RANGE) unless every group lists exactly the blocks of the content's tokens."""
-    for group, (ids, tokens) in enumerate(zip(blocks, block_tokens, strict=True)):
-        needed = -(-content.tokens // tokens)
+    for i, (ids, group) in enumerate(zip(blocks, groups, strict=True)):
+        needed = group.blocks_of(content.tokens)
         if len(ids) != needed:
             raise PreconditionFailed(
                 Reason.CONTENT_RANGE,
-                f"group {group}: {content.tokens} tokens fill {needed} blocks of {tokens}; {len(ids)} are listed",
+                f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
+                f"{len(ids)} are listed",
             )

@@ -5,6 +5,7 @@ A full table refuses new keys rather than forget old ones, because a forgotten k
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call
@@ -13,28 +14,40 @@ from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 Scope = tuple[str, str, str]
 
 
+class Begun(Enum):
+    """What to do with a call that was not answered before."""
+
+    NEW = "new"
+    """Go on."""
+    JOINED = "joined"
+    """The same call is running: its answer goes to this one too."""
+
+
 @dataclass(eq=False)
 class _Entry:
+    scope: Scope
     body: bytes
     waiting: list[int] = field(default_factory=list)
     answer: Answer | None = None
 
 
 class IdempotencyKeys:
-    """The keys of one incarnation."""
+    """The keys of one incarnation. A key that is kept has a name, for its deadline."""
 
     def __init__(self, capacity: int) -> None:
         self._entries: dict[Scope, _Entry] = {}
-        self._running: dict[int, Scope] = {}
+        self._running: dict[int, _Entry] = {}
+        self._kept: dict[str, _Entry] = {}
+        self._named = 0
         self._capacity = capacity
 
-    def begin(self, call: Call) -> Answer | bool | None:
-        """True: a new call, go on. None: joined to a running one. Else the answer that was given before.
+    def begin(self, call: Call) -> Answer | Begun:
+        """What to do with a call, or the answer that was given before.
 
         Raises AlreadyExists (IDEMPOTENCY_KEY_REUSED) or Exhausted (LIMIT_EXCEEDED).
         """
         if not call.key:
-            return True
+            return Begun.NEW
         scope = (call.principal, call.method, call.key)
         entry = self._entries.get(scope)
         if entry is None:
@@ -42,39 +55,39 @@ class IdempotencyKeys:
                 raise Exhausted(
                     Reason.LIMIT_EXCEEDED, f"{self._capacity} idempotency keys are in use", retry_delay_s=1.0
                 )
-            self._entries[scope] = _Entry(call.body, [call.id])
-            self._running[call.id] = scope
-            return True
+            self._entries[scope] = self._running[call.id] = _Entry(scope, call.body, [call.id])
+            return Begun.NEW
         if entry.body != call.body:
             raise AlreadyExists(
                 Reason.IDEMPOTENCY_KEY_REUSED, f"idempotency key {call.key!r} was used with another request"
             )
         if entry.answer is None:
             entry.waiting.append(call.id)
-            return None
+            return Begun.JOINED
         return entry.answer
 
-    def finish(self, call_id: int, answer: Answer | None) -> tuple[list[int], Scope | None]:
-        """The calls that this answer (None: a refusal, the key is forgotten) goes to, and the scope if it is kept."""
-        scope = self._running.pop(call_id, None)
-        if scope is None:
-            return [call_id], None
-        entry = self._entries[scope]
+    def finish(self, call_id: int, answer: Answer | None) -> tuple[list[int], str]:
+        """The calls that this answer goes to, and the key's name if it is kept. None: a refusal, which is not."""
+        entry = self._running.pop(call_id, None)
+        if entry is None:
+            return [call_id], ""
         waiting, entry.waiting = entry.waiting, []
         if answer is None:
-            del self._entries[scope]
-            return waiting, None
+            del self._entries[entry.scope]
+            return waiting, ""
         entry.answer = answer
-        return waiting, scope
+        self._named += 1
+        name = str(self._named)
+        self._kept[name] = entry
+        return waiting, name
 
-    def answer(self, scope: Scope) -> Answer | None:
-        """What a key was answered."""
-        entry = self._entries.get(scope)
-        return entry.answer if entry else None
+    def answer(self, name: str) -> Answer | None:
+        """What a kept key was answered."""
+        return self._kept[name].answer
 
-    def forget(self, scope: Scope) -> None:
+    def forget(self, name: str) -> None:
         """Its time is over."""
-        self._entries.pop(scope, None)
+        del self._entries[self._kept.pop(name).scope]
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -5,6 +5,7 @@ import hmac
 
 TRANSFER_KEY_BYTES_MIN = 16
 """A transfer key carries at least 128 random bits: whoever knows it can pair with or cancel the transfer."""
+TRANSFER_KEY_BYTES_MAX = 64
 ACCESS_ID_BYTES = 16
 
 

@@ -7,9 +7,13 @@ where bytes are, never whose they are or when they may be touched.
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
+
+BYTES_MAX = 1 << 56
+"""Above any memory, and low enough that no sum of offsets leaves 64 bits."""
+LAYERS_MAX = 1 << 16
+REGIONS_MAX = 1 << 16
 
 
 class PoolKind(Enum):
@@ -52,6 +56,10 @@ class Group:
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major ([heads, tokens, dim])."""
     window_tokens: int = 0
     """Sliding window in tokens; 0 where the group has none."""
+
+    def blocks_of(self, tokens: int) -> int:
+        """How many blocks hold `tokens` tokens. A state has one block, however long its prompt."""
+        return min(tokens, 1) if self.kind is GroupKind.STATE else -(-tokens // self.block_tokens)
 
 
 @dataclass(frozen=True)
@@ -128,15 +136,22 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
         for field in ("layers", "block_tokens", "blocks", "kv_heads", "head_dim"):
             if getattr(group, field) <= 0:
                 found.append(FieldViolation(f"groups[{i}].{field}", "must be positive"))
+        if group.layers > LAYERS_MAX:
+            found.append(FieldViolation(f"groups[{i}].layers", f"is at most {LAYERS_MAX}"))
         if group.order not in ("token_major", "head_major"):
             found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
     return found
 
 
 def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
+    """What is wrong with the regions. They may come from a peer: nothing is expanded before its size was checked."""
+    if not 0 < layout.total_bytes <= BYTES_MAX:
+        return [FieldViolation("total_bytes", f"lies between 1 and {BYTES_MAX}")]
+    if len(layout.regions) > REGIONS_MAX:
+        return [FieldViolation("regions", f"are at most {REGIONS_MAX}")]
     found = []
     spans = []
-    layers_seen: dict[int, list[int]] = {i: [] for i in range(len(layout.groups))}
+    layers: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(layout.groups))}
     for i, region in enumerate(layout.regions):
         if not 0 <= region.group < len(layout.groups):
             found.append(FieldViolation(f"regions[{i}].group", "names no group"))
@@ -152,26 +167,44 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
         if end > layout.total_bytes:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.append((region.offset, end, i))
-        layers_seen[region.group] += range(region.first_layer, region.first_layer + region.layers)
-    for group, layers in layers_seen.items():
-        if sorted(layers) != list(range(layout.groups[group].layers)):
+        layers[region.group].append((region.first_layer, region.first_layer + region.layers))
+    for group, ranges in layers.items():
+        if not _covers(ranges, layout.groups[group].layers):
             found.append(FieldViolation(f"groups[{group}].layers", "regions must cover each layer exactly once"))
-    return found + _overlaps(layout, sorted(spans))
+    return found + _overlaps(layout, spans)
+
+
+def _covers(ranges: list[tuple[int, int]], layers: int) -> bool:
+    """Whether the ranges, put in order, run from 0 to `layers` without gap or overlap."""
+    at = 0
+    for first, end in sorted(ranges):
+        if first != at:
+            return False
+        at = end
+    return at == layers
 
 
 def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[FieldViolation]:
-    """Regions may interleave (blocks of all layers in one row) but no two blocks may share a byte."""
+    """Regions may interleave (blocks of all layers in one row), but no two blocks may share a byte."""
+    found: list[FieldViolation] = []
+    cluster: list[int] = []
+    cluster_end = 0
+    for start, end, i in sorted(spans):
+        if start >= cluster_end:
+            found += _row_violations(layout, cluster)
+            cluster = []
+        cluster.append(i)
+        cluster_end = max(cluster_end, end)
+    return found + _row_violations(layout, cluster)
+
+
+def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolation]:
+    """Regions whose bytes mix, by offset: their first blocks must stand one after another within one row."""
     found = []
-    for (start_a, end_a, a), (start_b, _, b) in pairwise(spans):
-        if start_b >= end_a:
-            continue
-        first, second = layout.regions[a], layout.regions[b]
-        row = start_b - start_a
-        interleaved = (
-            first.stride_bytes == second.stride_bytes
-            and row >= first.block_bytes
-            and row + second.block_bytes <= first.stride_bytes
-        )
-        if not interleaved:
-            found.append(FieldViolation(f"regions[{b}].offset", f"overlaps regions[{a}]"))
+    for before, i in zip(cluster, cluster[1:], strict=False):
+        first, left, right = layout.regions[cluster[0]], layout.regions[before], layout.regions[i]
+        same_rows = right.stride_bytes == first.stride_bytes
+        in_row = right.offset + right.block_bytes <= first.offset + first.stride_bytes
+        if not (same_rows and in_row and left.offset + left.block_bytes <= right.offset):
+            found.append(FieldViolation(f"regions[{i}].offset", f"overlaps regions[{before}]"))
     return found

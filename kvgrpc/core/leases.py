@@ -2,6 +2,8 @@
 
 A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
 same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
+
+A consumer is done when it received the KV or gave up for good, and has no open access: by identity, never by messages.
 """
 
 from collections import OrderedDict
@@ -51,6 +53,7 @@ class Lease:
     content: Content
     granted: float
     ttl_s: float
+    """Of the grant; a renewal that states none takes it."""
     deadline: float
     cap: float
     """No renewal passes this time."""
@@ -64,26 +67,50 @@ class Lease:
     labels: tuple[tuple[str, str], ...] = ()
     state: LeaseState = LeaseState.LIVE
     renewals: int = 0
-    done: set[str] = field(default_factory=set)
-    """Consumers by engine id: they are counted by identity, never by messages."""
+    last_ttl_s: float = 0.0
+    """Of the last grant or renewal."""
+    finished: set[str] = field(default_factory=set)
+    """Consumers, by engine id, that received the KV or gave up for good."""
     received: set[str] = field(default_factory=set)
-    """Those of `done` that got the KV."""
-    accesses: dict[bytes, None] = field(default_factory=dict)
-    """Accesses that stand on it, in the order of opening."""
+    """Those of `finished` that received it."""
+    accesses: dict[bytes, str] = field(default_factory=dict)
+    """Accesses that stand on it, in the order of opening, and whose they are."""
+    readers: dict[str, int] = field(default_factory=dict)
+    """How many of them each consumer has."""
 
-    def renew(self, now: float, ttl_s: float | None) -> bool:
-        """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; True if it moved."""
-        asked = min(now + (self.ttl_s if ttl_s is None else ttl_s), self.cap)
+    def renew(self, now: float, ttl_s: float | None) -> None:
+        """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""
+        self.last_ttl_s = self.ttl_s if ttl_s is None else ttl_s
+        self.deadline = max(self.deadline, min(now + self.last_ttl_s, self.cap))
         self.renewals += 1
-        if asked <= self.deadline:
-            return False
-        self.deadline = asked
-        return True
+
+    def opened(self, access_id: bytes, consumer: str) -> None:
+        """An access stands on it from now on."""
+        self.accesses[access_id] = consumer
+        self.readers[consumer] = self.readers.get(consumer, 0) + 1
+
+    def closed(self, access_id: bytes) -> None:
+        """An access no longer stands on it, if it did."""
+        consumer = self.accesses.pop(access_id, None)
+        if consumer is not None:
+            self.readers[consumer] -= 1
+            if not self.readers[consumer]:
+                del self.readers[consumer]
+
+    @property
+    def done(self) -> int:
+        """How many consumers are done."""
+        return sum(consumer not in self.readers for consumer in self.finished)
 
     def end(self, state: LeaseState) -> None:
         """Asserts that it was LIVE: callers look first."""
         assert state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
+
+    def forget_blocks(self) -> None:
+        """Only how it ended is remembered: blocks and digests may be large."""
+        self.blocks = tuple(ids[:0] for ids in self.blocks)
+        self.content = Content(self.content.tokens, opaque=b"forgotten")
 
     @property
     def live(self) -> bool:
@@ -124,7 +151,7 @@ class LeaseTable:
         return found
 
     def ended(self, lease: Lease) -> None:
-        """Moves an ended lease out of the live ones. Only its end is remembered, not its blocks."""
+        """Moves an ended lease out of the live ones."""
         del self._live[lease.id]
         self._ended[lease.id] = lease
         if len(self._ended) > self._ended_kept:

@@ -32,6 +32,13 @@ class Limits:
     transfer_history: int = 4_096
     """Acknowledged or unowned transfers that are kept after their end, and changes kept for watches to resume."""
     idempotency_keys: int = 200_000
+    accesses: int = 200_000
+    """Accesses of peers, with those whose verdict is still kept."""
+    peers: int = 1_024
+    """Lives of other engines that are not dead."""
+    tombstones: int = 65_536
+    """Keys cancelled before their transfer came, and leases refused before their readers came; each for the
+    registration timeout."""
     ended_leases: int = 65_536
     """Ended leases that are remembered, so that a late caller learns how they ended."""
     renewals_per_call: int = 10_000
@@ -46,4 +53,16 @@ def granted_ttl(asked_s: float | None, limits: Limits) -> float:
         return limits.lease_ttl_s
     if not asked_s > 0:
         raise InvalidRequest(Reason.TTL_INVALID, f"a TTL is positive; got {asked_s:g} s")
+    return min(asked_s, limits.lease_cap_s)
+
+
+def granted_timeout(asked_s: float | None, default_s: float, limits: Limits) -> float:
+    """The timeout that is granted for the one asked for: the default for None, clamped to the lease cap.
+
+    Raises InvalidRequest (INVALID_FIELD) for zero, negative or not a number.
+    """
+    if asked_s is None:
+        return default_s
+    if not asked_s > 0:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"a timeout is positive; got {asked_s:g} s")
     return min(asked_s, limits.lease_cap_s)

@@ -10,6 +10,7 @@ has ended before the event is looked at. A call that is refused changes nothing.
 from collections.abc import Callable
 from typing import Any
 
+from kvgrpc.core.accesses import AccessState
 from kvgrpc.core.actions import Acknowledged, Action, Cancelled, Reply
 from kvgrpc.core.events import (
     AccessAnswered,
@@ -26,6 +27,7 @@ from kvgrpc.core.events import (
     FreeBlocks,
     GiveDestination,
     HandshakeReceived,
+    LeasesVoided,
     LifeBegan,
     OpenAccess,
     PeerAlive,
@@ -43,9 +45,12 @@ from kvgrpc.core.events import (
     Tick,
 )
 from kvgrpc.core.handover import HandOver
+from kvgrpc.core.idempotency import Begun
+from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MAX, TRANSFER_KEY_BYTES_MIN
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peering import Peering
+from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
 from kvgrpc.core.pulling import Pulls
 from kvgrpc.core.serving import Serving
@@ -100,6 +105,7 @@ class Node:
             PeerMapped: self._peering.mapped,
             PostingEnded: self._pulls.posting_ended,
             StepDone: self._step_done,
+            LeasesVoided: self.handover.void,
             LifeBegan: self._begin,
             Tick: lambda _: None,
         }
@@ -107,10 +113,12 @@ class Node:
             Timer.LEASE: self.handover.due,
             Timer.OPEN_WAIT: self._serving.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,
-            Timer.PEER_GRACE: lambda name: self._peering.due(Timer.PEER_GRACE, name),
-            Timer.CONNECT: lambda name: self._peering.due(Timer.CONNECT, name),
+            Timer.PEER_GRACE: self._peering.grace_over,
+            Timer.CONNECT: self._peering.connect_due,
+            Timer.ADMIT: self._peering.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
-            Timer.TOMBSTONE: lambda name: self._forget_tombstone(bytes.fromhex(name)),
+            Timer.TOMBSTONE: self._forget_cancelled,
+            Timer.REFUSED_LEASE: self.handover.forget_refused,
             Timer.ALLOCATION: self._pool.due,
         }
 
@@ -120,18 +128,16 @@ class Node:
         assert now >= state.now, "time went back"
         self._fire_due(now)
         call = getattr(event, "call", None)
-        try:
-            if call is not None:
-                known = state.keys.begin(call)
-                if known is None:
-                    return self._take_actions()
-                if known is not True:
-                    state.emit(Reply(call.id, known))  # type: ignore[arg-type]
-                    return self._take_actions()
+        if call is None:
             self._handlers[type(event)](event)
+            return self._take_actions()
+        try:
+            known = state.keys.begin(call)
+            if known is Begun.NEW:
+                self._handlers[type(event)](event)
+            elif known is not Begun.JOINED:
+                state.emit(Reply(call.id, known))
         except KVGrpcError as error:
-            if call is None:
-                raise
             state.refuse(call.id, error)
         return self._take_actions()
 
@@ -143,13 +149,16 @@ class Node:
         """Asserts the invariants that tie the tables together. For tests and simulators."""
         state = self.state
         state.pins.check()
-        owners = {pin.owner for pin in state.pins}
-        live = {lease.id for lease in state.leases}
-        accesses = {a.owner for a in state.accesses.values() if a.state.value == "open"}
-        targets = {
-            t.id for t in state.transfers if t.direction is Direction.RECEIVE and t.memory is not Disposition.RETURNED
-        }
-        assert live | accesses <= owners <= live | accesses | targets, "pins without a reason, or missing"
+        wanted = {(lease.id, PinKind.LEASE) for lease in state.leases}
+        wanted |= {(a.owner, PinKind.ACCESS) for a in state.accesses.values() if a.state is AccessState.OPEN}
+        wanted |= self._pulls.wanted_pins()
+        assert {(pin.owner, pin.kind) for pin in state.pins} == wanted, "pins without a reason, or missing"
+        for lease in state.leases:
+            assert state.now < lease.deadline <= lease.cap, f"{lease.id} outlives its time"
+            assert all(state.accesses[id_].state is AccessState.OPEN for id_ in lease.accesses)
+        for transfer in state.transfers.unfinished():
+            pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
+            assert pinned, f"{transfer.id} is not over and holds nothing"
 
     def _fire_due(self, now: float) -> None:
         state = self.state
@@ -170,17 +179,20 @@ class Node:
     def _finish(self, event: FinishedBlocks) -> None:
         try:
             lease = self.handover.finish(event)
-        except KVGrpcError:
-            self._serving.lease_refused(event.lease_id)
+        except KVGrpcError as error:
+            if self.handover.refused(event, error):
+                self._serving.lease_refused(event.lease_id)
             raise
         if lease is not None:
             self._serving.lease_announced(lease)
 
     def _step_done(self, event: StepDone) -> None:
         steps = self.state.steps
+        before = self.state.step_done()
         steps[event.rank] = max(steps.get(event.rank, 0), event.step)
-        self._serving.step_done()
-        self._pulls.step_done()
+        if self.state.step_done() > before:
+            self._serving.step_done()
+            self._pulls.step_done()
 
     def _cancel(self, event: CancelTransfer) -> None:
         """CancelTransfer by id, or by key; a key that is unknown is remembered."""
@@ -191,9 +203,7 @@ class Node:
             found = [state.transfers.get(event.transfer_id)]
         else:
             found = state.transfers.with_key(event.key)
-            state.cancelled_keys[event.key] = event.message or "cancelled"
-            deadline = state.now + state.limits.registration_timeout_s
-            state.timers.set(Timer.TOMBSTONE, event.key.hex(), deadline)
+            self._remember_cancelled(event)
         outcome = ALREADY_ENDED if found else TOMBSTONED
         for transfer in [t for t in found if not t.over]:
             in_flight = self._cancel_one(transfer, event.message)
@@ -212,12 +222,31 @@ class Node:
         count = sum(self.state.transfers.archive(id_) for id_ in event.transfer_ids)
         self.state.reply(event.call.id, Acknowledged(count))
 
-    def _forget_tombstone(self, key: bytes) -> None:
-        self.state.cancelled_keys.pop(key, None)
+    def _remember_cancelled(self, event: CancelTransfer) -> None:
+        """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
+        state = self.state
+        if not TRANSFER_KEY_BYTES_MIN <= len(event.key) <= TRANSFER_KEY_BYTES_MAX:
+            raise InvalidRequest(
+                Reason.INVALID_FIELD,
+                f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
+            )
+        if event.key not in state.cancelled_keys and len(state.cancelled_keys) >= state.limits.tombstones:
+            oldest = next(iter(state.cancelled_keys)).hex()
+            state.timers.clear(Timer.TOMBSTONE, oldest)
+            self._forget_cancelled(oldest)
+        state.cancelled_keys[event.key] = event.message or "cancelled"
+        state.timers.set(Timer.TOMBSTONE, event.key.hex(), state.now + state.limits.registration_timeout_s)
+
+    def _forget_cancelled(self, name: str) -> None:
+        del self.state.cancelled_keys[bytes.fromhex(name)]
 
     def _begin(self, event: LifeBegan) -> None:
-        """Ends everything of the present incarnation, then starts the next with empty tables."""
+        """Ends everything of the present incarnation, then starts the next with empty tables.
+
+        The engine of the old one is gone, so nobody is told; whoever watches transfers is.
+        """
         state = self.state
+        state.attached = False
         gone = Failure(
             Reason.ENGINE_LOST, "the engine was attached anew or is gone", "", Side.SOURCE, next=Next.RECOMPUTE
         )
@@ -227,6 +256,5 @@ class Node:
         self._pulls.end_all(gone)
         self._serving.end_all(error)
         self._peering.end_all(error)
-        for timer, name in list(state.timers.names()):
-            state.timers.clear(timer, name)
+        state.timers.clear_all()
         state.begin(event.incarnation, event.secret, event.description, attached=event.engine_attached)

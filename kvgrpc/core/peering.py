@@ -5,7 +5,7 @@ itself, or when it was silent for the grace; it never comes back, only a new han
 death means for pulls and accesses is theirs to say (`Pulls.peer_dead`, `Serving.peer_dead`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Protocol
 
 from kvgrpc.core.actions import Dial, HangUp, Introduced, MakeOffer, MapPeer, PeerConnected, UnmapPeer
@@ -19,12 +19,21 @@ from kvgrpc.core.events import (
     PeerAnswered,
     PeerMapped,
 )
+from kvgrpc.core.handshakes import Admission, Dialling, Shake
 from kvgrpc.core.ids import peer_key
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import RankPath
-from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import (
+    Aborted,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
 
 DEAD_KEPT = 64
 """Dead lives that ListPeers still shows."""
@@ -35,9 +44,11 @@ class Source(Protocol):
 
     def peer_ready(self, address: str, peer: Peer) -> None: ...
 
-    def peer_failed(self, address: str, error: KVGrpcError) -> None: ...
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None: ...
 
     def peer_dead(self, peer: Peer) -> None: ...
+
+    def memory_changed(self, peer: Peer) -> None: ...
 
 
 class Issuer(Protocol):
@@ -48,35 +59,16 @@ class Issuer(Protocol):
     def peer_dead(self, peer: Peer) -> None: ...
 
 
-@dataclass(eq=False)
-class _Dialling:
-    """A handshake that we started."""
-
-    address: str
-    expected_engine_id: str
-    trace: str
-    calls: list[int] = field(default_factory=list)
-    offers: dict[int, RankEndpoint] = field(default_factory=dict)
-    peer: str = ""
-
-
-@dataclass(eq=False)
-class _Admission:
-    """A handshake that a peer started."""
-
-    call_id: int
-    protocol: int
-    offers: dict[int, RankEndpoint] = field(default_factory=dict)
-
-
 class Peering:
     """All peers of this engine."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._dialling: dict[str, _Dialling] = {}
-        self._admissions: dict[str, _Admission] = {}
-        self._admitted = 0
+        self._dialling: dict[str, Dialling] = {}
+        """By address."""
+        self._shakes: dict[str, Shake] = {}
+        """All under way, by key."""
+        self._shaken = 0
 
     def attach(self, source: Source, issuer: Issuer) -> None:
         """Names who is told about peers; once, when the node is built."""
@@ -84,10 +76,17 @@ class Peering:
         self._issuer = issuer
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str) -> Peer | None:
-        """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`."""
+        """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`.
+
+        Raises Unavailable (PEER_UNREACHABLE) for a peer that is not connected and has no address.
+        """
         peer = self._state.peers.get(peer_key(engine_id, incarnation))
-        if peer and peer.state is PeerState.CONNECTED and peer.reachable and not peer.forgotten:
+        if peer and peer.usable:
             return peer
+        if not address:
+            raise Unavailable(
+                Reason.PEER_UNREACHABLE, f"engine {engine_id} cannot be dialled: its grant names no address"
+            )
         self._dial(address, engine_id, trace)
         return None
 
@@ -97,11 +96,12 @@ class Peering:
             raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
         _ = self._state.pool
         for peer in self._state.peers.values():
-            if peer.dialled == event.address and peer.state is PeerState.CONNECTED and peer.reachable:
-                self._check_engine(event.engine_id, peer.description)
+            if peer.dialled == event.address and peer.usable:
+                _check_engine(event.engine_id, peer)
                 self._state.reply(event.call.id, PeerConnected(peer.view(self._state.now)))
                 return
-        self._dial(event.address, event.engine_id, event.call.trace).calls.append(event.call.id)
+        dial = self._dial(event.address, event.engine_id, event.call.trace)
+        dial.calls.append((event.call.id, event.engine_id))
 
     def received(self, event: HandshakeReceived) -> None:
         """A peer introduces itself: verdict first, then both know each other."""
@@ -112,15 +112,17 @@ class Peering:
                 Reason.WRONG_ENGINE, f"this is engine {here.engine_id}, not {event.expected_engine_id}"
             )
         check_compatible(here, event.peer)
-        version = protocol(here, event.peer)
-        assert version is not None
         peer = self._admit(event.peer, event.endpoints)
+        streaming = peer.state is PeerState.CONNECTED and state.timers.when(Timer.PEER_GRACE, peer.key) is None
         self._alive(peer)
-        self._admitted += 1
-        name = f"in-{self._admitted}"
-        self._admissions[name] = _Admission(event.call.id, version)
+        if not streaming:
+            # The caller now has the grace to bring up its liveness stream.
+            state.timers.set(Timer.PEER_GRACE, peer.key, state.now + state.limits.peer_grace_s)
+        shake = Admission(self._new_key(), call_id=event.call.id, protocol=protocol(here, event.peer) or 0)
+        self._shakes[shake.key] = shake
+        state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._map(peer)
-        self._offer(name)
+        self._offer(shake)
 
     def answered(self, event: PeerAnswered) -> None:
         """The lead that we dialled introduced itself."""
@@ -128,14 +130,14 @@ class Peering:
         if dial is None:
             return
         try:
-            self._check_engine(dial.expected_engine_id, event.peer)
             check_compatible(self._state.pool, event.peer)
+            peer = self._admit(event.peer, event.endpoints)
         except KVGrpcError as error:
             self._give_up(dial, error)
             return
-        peer = self._admit(event.peer, event.endpoints)
         peer.dialled = event.address
         dial.peer = peer.key
+        self._alive(peer)
         self._map(peer)
         self._finish(dial, peer)
 
@@ -147,38 +149,36 @@ class Peering:
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
         """A rank made its endpoint; with the last one the handshake goes on."""
-        world = self._state.pool.world_size
-        dial = self._dialling.get(event.key)
-        if dial is not None:
-            dial.offers[event.rank] = event.endpoint
-            if len(dial.offers) == world:
-                endpoints = tuple(dial.offers[rank] for rank in range(world))
-                self._state.emit(Dial(dial.address, dial.expected_engine_id, endpoints, dial.trace))
+        shake = self._shakes.get(event.key)
+        if shake is None:
             return
-        admission = self._admissions.get(event.key)
-        if admission is not None:
-            admission.offers[event.rank] = event.endpoint
-            if len(admission.offers) == world:
-                del self._admissions[event.key]
-                endpoints = tuple(admission.offers[rank] for rank in range(world))
-                self._state.reply(admission.call_id, Introduced(endpoints, admission.protocol))
+        shake.offers[event.rank] = event.endpoint
+        if len(shake.offers) < self._state.pool.world_size:
+            return
+        del self._shakes[shake.key]
+        if isinstance(shake, Dialling):
+            self._state.emit(Dial(shake.address, shake.expected_engine_id, shake.endpoints(), shake.trace))
+        elif isinstance(shake, Admission):
+            self._state.timers.clear(Timer.ADMIT, shake.key)
+            self._state.reply(shake.call_id, Introduced(shake.endpoints(), shake.protocol))
 
     def mapped(self, event: PeerMapped) -> None:
         """A rank tried to reach its peer."""
         peer = self._state.peers.get(event.peer)
-        if peer is None or peer.state is PeerState.DEAD:
+        if peer is None or event.rank not in peer.mapping:
             return
+        peer.mapping.discard(event.rank)
         peer.paths[event.rank] = RankPath(event.rank, event.rank, event.data_path, event.why, event.rejected)
-        for dial in list(self._dialling.values()):
-            if dial.peer == peer.key:
-                self._finish(dial, peer)
+        if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
+            self._map(peer)
+        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+            self._finish(dial, peer)
 
     def alive(self, key: str) -> None:
         """The liveness stream stands."""
         peer = self._state.peers.get(key)
         if peer is not None and peer.state is not PeerState.DEAD:
             self._alive(peer)
-            self._issuer.peer_alive(peer)
 
     def silent(self, key: str) -> None:
         """The liveness stream is gone: the grace begins."""
@@ -188,13 +188,28 @@ class Peering:
         peer.move(PeerState.SUSPECT)
         self._state.timers.set(Timer.PEER_GRACE, key, self._state.now + self._state.limits.peer_grace_s)
 
-    def due(self, timer: Timer, name: str) -> None:
-        """The grace of a peer, or the time for a handshake, is over."""
-        if timer is Timer.PEER_GRACE:
-            self._bury(self._state.peers[name])
-            return
-        error = Unavailable(Reason.PEER_UNREACHABLE, f"{name} did not finish the handshake in time")
-        self._give_up(self._dialling[name], error)
+    def grace_over(self, key: str) -> None:
+        """A peer was silent for the grace."""
+        self._bury(self._state.peers[key])
+
+    def connect_due(self, address: str) -> None:
+        """A handshake that we started took too long."""
+        dial = self._dialling[address]
+        if dial.peer:
+            # Our own ranks did not answer: the next handshake asks them again.
+            peer = self._state.peers[dial.peer]
+            peer.mapping.clear()
+            peer.paths.clear()
+        self._give_up(
+            dial, Unavailable(Reason.PEER_UNREACHABLE, f"the handshake with {address} did not finish in time")
+        )
+
+    def admit_due(self, key: str) -> None:
+        """Our ranks made no endpoint for a peer in time."""
+        shake = self._shakes.pop(key)
+        assert isinstance(shake, Admission)
+        error = Unavailable(Reason.DEADLINE, "this engine's ranks made no endpoint in time", retry_delay_s=1.0)
+        self._state.refuse(shake.call_id, error)
 
     def forget(self, key: str) -> None:
         """A peer no longer knows us: the next use of it dials again."""
@@ -205,89 +220,132 @@ class Peering:
         state = self._state
         for dial in list(self._dialling.values()):
             self._give_up(dial, error)
-        for admission in self._admissions.values():
-            state.refuse(admission.call_id, error)
-        self._admissions.clear()
+        for shake in self._shakes.values():
+            assert isinstance(shake, Admission)
+            state.refuse(shake.call_id, error)
+        self._shakes.clear()
         for peer in state.peers.values():
-            state.timers.clear(Timer.PEER_GRACE, peer.key)
             if peer.state is not PeerState.DEAD:
                 self._hang_up(peer)
         state.peers.clear()
 
-    def _dial(self, address: str, engine_id: str, trace: str) -> _Dialling:
+    def _dial(self, address: str, engine_id: str, trace: str) -> Dialling:
         dial = self._dialling.get(address)
         if dial is None:
-            dial = self._dialling[address] = _Dialling(address, engine_id, trace)
+            dial = Dialling(self._new_key(), address=address, expected_engine_id=engine_id, trace=trace)
+            self._dialling[address] = self._shakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
-            self._offer(address)
+            self._offer(dial)
         return dial
 
-    def _offer(self, key: str) -> None:
-        for rank in range(self._state.pool.world_size):
-            self._state.emit(MakeOffer(rank, key))
+    def _new_key(self) -> str:
+        self._shaken += 1
+        return f"h{self._shaken}"
 
-    def _check_engine(self, expected: str, found: EngineDescription) -> None:
-        if expected and found.engine_id != expected:
-            raise PreconditionFailed(
-                Reason.WRONG_ENGINE, f"engine {found.engine_id} answers there, {expected} was expected"
-            )
+    def _offer(self, shake: Shake) -> None:
+        for rank in range(self._state.pool.world_size):
+            self._state.emit(MakeOffer(rank, shake.key))
 
     def _admit(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
-        """The object of this life: a new one, or the known one with what is new. Older lives are dead."""
+        """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
+
+        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and has then changed nothing.
+        """
         state = self._state
-        for other in list(state.peers.values()):
-            same_engine = other.description.engine_id == description.engine_id
-            if same_engine and other.description.incarnation != description.incarnation:
-                self._bury(other)
         key = peer_key(description.engine_id, description.incarnation)
         known = state.peers.get(key)
+        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p is not known]
+        if sorted(endpoint.rank for endpoint in endpoints) != list(range(description.world_size)):
+            raise InvalidRequest(Reason.INVALID_FIELD, "a handshake takes one endpoint for each rank")
+        if known is not None and known.replaced:
+            raise Aborted(
+                Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
+            )
         if known is None or known.state is PeerState.DEAD:
+            living = sum(peer.state is not PeerState.DEAD and peer not in others for peer in state.peers.values())
+            if living >= state.limits.peers:
+                raise Exhausted(Reason.LIMIT_EXCEEDED, f"{living} peers are connected", retry_delay_s=1.0)
+            state.peers.pop(key, None)  # so that the newest is last
             known = state.peers[key] = Peer(description, endpoints, state.now)
+        elif _lasting(known.description) != _lasting(description):
+            raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
+        elif known.description.memory_generation != description.memory_generation:
+            self._unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
+        for other in others:
+            other.replaced = True
+            self._bury(other)
         return known
 
     def _alive(self, peer: Peer) -> None:
         peer.heard = self._state.now
         peer.move(PeerState.CONNECTED)
         self._state.timers.clear(Timer.PEER_GRACE, peer.key)
+        self._issuer.peer_alive(peer)
 
     def _map(self, peer: Peer) -> None:
-        if peer.reachable:
+        if peer.reachable or peer.mapping:
             return
         peer.paths.clear()
-        for endpoint in peer.endpoints[: self._state.pool.world_size]:
+        peer.tried = peer.endpoints
+        peer.mapping.update(range(self._state.pool.world_size))
+        for endpoint in peer.endpoints:
             self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint))
 
-    def _finish(self, dial: _Dialling, peer: Peer) -> None:
+    def _unmap(self, peer: Peer) -> None:
+        """Its memory was registered anew: what was known of it is void, and what is read there now is nothing."""
+        self._source.memory_changed(peer)
+        peer.paths.clear()
+        peer.mapping.clear()
+        for rank in range(peer.description.world_size):
+            self._state.emit(UnmapPeer(rank, peer.key))
+
+    def _finish(self, dial: Dialling, peer: Peer) -> None:
         """Once every rank has tried, whoever waits learns whether the peer can be used."""
-        if not peer.mapped:
+        if peer.mapping:
             return
         if not peer.reachable:
             self._give_up(dial, _no_data_path(peer))
             return
-        self._alive(peer)
-        del self._dialling[dial.address]
-        self._state.timers.clear(Timer.CONNECT, dial.address)
-        for call in dial.calls:
-            self._state.reply(call, PeerConnected(peer.view(self._state.now)))
+        self._end_dial(dial)
+        for call, expected in dial.calls:
+            try:
+                _check_engine(expected, peer)
+            except KVGrpcError as error:
+                self._state.refuse(call, error)
+            else:
+                self._state.reply(call, PeerConnected(peer.view(self._state.now)))
         self._source.peer_ready(dial.address, peer)
 
-    def _give_up(self, dial: _Dialling, error: KVGrpcError) -> None:
-        del self._dialling[dial.address]
-        self._state.timers.clear(Timer.CONNECT, dial.address)
-        for call in dial.calls:
+    def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
+        """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
+        self._end_dial(dial)
+        expected = dial.expected_engine_id if error.reason is Reason.WRONG_ENGINE else None
+        again = [call for call in dial.calls if expected not in (None, call[1])]
+        for call, _ in [call for call in dial.calls if call not in again]:
             self._state.refuse(call, error)
-        self._source.peer_failed(dial.address, error)
+        self._source.peer_failed(dial.address, error, expected)
+        for call, engine_id in again:
+            self._dial(dial.address, engine_id, dial.trace).calls.append((call, engine_id))
+
+    def _end_dial(self, dial: Dialling) -> None:
+        del self._dialling[dial.address]
+        self._shakes.pop(dial.key, None)
+        self._state.timers.clear(Timer.CONNECT, dial.address)
 
     def _bury(self, peer: Peer) -> None:
         if peer.state is PeerState.DEAD:
             return
         state = self._state
         peer.move(PeerState.DEAD)
+        peer.mapping.clear()
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         self._issuer.peer_dead(peer)
         self._source.peer_dead(peer)
         self._hang_up(peer)
+        lost = Unavailable(Reason.PEER_UNREACHABLE, f"engine {peer.description.engine_id} died during the handshake")
+        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+            self._give_up(dial, lost)
         dead = [p.key for p in state.peers.values() if p.state is PeerState.DEAD]
         for key in dead[:-DEAD_KEPT]:
             del state.peers[key]
@@ -296,6 +354,17 @@ class Peering:
         for rank in range(peer.description.world_size):
             self._state.emit(UnmapPeer(rank, peer.key))
         self._state.emit(HangUp(peer.key))
+
+
+def _lasting(description: EngineDescription) -> EngineDescription:
+    """What stays the same for a whole incarnation."""
+    return replace(description, memory_generation=0, address="", features=())
+
+
+def _check_engine(expected: str, peer: Peer) -> None:
+    found = peer.description.engine_id
+    if expected and found != expected:
+        raise PreconditionFailed(Reason.WRONG_ENGINE, f"engine {found} answers there, {expected} was expected")
 
 
 def _no_data_path(peer: Peer) -> KVGrpcError:

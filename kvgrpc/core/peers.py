@@ -39,7 +39,13 @@ class Peer:
     state: PeerState = PeerState.CONNECTING
     forgotten: bool = False
     """It said that it does not know us: the next use dials again."""
+    replaced: bool = False
+    """A newer life of its engine introduced itself: a handshake of this one comes too late."""
     paths: dict[int, RankPath] = field(default_factory=dict)
+    mapping: set[int] = field(default_factory=set)
+    """Our ranks that are reaching for its memory."""
+    tried: tuple[RankEndpoint, ...] = ()
+    """The endpoints that they were given."""
     accesses: dict[bytes, None] = field(default_factory=dict)
     """Accesses that it holds here, in the order of opening."""
 
@@ -48,14 +54,14 @@ class Peer:
         return peer_key(self.description.engine_id, self.description.incarnation)
 
     @property
-    def mapped(self) -> bool:
-        """Every rank has tried to reach its memory."""
-        return len(self.paths) >= self.description.world_size
-
-    @property
     def reachable(self) -> bool:
         """Every rank reaches its memory."""
-        return self.mapped and all(path.data_path for path in self.paths.values())
+        return len(self.paths) == self.description.world_size and all(path.data_path for path in self.paths.values())
+
+    @property
+    def usable(self) -> bool:
+        """An access may be opened there without a handshake."""
+        return self.state is PeerState.CONNECTED and not self.forgotten and self.reachable
 
     def move(self, state: PeerState) -> None:
         """Asserts that the table allows it."""

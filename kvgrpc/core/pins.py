@@ -60,7 +60,8 @@ class PinTable:
                 raise PreconditionFailed(Reason.BLOCK_PINNED, f"block {block} of group {group} is pinned by {holders}")
 
     def add(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
-        """Pins `blocks` (distinct ids) for `owner`. Raises as `check_free_for`."""
+        """Pins `blocks` (distinct ids) for `owner`, which has no such pin. Raises as `check_free_for`."""
+        assert (owner, kind) not in self._pins, f"{owner} pins twice"
         self.check_free_for(kind, blocks)
         self._pins[owner, kind] = Pin(owner, kind, blocks, now)
         self._count(kind, blocks, 1)

@@ -27,12 +27,14 @@ class Pool:
             allocation_id, blocks = event.allocation_id, self._find(event.allocation_id)
         else:
             counts = self._check_counts(event)
-            self._made += 1
-            allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made}"
+            allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made + 1}"
             blocks = state.allocator.allocate(allocation_id, counts)
+            self._made += 1
+        due = state.timers.when(Timer.ALLOCATION, allocation_id)
         if ttl_s is not None:
-            state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
-        state.reply(event.call.id, Allocated(allocation_id, blocks, ttl_s))
+            due = max(state.now + ttl_s, due or 0.0)
+            state.timers.set(Timer.ALLOCATION, allocation_id, due)
+        state.reply(event.call.id, Allocated(allocation_id, blocks, None if due is None else due - state.now))
 
     def free(self, event: FreeBlocks) -> None:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
@@ -58,7 +60,7 @@ class Pool:
                 Reason.GROUP_MISMATCH, f"counts names each of the groups 0 to {len(groups) - 1} at most once"
             )
         total = sum(counts.values())
-        if total <= 0:
+        if total <= 0 or min(counts.values()) < 0:
             raise InvalidRequest(Reason.INVALID_FIELD, "counts asks for no block")
         if total > self._state.limits.blocks_per_request:
             raise OutOfRange(

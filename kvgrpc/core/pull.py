@@ -50,7 +50,6 @@ NEXT_STEPS: dict[Reason, Next] = {
     Reason.GRANT_WRONG_ACCESS: Next.FIX_REQUEST,
     Reason.ACCESS_REUSED: Next.FIX_REQUEST,
     Reason.DIAL_REFUSED: Next.FIX_REQUEST,
-    Reason.BLOCK_COUNT_MISMATCH: Next.FIX_REQUEST,
     Reason.INCOMPATIBLE_POOLS: Next.RETRY_OTHER_CONSUMER,
     Reason.PROTOCOL_UNSUPPORTED: Next.RETRY_OTHER_CONSUMER,
     Reason.NO_DATA_PATH: Next.RETRY_OTHER_CONSUMER,
@@ -105,6 +104,11 @@ class Pull:
         assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
         self.stage = stage
 
+    @property
+    def moves_nothing(self) -> bool:
+        """Its engine has found everything locally."""
+        return self.destination is not None and not any(len(ids) for ids in self.destination)
+
 
 PULL_TIMERS = (
     Timer.BLOCKS,
@@ -129,14 +133,13 @@ OWN_FAILURES = frozenset(
         Reason.TRANSFER_TIMEOUT,
         Reason.DATA_PATH_FAILED,
         Reason.DIAL_REFUSED,
-        Reason.BLOCK_COUNT_MISMATCH,
         Reason.NO_DATA_PATH,
     }
 )
 """Reasons that lie at the destination."""
 
 
-def pull_failure(pull: Pull, reason: Reason, message: str) -> Failure:
+def pull_failure(pull: Pull, reason: Reason, message: str, rank: int | None = None) -> Failure:
     """The failure of a pull in its present stage."""
     side = Side.DESTINATION if reason in OWN_FAILURES else Side.SOURCE
-    return Failure(reason, message, pull.stage.value, side, next=NEXT_STEPS.get(reason, Next.RECOMPUTE))
+    return Failure(reason, message, pull.stage.value, side, rank, NEXT_STEPS.get(reason, Next.RECOMPUTE))

@@ -1,17 +1,26 @@
 """What is checked before a pull changes anything: its grant, its destination, and the source's answer."""
 
+from kvgrpc.core import content as contents
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.content import Claim
 from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import Destination, Opened, PullBlocks
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, read_claims
+from kvgrpc.core.ids import ACCESS_ID_BYTES
+from kvgrpc.core.layout import GroupKind
 from kvgrpc.core.pins import Blocks, PinKind
 from kvgrpc.core.pull import Pull
 from kvgrpc.core.state import NodeState
-from kvgrpc.errors import KVGrpcError, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PermissionDenied, PreconditionFailed, Reason
 
 
-def check_grant(state: NodeState, event: PullBlocks) -> Claims:
-    """What the grant says, if a pull can use it. Raises what `read_claims` raises, and for a wrong kind or key."""
+def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
+    """What the grant says and what to ask of it, if a pull can use it.
+
+    Raises what `read_claims` and `contents.claim` raise, and for a wrong kind or key.
+    """
+    assert len(event.access_id) == ACCESS_ID_BYTES, "whoever makes the event draws 16 random bytes"
     claims = read_claims(event.token)
     if claims.access is not AccessKind.READ:
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
@@ -20,31 +29,44 @@ def check_grant(state: NodeState, event: PullBlocks) -> Claims:
             Reason.TRANSFER_KEY_MISMATCH, "this grant belongs to another request than the transfer key"
         )
     state.check_key(claims.transfer_key)
-    _ = state.pool
-    return claims
+    if event.content is None:
+        raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
+    claim = contents.claim(event.content, claims.token_count, event.use_tokens)
+    states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
+    if states and claim.tokens != claims.token_count:
+        raise OutOfRange(
+            Reason.CONTENT_RANGE,
+            f"the pool holds states, which stand for the whole offer of {claims.token_count} tokens and for no prefix "
+            "of it",
+        )
+    return claims, claim
 
 
 def check_destination(state: NodeState, destination: Destination, tokens: int) -> tuple[Blocks, list[int]]:
     """The destination's blocks and how many of the source's each group skips."""
+    have = destination.have_tokens
+    if have < 0:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"have_tokens counts tokens; got {have}")
+    groups = state.pool.pool.groups
     blocks = state.resolve(destination.blocks, "destination.blocks")
-    skip = [destination.have_tokens // group.block_tokens for group in state.pool.pool.groups]
+    skip = [0 if group.kind is GroupKind.STATE else have // group.block_tokens for group in groups]
     if any(len(ids) for ids in blocks):
-        for i, group in enumerate(state.pool.pool.groups):
-            needed = max(-(-tokens // group.block_tokens) - skip[i], 0)
+        for i, group in enumerate(groups):
+            needed = max(group.blocks_of(tokens) - skip[i], 0)
             if len(blocks[i]) != needed:
                 raise PreconditionFailed(
                     Reason.BLOCK_COUNT_MISMATCH,
-                    f"group {i}: {tokens} tokens of which {destination.have_tokens} are held take {needed} "
-                    f"blocks; {len(blocks[i])} are listed",
+                    f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
+                    f"{len(blocks[i])} are listed",
                 )
     state.check_owned(blocks)
     state.pins.check_free_for(PinKind.TARGET, blocks)
     return blocks, skip
 
 
-def check_opened(state: NodeState, pull: Pull, opened: Opened) -> str:
+def check_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:
     """What is wrong with the source's answer; empty when nothing is. A peer's data proves nothing by itself."""
-    groups = state.peers[pull.peer].description.pool.groups
+    groups = source.pool.groups
     if opened.token_count != pull.claim.tokens:
         return f"it granted {opened.token_count} tokens, {pull.claim.tokens} were asked for"
     if [group for group, _ in opened.blocks] != list(range(len(groups))):
@@ -52,7 +74,7 @@ def check_opened(state: NodeState, pull: Pull, opened: Opened) -> str:
     if not (opened.ttl_s > 0 and opened.remaining_s >= 0):
         return "its lease has no time"
     for group, (_, ids) in zip(groups, opened.blocks, strict=True):
-        if len(ids) != -(-opened.token_count // group.block_tokens):
+        if len(ids) != group.blocks_of(opened.token_count):
             return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
         try:
             check_ids(ids, group.blocks, f"group {group.name}")

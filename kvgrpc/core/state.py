@@ -4,14 +4,14 @@ The parts (`handover`, `serving`, `pulling`, `peering`, `pool`) hold the rules; 
 nothing else. `begin` makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
-from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from kvgrpc.core.accesses import Access
 from kvgrpc.core.actions import (
     Action,
+    Allocated,
     Answer,
     EngineNews,
     HandedOver,
@@ -26,15 +26,16 @@ from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import BlockLists
 from kvgrpc.core.grants import signing_key
-from kvgrpc.core.idempotency import IdempotencyKeys, Scope
+from kvgrpc.core.idempotency import IdempotencyKeys
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.leases import LeaseTable
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import Blocks, PinTable
 from kvgrpc.core.timers import Timer, Timers
-from kvgrpc.core.transfers import Transfer, TransferTable
+from kvgrpc.core.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
 from kvgrpc.errors import (
+    Exhausted,
     InvalidRequest,
     KVGrpcError,
     OutOfRange,
@@ -74,11 +75,13 @@ class NodeState:
         self.transfers = TransferTable(incarnation, self.limits.transfer_history)
         self.accesses: dict[bytes, Access] = {}
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
-        self._key_names: dict[str, Scope] = {}
         self.cancelled_keys: dict[bytes, str] = {}
-        self.refused_leases: set[str] = set()
+        """Tombstones: transfer keys that were cancelled, and with what words."""
+        self.refused_leases: dict[str, None] = {}
+        """Tombstones: leases whose hand-over was refused."""
         self.steps: dict[int, int] = {}
         self.bytes_received = 0
+        self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
         self.pins = PinTable(sizes)
         self.allocator = Allocator(sizes, self.pins)
@@ -98,10 +101,8 @@ class NodeState:
 
     def reply(self, call_id: int, answer: Answer) -> None:
         """Answers a call, and all that joined it."""
-        calls, scope = self.keys.finish(call_id, answer)
-        if scope:
-            name = "\n".join(scope)
-            self._key_names[name] = scope
+        calls, name = self.keys.finish(call_id, answer)
+        if name:
             self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
         for call in calls:
             self.emit(Reply(call, answer))
@@ -114,33 +115,25 @@ class NodeState:
 
     def key_due(self, name: str) -> None:
         """Forgets an idempotency key unless what it created still lives."""
-        scope = self._key_names.pop(name, None)
-        if scope is None:
-            return
-        answer = self.keys.answer(scope)
-        transfer = answer.transfer if isinstance(answer, HandedOver | Pulling) else None
-        lease = self.leases.find(answer.lease.id) if isinstance(answer, HandedOver) else None
-        alive = transfer is not None and not self._is_settled(transfer.id)
-        if alive or (lease is not None and lease.live):
-            self._key_names[name] = scope
+        if self._lives(self.keys.answer(name)):
             self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
         else:
-            self.keys.forget(scope)
+            self.keys.forget(name)
 
-    def create(self, **fields: Any) -> Transfer:
+    def create(self, **fields: Unpack[NewTransfer]) -> Transfer:
         """A new transfer; watchers learn of it."""
         transfer = self.transfers.create(self.now, **fields)
         self.emit(TransferChanged(transfer))
         return transfer
 
-    def change(self, transfer_id: str, **fields: Any) -> Transfer:
+    def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
         """Changes a transfer; watchers learn of it. An end ends the running phase too."""
         old = self.transfers.get(transfer_id)
-        state = fields.get("state", old.state)
-        if not old.over and state is not old.state and replace(old, state=state).over:
-            fields.setdefault("phases", old.phases_ended(self.now))
-            fields |= {"ended": self.now, "waiting_for": ""}
-        transfer = self.transfers.change(transfer_id, **fields)
+        if not old.over and changes.get("state") in ENDED:
+            changes["phases"] = old.phases_ended(self.now)
+            changes["ended"] = self.now
+            changes["waiting_for"] = ""
+        transfer = self.transfers.change(transfer_id, **changes)
         self.emit(TransferChanged(transfer))
         if transfer.settled and transfer.owner != ENGINE:
             self.transfers.archive(transfer_id)
@@ -191,8 +184,20 @@ class NodeState:
                 Reason.CANCELLED, f"this transfer was cancelled before it came: {self.cancelled_keys[key]}"
             )
 
-    def _is_settled(self, transfer_id: str) -> bool:
-        try:
-            return self.transfers.get(transfer_id).settled
-        except KVGrpcError:
-            return True
+    def check_room(self) -> None:
+        """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""
+        if self.transfers.live >= self.limits.transfers:
+            raise Exhausted(Reason.QUEUE_FULL, f"{self.limits.transfers} transfers wait or run", retry_delay_s=1.0)
+
+    def _lives(self, answer: Answer | None) -> bool:
+        """Whether what an answer gave still lives."""
+        if isinstance(answer, Allocated):
+            return self.allocator.known(answer.allocation_id)
+        if isinstance(answer, HandedOver):
+            lease = self.leases.find(answer.lease.id)
+            if lease is not None and lease.live:
+                return True
+        if isinstance(answer, HandedOver | Pulling) and answer.transfer is not None:
+            transfer = self.transfers.find(answer.transfer.id)
+            return transfer is not None and not transfer.settled
+        return False

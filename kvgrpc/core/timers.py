@@ -1,7 +1,7 @@
 """Deadlines: a dictionary of what is due when, with a heap beside it.
 
 Setting and clearing are O(log n) and O(1). Heap entries may lag behind the dictionary; a stale one is dropped when it
-reaches the top, so a renewal costs no search.
+reaches the top, so a renewal costs no search. When most of the heap is stale, it is built anew.
 """
 
 import heapq
@@ -26,12 +26,17 @@ class Timer(Enum):
     ACCESS_FORGET = "access_forget"
     PEER_GRACE = "peer_grace"
     CONNECT = "connect"
+    ADMIT = "admit"
     IDEMPOTENCY = "idempotency"
     TOMBSTONE = "tombstone"
+    REFUSED_LEASE = "refused_lease"
     ALLOCATION = "allocation"
 
 
 Key = tuple[Timer, str]
+
+STALE_MIN = 1_024
+"""Stale entries that are not worth a rebuild."""
 
 
 class Timers:
@@ -47,10 +52,22 @@ class Timers:
         key = (timer, name)
         self._when[key] = when
         heapq.heappush(self._heap, (when, next(self._order), key))
+        if len(self._heap) > 2 * len(self._when) + STALE_MIN:
+            self._heap = [entry for entry in self._heap if self._when.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
 
     def clear(self, timer: Timer, name: str) -> None:
         """Removes a deadline, if there is one."""
         self._when.pop((timer, name), None)
+
+    def clear_all(self) -> None:
+        """Removes every deadline."""
+        self._when.clear()
+        self._heap.clear()
+
+    def when(self, timer: Timer, name: str) -> float | None:
+        """A deadline, or None when it is not set."""
+        return self._when.get((timer, name))
 
     def next_deadline(self) -> float | None:
         """The earliest deadline, or None."""
@@ -67,10 +84,6 @@ class Timers:
             _, _, key = heapq.heappop(self._heap)
             del self._when[key]
             yield key
-
-    def names(self) -> Iterator[Key]:
-        """All that is set, in no order that matters."""
-        return iter(self._when)
 
     def __len__(self) -> int:
         return len(self._when)

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import NotRequired, TypedDict, Unpack
 
 from kvgrpc.core.ids import transfer_id
 from kvgrpc.errors import NotFound, Reason
@@ -167,9 +167,50 @@ class Transfer:
         return (*self.phases[:-1], replace(self.phases[-1], end=now))
 
 
+class NewTransfer(TypedDict):
+    """What is stated when a transfer is made."""
+
+    direction: Direction
+    key: bytes
+    owner: str
+    request_id: NotRequired[str]
+    trace: NotRequired[str]
+    peer_engine_id: NotRequired[str]
+    peer_incarnation: NotRequired[int]
+    peer_address: NotRequired[str]
+    lease_id: NotRequired[str]
+    waiting_for: NotRequired[str]
+    use_tokens: NotRequired[int]
+    blocks: NotRequired[int]
+    nbytes: NotRequired[int]
+    phases: NotRequired[tuple[Phase, ...]]
+    consumers: NotRequired[int]
+    priority: NotRequired[int]
+
+
+class Changes(TypedDict, total=False):
+    """What may change in a transfer's life."""
+
+    state: State
+    memory: Disposition
+    peer_engine_id: str
+    peer_incarnation: int
+    peer_address: str
+    peer_transfer_id: str
+    waiting_for: str
+    blocks: int
+    nbytes: int
+    nbytes_done: int
+    phases: tuple[Phase, ...]
+    paths: tuple[TransferPath, ...]
+    failure: Failure | None
+    consumers_done: int
+    ended: float
+
+
 @dataclass
 class TransferTable:
-    """All transfers of one incarnation, and the log of their changes."""
+    """All transfers of one incarnation, and the log of their changes. `history` is at least 1."""
 
     incarnation: int
     history: int
@@ -177,33 +218,37 @@ class TransferTable:
     _numbers: int = 0
     _live: dict[str, Transfer] = field(default_factory=dict)
     _past: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
-    _by_key: dict[bytes, set[str]] = field(default_factory=dict)
+    """Ended well or cancelled, oldest first."""
+    _failed: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
+    """Failures, oldest first: they are kept longest, because somebody will ask about them."""
+    _by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
     _log: deque[Transfer] = field(default_factory=deque)
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
 
-    def create(self, now: float, **fields: Any) -> Transfer:
-        """A new PENDING transfer; `fields` are those of Transfer."""
+    def create(self, now: float, **fields: Unpack[NewTransfer]) -> Transfer:
+        """A new PENDING transfer."""
         self._numbers += 1
-        transfer = Transfer(id=transfer_id(self.incarnation, self._numbers), created=now, **fields)
-        self._by_key.setdefault(transfer.key, set()).add(transfer.id)
+        self.seq += 1
+        id_ = transfer_id(self.incarnation, self._numbers)
+        transfer = Transfer(id=id_, created=now, seq=self.seq, **fields)
+        self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
         return self._store(transfer)
 
-    def change(self, transfer_id: str, **fields: Any) -> Transfer:
-        """The transfer with `fields` changed. Asserts that the tables allow it: callers decide, tables guard."""
+    def change(self, transfer_id: str, **changes: Unpack[Changes]) -> Transfer:
+        """The transfer with these changes. Asserts that the tables allow them: callers decide, tables guard."""
         old = self._live[transfer_id]
-        new = replace(old, **fields)
-        if new.state is not old.state:
-            assert new.state in STATES[old.state], f"{old.state} to {new.state}"
-            self.counts[old.state] -= 1
-            self.counts[new.state] += 1
-        if new.memory is not old.memory:
-            assert new.memory in DISPOSITIONS[old.memory], f"{old.memory} to {new.memory}"
-        return self._store(new)
+        state, memory = changes.get("state", old.state), changes.get("memory", old.memory)
+        assert state is old.state or state in STATES[old.state], f"{old.state} to {state}"
+        assert memory is old.memory or memory in DISPOSITIONS[old.memory], f"{old.memory} to {memory}"
+        self.counts[old.state] -= 1
+        self.counts[state] += 1
+        self.seq += 1
+        return self._store(replace(old, seq=self.seq, **changes))
 
     def get(self, transfer_id: str) -> Transfer:
         """Raises NotFound (TRANSFER_NOT_FOUND)."""
-        found = self._live.get(transfer_id) or self._past.get(transfer_id)
+        found = self.find(transfer_id)
         if found is None:
             raise NotFound(
                 Reason.TRANSFER_NOT_FOUND,
@@ -211,9 +256,13 @@ class TransferTable:
             )
         return found
 
+    def find(self, transfer_id: str) -> Transfer | None:
+        """The transfer, also from the history, or None."""
+        return self._live.get(transfer_id) or self._past.get(transfer_id) or self._failed.get(transfer_id)
+
     def with_key(self, key: bytes) -> list[Transfer]:
         """Transfers with that key that are not in the history yet, oldest first."""
-        return [self._live[id_] for id_ in sorted(self._by_key.get(key, ()))]
+        return [self._live[id_] for id_ in self._by_key.get(key, ())]
 
     def archive(self, transfer_id: str) -> bool:
         """Moves a settled transfer to the bounded history; False when it is not one."""
@@ -222,12 +271,15 @@ class TransferTable:
             return False
         del self._live[transfer_id]
         ids = self._by_key[transfer.key]
-        ids.discard(transfer_id)
+        del ids[transfer_id]
         if not ids:
             del self._by_key[transfer.key]
-        self._past[transfer_id] = transfer
-        if len(self._past) > self.history:
-            self._forget_one()
+        past = self._failed if transfer.state is State.FAILED else self._past
+        past[transfer_id] = transfer
+        if len(self._past) + len(self._failed) > self.history:
+            # The newest stays in any case: whoever ended it is about to look at it.
+            oldest = next(iter(self._past), transfer_id)
+            (self._past if oldest != transfer_id else self._failed).popitem(last=False)
         return True
 
     def changes_after(self, seq: int) -> list[Transfer] | None:
@@ -245,25 +297,16 @@ class TransferTable:
 
     def __iter__(self) -> Iterator[Transfer]:
         """Live ones and history, newest first."""
-        return iter(sorted([*self._live.values(), *self._past.values()], key=lambda t: -t.created))
+        known = [*self._live.values(), *self._past.values(), *self._failed.values()]
+        return iter(sorted(known, key=lambda t: t.created, reverse=True))
 
     def unfinished(self) -> list[Transfer]:
         """Those that are not over, oldest first."""
         return [t for t in self._live.values() if not t.over]
 
     def _store(self, transfer: Transfer) -> Transfer:
-        self.seq += 1
-        stored = replace(transfer, seq=self.seq)
-        self._live[stored.id] = stored
-        self._log.append(stored)
+        self._live[transfer.id] = transfer
+        self._log.append(transfer)
         if len(self._log) > self.history:
             self._log.popleft()
-        return stored
-
-    def _forget_one(self) -> None:
-        """Failures are kept longest: they are what somebody will ask about."""
-        for id_, transfer in self._past.items():
-            if transfer.state is not State.FAILED:
-                del self._past[id_]
-                return
-        self._past.popitem(last=False)
+        return transfer

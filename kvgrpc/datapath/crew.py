@@ -1,7 +1,8 @@
 """The threads that copy: a posting is cut into pieces, and whoever is free takes the next one.
 
-Pieces are small (about a millisecond), so that threads end together though one was held up, several
-postings go on side by side with the first served first, and a close waits for no more than a piece.
+Pieces are small (some milliseconds), so that threads end together though one was held up and a
+close waits for no more than a piece; and no smaller, since after each one a thread has to win the
+interpreter lock back. Postings are served in the order in which they came.
 A thread without work is blocked and costs nothing.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.errors import KVGrpcError
 
-PIECE_BYTES_MAX = 4 << 20
+PIECE_BYTES_MAX = 16 << 20
 _PIECE_BYTES_MIN = 256 << 10
 
 

@@ -33,7 +33,7 @@ class Faults:
     fail_after_bytes: int | None = None
     """A posting ends FAILED when this many of its bytes, or somewhat more, have moved."""
     piece_delay_s: float = 0.0
-    """Wait before each piece of up to 4 MB."""
+    """Wait before each piece of up to 16 MB."""
     begin: threading.Event | None = None
     """No byte moves until it is set; closing the path sets it."""
     end: threading.Event | None = None

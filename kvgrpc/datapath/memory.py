@@ -185,7 +185,7 @@ class PrivateMemory:
             raise InvalidRequest(Reason.INVALID_FIELD, "memory has segments of at least one byte")
 
     @classmethod
-    def of(cls, *buffers: Any) -> Self:  # noqa: ANN401 - tensors, without importing torch here
+    def of(cls, *buffers: Any) -> Self:  # tensors, without importing torch here
         """Torch tensors (CPU, pinned or CUDA), numpy arrays, or any writable buffers, in order.
 
         Raises InvalidRequest for one that has gaps or cannot be written.
@@ -236,7 +236,7 @@ def _allocate(fd: int, size: int) -> mmap.mmap:
     return mapping
 
 
-def _segment(buffer: Any) -> Segment:  # noqa: ANN401
+def _segment(buffer: Any) -> Segment:
     if hasattr(buffer, "data_ptr"):
         return _tensor_segment(buffer)
     array = np.asarray(buffer) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, "u1")
@@ -245,7 +245,7 @@ def _segment(buffer: Any) -> Segment:  # noqa: ANN401
     return Segment(int(array.ctypes.data), array.nbytes)
 
 
-def _tensor_segment(tensor: Any) -> Segment:  # noqa: ANN401
+def _tensor_segment(tensor: Any) -> Segment:
     # Dense in any order of the dimensions: the last element is where the number of them says.
     extent = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() and extent + 1 != tensor.numel():

@@ -15,6 +15,11 @@ Before NIXL is loaded the environment gets, unless set already, UCX_RCACHE_MAX_U
 nobody answers stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
 reads from its environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network.
 UCX listens for peers on each network that it may use, and asks nobody who they are.
+
+TCP is refused unless UCX_TLS names it. Over it UCX has the process that is read send the bytes, and
+when the reader dies meanwhile, or closes, that process dies with it: signal 6 or 11 inside UCX 1.23
+("Fatal: unexpected error: Endpoint timeout"), each time it was tried, with one read of 8 KB under way
+as with many. RDMA and CMA do not involve the process that is read.
 """
 
 import contextlib
@@ -31,19 +36,21 @@ from typing import Any
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
-from kvgrpc.datapath import addresses, nixl_metadata
+from kvgrpc.datapath import addresses, nixl_metadata, ucx_log
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
+from kvgrpc.datapath.memory import is_host, memory_bytes
 from kvgrpc.datapath.nixl_posting import MEMORY_TYPES, SLICE_BYTES, NixlPosting, Slice, slices
-from kvgrpc.datapath.ucx_log import AGENT_CHARS_MAX, UcxLog
 from kvgrpc.errors import KVGrpcError
 
 log = logging.getLogger(__name__)
 
 _PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
 _ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
-_UCX_LOG = UcxLog()
-# Transports that move bytes with the processor, inside our own calls: see NixlPosting.
-_MOVED_BY_CALLER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
+_UCX_LOG = ucx_log.UcxLog()
+_TCP_UNASKED = (
+    "UCX reaches agent {!r} over TCP only, where a reader that dies takes the process that it reads from"
+    " with it; UCX_TLS=tcp in the environment of both accepts that"
+)
 # What a peer does to a connection, in words for people.
 _MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connection to it broke"}
 
@@ -77,12 +84,11 @@ class NixlPath:
         """Loads the peer's agent (10 ms). The two exchange nothing before the first read.
 
         Raises DataPathUnavailable for metadata that is malformed or not of that endpoint, a peer
-        that is connected already, and one that no transport reaches.
+        that is connected already, and one that no transport reaches, or only TCP unasked.
         """
         if endpoint.nixl is None:
             raise DataPathUnavailable(f"rank {endpoint.rank} does not offer NIXL")
-        self._agent.add_peer(endpoint.nixl)
-        return NixlRemote(self._agent, endpoint.nixl)
+        return NixlRemote(self._agent, endpoint.nixl, self._agent.add_peer(endpoint.nixl))
 
     def progress(self) -> None:
         """Serves what peers have sent so far: 2 us when that is nothing. Does nothing when closed."""
@@ -104,17 +110,17 @@ class NixlRemote:
     only `close` and a new `connect` make another.
     """
 
-    def __init__(self, agent: "_Agent", peer: NixlEndpoint) -> None:
+    def __init__(self, agent: "_Agent", peer: NixlEndpoint, lanes: ucx_log.LaneSets) -> None:
         self._agent = agent
         self._peer = peer
+        self._lanes = lanes
         self._broken = ""
         self._closed = False
 
     @property
     def why(self) -> str:
-        lanes = self._agent.lanes()
-        transports = ", ".join(lanes) if lanes else "by a transport that it does not name"
-        return f"NIXL over {self._peer.backend}: {transports}"
+        transports = " or ".join(" and ".join(lanes) for lanes in self._lanes)
+        return f"NIXL over {self._peer.backend} by {transports or 'a transport that it does not name'}"
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
         """Posts the first slice; `poll` posts the others.
@@ -122,7 +128,7 @@ class NixlRemote:
         Calls `wake` when the next `poll` can post at once: the slice was over before NIXL returned.
         """
         own, there = self._agent.endpoint.segments, self._peer.segments
-        addresses.check_runs(runs, _size(there), _size(own))
+        addresses.check_runs(runs, memory_bytes(there), memory_bytes(own))
         self._check_usable()
         rows = addresses.to_rows(runs, there, own, SLICE_BYTES)
         posting = NixlPosting(self, slices(rows, own, there), wake)
@@ -161,7 +167,7 @@ class NixlRemote:
 class _Transfer:
     """Implements `Transfer` with a handle of NIXL's."""
 
-    def __init__(self, agent: "_Agent", peer: str, handle: Any) -> None:  # noqa: ANN401
+    def __init__(self, agent: "_Agent", peer: str, handle: Any) -> None:
         self.peer = peer
         self._agent = agent
         self._handle = handle
@@ -212,7 +218,7 @@ class _Agent:
         self._memory = memory  # kept alive: see NixlPath
         self._peers: set[str] = set()
         self._registered: list[Any] = []
-        name = f"{hint}-{secrets.token_hex(8)}"[-AGENT_CHARS_MAX:]
+        name = f"{hint}-{secrets.token_hex(8)}"[-ucx_log.AGENT_CHARS_MAX :]
         self.nixl = _make_agent(name, backend)
         try:
             with _raising(DataPathUnavailable, "NIXL cannot register the memory"):
@@ -226,19 +232,25 @@ class _Agent:
         self.endpoint = NixlEndpoint(name, metadata, backend, memory.segments)
         self._form_is_known = _form_is_known(self.endpoint)
 
-    def add_peer(self, peer: NixlEndpoint) -> None:
+    def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
+        """Returns the sets of lanes of which one leads to the peer; none where unknown."""
         with self.lock:
             self._check_peer(peer)
+            before = len(self.lanes())
             try:
                 with _raising(DataPathUnavailable, f"NIXL cannot reach agent {peer.agent!r}"):
                     self.nixl.add_remote_agent(peer.metadata)
                     for kind, rows in _by_type(peer.segments):
                         if not self.nixl.check_remote_metadata(peer.agent, self.nixl.get_xfer_descs(rows, kind)):
                             raise DataPathUnavailable("the peer's metadata does not cover its memory")
+                lanes = self.lanes()[before:] or self.lanes()
+                if ucx_log.moved_by_peer(lanes) and "tcp" not in os.environ.get("UCX_TLS", "").split(","):
+                    raise DataPathUnavailable(_TCP_UNASKED.format(peer.agent))
             except DataPathUnavailable:
                 self._forget(peer.agent)
                 raise
             self._peers.add(peer.agent)
+            return lanes
 
     def _check_peer(self, peer: NixlEndpoint) -> None:
         if self.closed:
@@ -277,12 +289,9 @@ class _Agent:
 
     def errors_are_ends(self) -> bool:
         """Whether this process moves all bytes itself, inside our calls: see NixlPosting."""
-        allowed = [lane.partition("/")[0] for lane in self.lanes()] or os.environ.get("UCX_TLS", "?").split(",")
-        on_host = all(segment.kind is not MemoryKind.CUDA for segment in self.endpoint.segments)
-        return on_host and _MOVED_BY_CALLER.issuperset(allowed)
+        return is_host(self.endpoint.segments) and ucx_log.moved_by_reader(self.lanes())
 
-    def lanes(self) -> list[str]:
-        """What UCX set up between this agent and its peers, like tcp/eth0; empty where unknown."""
+    def lanes(self) -> ucx_log.LaneSets:
         return _UCX_LOG.lanes(self.endpoint.agent) if self.endpoint.backend == "UCX" else []
 
     def progress(self) -> None:
@@ -325,10 +334,6 @@ def _sentence(error: Exception) -> str:
     return "; UCX: ".join([_MEANS.get(name, str(error) or name), *_UCX_LOG.complaints()])
 
 
-def _size(segments: Sequence[Segment]) -> int:
-    return sum(segment.nbytes for segment in segments)
-
-
 def _by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
     for index, kind in enumerate(MEMORY_TYPES):
         rows = [(s.address, s.nbytes, s.device) for s in segments if (s.kind is MemoryKind.CUDA) == index]
@@ -346,7 +351,7 @@ def _form_is_known(own: NixlEndpoint) -> bool:
     return True
 
 
-def _make_agent(name: str, backend: str) -> Any:  # noqa: ANN401
+def _make_agent(name: str, backend: str) -> Any:
     api = _import_nixl()
     with _raising(DataPathUnavailable, f"NIXL cannot start {backend!r}"), _UCX_LOG.captured():
         nixl = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
@@ -357,7 +362,7 @@ def _make_agent(name: str, backend: str) -> Any:  # noqa: ANN401
     return nixl
 
 
-def _import_nixl() -> Any:  # noqa: ANN401
+def _import_nixl() -> Any:
     """Raises DataPathUnavailable."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)

@@ -6,14 +6,13 @@ Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import Ids
 from kvgrpc.core.endpoints import MemoryKind, Segment
-from kvgrpc.datapath import addresses
+from kvgrpc.datapath.addresses import Rows
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 
 # What is posted at once. Within one host UCX copies inside the posting call (CMA: 4 to 11 GB/s, 3 us
@@ -35,6 +34,13 @@ class Slice:
     own_type: str
     peer: NDArray[np.uint64]
     peer_type: str
+
+
+class _Place(NamedTuple):
+    """A kind of memory, as NIXL tells them apart."""
+
+    memory_type: str
+    device: int
 
 
 class Transfer(Protocol):
@@ -160,29 +166,46 @@ class NixlPosting:
             self._state = PostingState.DONE
 
 
-def slices(rows: addresses.Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
-    """Rows (own address, peer's address, bytes) in slices, each of one memory type on either side."""
-    own_type, own_device = _places(rows[:, 0], own)
-    peer_type, peer_device = _places(rows[:, 1], peer)
-    pair = 2 * own_type + peer_type
-    for value in np.flatnonzero(np.bincount(pair, minlength=4)):
-        members = np.flatnonzero(pair == value)
-        for first, end in addresses.groups(rows[members, 2], SLICE_BYTES, SLICE_ROWS):
-            some = members[first:end]
-            nbytes = rows[some, 2]
-            yield Slice(
-                np.stack((rows[some, 0], nbytes, own_device[some]), axis=1).astype(np.uint64),
-                MEMORY_TYPES[value // 2],
-                np.stack((rows[some, 1], nbytes, peer_device[some]), axis=1).astype(np.uint64),
-                MEMORY_TYPES[value % 2],
-            )
+def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
+    """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices.
+
+    Each is of one kind of memory on either side, which is all that a transfer of NIXL's can be.
+    """
+    for own_place, mine in _by_place(rows, 0, own):
+        for peer_place, both in _by_place(mine, 1, peer):
+            yield from _cut(both, own_place, peer_place)
 
 
-def _places(where: Ids, segments: Sequence[Segment]) -> tuple[Ids, Ids]:
-    """Of each address the index of its type in MEMORY_TYPES, and its device."""
+def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_Place, Rows]]:
+    """The rows whose address in `column` is in memory of each kind; one kind costs no look at them."""
+    places = [_Place(MEMORY_TYPES[s.kind is MemoryKind.CUDA], s.device) for s in segments]
+    kinds = list(dict.fromkeys(places))
+    if len(kinds) == 1:
+        yield kinds[0], rows
+        return
     begins = np.array([segment.address for segment in segments], dtype=np.int64)
     order = np.argsort(begins)
-    index = order[np.searchsorted(begins[order], where, side="right") - 1]
-    types = np.array([segment.kind is MemoryKind.CUDA for segment in segments], dtype=np.int64)
-    devices = np.array([segment.device for segment in segments], dtype=np.int64)
-    return types[index], devices[index]
+    segment = order[np.searchsorted(begins[order], rows[:, column], side="right") - 1]
+    kind = np.array([kinds.index(place) for place in places])[segment]
+    for i, place in enumerate(kinds):
+        some = rows[kind == i]
+        if len(some):
+            yield place, some
+
+
+def _cut(rows: Rows, own: _Place, peer: _Place) -> Iterator[Slice]:
+    ends = rows[:, 2].cumsum()
+    first = taken = 0
+    while first < len(rows):
+        end = min(int(ends.searchsorted(taken + SLICE_BYTES, side="right")), first + SLICE_ROWS)
+        some = rows[first:end]
+        yield Slice(
+            _descriptors(some, 0, own.device), own.memory_type, _descriptors(some, 1, peer.device), peer.memory_type
+        )
+        first, taken = end, int(ends[end - 1])
+
+
+def _descriptors(rows: Rows, column: int, device: int) -> NDArray[np.uint64]:
+    made = np.empty((len(rows), 3), dtype=np.uint64)
+    made[:, 0], made[:, 1], made[:, 2] = rows[:, column], rows[:, 2], device
+    return made

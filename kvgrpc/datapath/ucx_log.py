@@ -20,12 +20,34 @@ log = logging.getLogger(__name__)
 AGENT_CHARS_MAX = 31
 """Characters of an agent's name that UCX keeps."""
 
+LaneSets = list[tuple[str, ...]]
+"""Sets of transports and devices, each like ("tcp/eth0", "cma/memory")."""
+
+# The reader's processor moves the bytes, inside its own calls.
+_BY_READER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
+# Where UCX has nothing else, the process that is read takes part.
+_BY_PEER = frozenset({"tcp", "sysv", "posix"})
 _USERS = ("UCX_LOG_LEVEL", "UCX_LOG_FILE")
 # UCX 1.23, once for each set of lanes between one agent and its peers:
 # ... UCX  INFO    AGENT intra-node cfg#1 rma_am(tcp/lo)  am(tcp/lo cma/memory)  ka(tcp/lo)
 _LANES = re.compile(r"UCX +INFO +(\S+) +(?:intra|inter)-node cfg#\d+ (.*)")
 _LANE = re.compile(r"[\w.]+/[\w.:]+")
 _COMPLAINT = re.compile(r"UCX +(?:WARN|ERROR|FATAL) +(.*)")
+
+
+def moved_by_reader(lanes: LaneSets) -> bool:
+    """Whether, of host memory, all bytes arrive inside calls of the reading process."""
+    return _all_of(_BY_READER, lanes)
+
+
+def moved_by_peer(lanes: LaneSets) -> bool:
+    """Whether reads need the process that is read."""
+    return _all_of(_BY_PEER, lanes)
+
+
+def _all_of(transports: frozenset[str], lanes: LaneSets) -> bool:
+    named = {lane.partition("/")[0] for some in lanes for lane in some}
+    return bool(named) and named <= transports
 
 
 class UcxLog:
@@ -35,7 +57,7 @@ class UcxLog:
         self._fd = -1
         self._position = 0
         self._flush: Callable[[], object] | None = None
-        self._lanes: dict[str, list[str]] = {}
+        self._lanes: dict[str, LaneSets] = {}
         self._complaints: list[str] = []
         self._lock = threading.Lock()
 
@@ -54,13 +76,13 @@ class UcxLog:
                 os.environ.pop(name, None)
             self._flush = _flush_function()
 
-    def lanes(self, agent: str) -> list[str]:
-        """Transports and devices between `agent` and its peers, like tcp/eth0; empty where unknown.
+    def lanes(self, agent: str) -> LaneSets:
+        """The sets of lanes that `agent` has to its peers; empty where unknown.
 
-        Of all its peers: UCX logs a set of lanes when it is new, not the peer that it is for.
+        UCX logs a set when it is new, not which peers it serves.
         """
         self._drain()
-        return self._lanes.get(agent[:AGENT_CHARS_MAX], [])
+        return list(self._lanes.get(agent[:AGENT_CHARS_MAX], ()))
 
     def complaints(self) -> list[str]:
         """Warnings and errors since the last call."""
@@ -80,8 +102,7 @@ class UcxLog:
             os.ftruncate(self._fd, 0)  # gives the memory back; UCX writes on where it was
             self._position = size
         for agent, lanes in _LANES.findall(text):
-            known = self._lanes.setdefault(agent, [])
-            known += [lane for lane in dict.fromkeys(_LANE.findall(lanes)) if lane not in known]
+            self._lanes.setdefault(agent, []).append(tuple(dict.fromkeys(_LANE.findall(lanes))))
         for complaint in _COMPLAINT.findall(text):
             log.warning("UCX: %s", complaint)
             self._complaints.append(complaint)

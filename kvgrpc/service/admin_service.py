@@ -8,7 +8,8 @@ from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
 from kvgrpc.core.transfers import State
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
 from kvgrpc.wire import answers
@@ -65,11 +66,16 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             check_ids(np.array([request.block.group]), len(groups), "block.group")
             check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
             pins = state.pins.of_block(request.block.group, request.block.block)
-        offset, count = page(request.page_size, request.page_token)
+        found, next_page_token = page(
+            pins,
+            lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"),
+            request.page_size,
+            request.page_token,
+        )
         return admin_pb2.ListPinsResponse(
             header=lead.header(),
-            pins=[_pin(lead.node, pin, lead.runner.now) for pin in pins[offset : offset + count]],
-            next_page_token=next_token(offset, count, len(pins)),
+            pins=[_pin(lead.node, pin, lead.runner.now) for pin in found],
+            next_page_token=next_page_token,
         )
 
 

@@ -9,7 +9,6 @@ from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
-from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
@@ -75,19 +74,3 @@ class Lead:
         answer = await self.runner.ask(call.id, convert(call))
         assert isinstance(answer, kind)
         return answer
-
-
-PAGE_SIZE = 100
-PAGE_SIZE_MAX = 1_000
-
-
-def page(size: int, token: str) -> tuple[int, int]:
-    """(offset, count) of a page. Raises InvalidRequest for a token that is not ours."""
-    if token and not (token.isascii() and token.isdigit() and len(token) < 12):
-        raise InvalidRequest(Reason.INVALID_FIELD, "page_token: take it from the last page's reply, unchanged")
-    return int(token or 0), min(size or PAGE_SIZE, PAGE_SIZE_MAX)
-
-
-def next_token(offset: int, count: int, total: int) -> str:
-    """The token of the next page; empty on the last."""
-    return str(offset + count) if offset + count < total else ""

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 
 from kvgrpc.core import actions
-from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
 from kvgrpc.wire import answers, requests
@@ -57,13 +58,17 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def ListLeases(self, request: lease_pb2.ListLeasesRequest, trace: str) -> lease_pb2.ListLeasesResponse:
         lead = self._lead
         lead.runner.advance()
-        wanted = request.request_id
-        found = [lease for lease in lead.node.state.leases if not wanted or lease.request_id == wanted]
-        offset, count = page(request.page_size, request.page_token)
+        wanted, state = request.request_id, lead.node.state
+        found, next_page_token = page(
+            (lease for lease in state.leases if not wanted or lease.request_id == wanted),
+            lambda lease: (lease.granted - state.began, lease.id),
+            request.page_size,
+            request.page_token,
+        )
         return lease_pb2.ListLeasesResponse(
             header=lead.header(),
-            leases=[answers.lease(lead.node.handover.view(row)) for row in found[offset : offset + count]],
-            next_page_token=next_token(offset, count, len(found)),
+            leases=[answers.lease(lead.node.handover.view(lease)) for lease in found],
+            next_page_token=next_page_token,
         )
 
     @streaming

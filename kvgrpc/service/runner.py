@@ -16,7 +16,7 @@ from kvgrpc.core.actions import Action, Answer
 from kvgrpc.core.events import Event, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
-from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Runner:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, Callable[[Answer | KVGrpcError], None]] = {}
         self._last_call = 0
         self._mailbox: deque[Event] = deque()
         self._busy = False
@@ -105,12 +105,25 @@ class Runner:
     async def ask(self, call_id: int, event: Event) -> Answer:
         """Feeds an event whose call has this id; returns the node's answer or raises its refusal."""
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._calls[call_id] = future
+
+        def answered(answer: Answer | KVGrpcError) -> None:
+            if future.done():
+                return
+            if isinstance(answer, KVGrpcError):
+                future.set_exception(_copy(answer))
+            else:
+                future.set_result(answer)
+
+        self.submit(call_id, event, answered)
         try:
-            self.feed(event)
             return await future
         finally:
             self._calls.pop(call_id, None)
+
+    def submit(self, call_id: int, event: Event, answered: Callable[[Answer | KVGrpcError], None]) -> None:
+        """Feeds an event whose call has this id; `answered` gets the node's answer, in order with all actions."""
+        self._calls[call_id] = answered
+        self.feed(event)
 
     def feed(self, event: Event) -> None:
         """An event happened now. Never raises for what the event says."""
@@ -142,9 +155,10 @@ class Runner:
         """Stops the timer and fails the calls that still wait."""
         if self._timer:
             self._timer.cancel()
-        for future in self._calls.values():
-            if not future.done():
-                future.cancel()
+        gone = Unavailable(Reason.DRAINING, "the server is stopping")
+        for answered in list(self._calls.values()):
+            answered(gone)
+        self._calls.clear()
 
     def _handle(self, event: Event) -> None:
         try:
@@ -164,14 +178,14 @@ class Runner:
                 _log.exception("could not perform %s", type(action).__name__)
 
     def _reply(self, action: actions.Reply) -> None:
-        future = self._calls.get(action.call_id)
-        if future is not None and not future.done():
-            future.set_result(action.answer)
+        answered = self._calls.pop(action.call_id, None)
+        if answered is not None:
+            answered(action.answer)
 
     def _refuse(self, action: actions.Refuse) -> None:
-        future = self._calls.get(action.call_id)
-        if future is not None and not future.done():
-            future.set_exception(_copy(action.error))
+        answered = self._calls.pop(action.call_id, None)
+        if answered is not None:
+            answered(action.error)
 
     def _transfer_changed(self, action: actions.TransferChanged) -> None:
         for listener in self.on_transfer:

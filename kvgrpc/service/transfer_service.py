@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from kvgrpc.core import actions
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import Aborted, Reason
-from kvgrpc.service.lead import Lead, next_token, page
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
@@ -49,12 +50,17 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         lead = self._lead
         lead.runner.advance()
         wanted = _filter(request.filter, lambda: lead.runner.now)
-        found = [transfer for transfer in lead.node.state.transfers if wanted(transfer)]
-        offset, count = page(request.page_size, request.page_token)
+        state = lead.node.state
+        found, next_page_token = page(
+            filter(wanted, state.transfers),
+            lambda transfer: (state.began - transfer.created, transfer.id),
+            request.page_size,
+            request.page_token,
+        )
         return transfer_pb2.ListTransfersResponse(
             header=lead.header(),
-            transfers=[answers.transfer(t, lead.runner.now) for t in found[offset : offset + count]],
-            next_page_token=next_token(offset, count, len(found)),
+            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in found],
+            next_page_token=next_page_token,
         )
 
     @streaming

@@ -49,6 +49,7 @@ class Surroundings:
         self.store = KvStore()
         self.memories: dict[str, Memory] = {}
         """Of all lives, by the key in their endpoints."""
+        self.lives: dict[str, EngineDescription] = {}
 
 
 class Host:
@@ -59,6 +60,7 @@ class Host:
         self.up = False
         self.life = ""
         self.ledger = Ledger(world.limits)
+        self.description: EngineDescription
         self.engine: Engine
         self.node: Node
         self._world = world
@@ -67,7 +69,7 @@ class Host:
         self._skew_s = 0.0
         self._tick_at = float("inf")
         self._calls = 0
-        self._peers = PeerCalls(self, world.network)
+        self._peers = PeerCalls(self, world.network, world.lives)
         self._performers: dict[type[Action], Callable[..., None]] = {
             Reply: lambda action: self.ledger.answered(action.call_id, action.answer),
             Refuse: lambda action: self.ledger.answered(action.call_id, action.error),
@@ -98,20 +100,21 @@ class Host:
     def attach(self) -> None:
         """An engine attaches (anew): a new life, with new memory."""
         if self.life:
-            self._world.network.crashed(self, self.life)
+            self._world.network.ended(self.life)
         incarnation = self._rng.getrandbits(64)
-        description = self._describe(incarnation)
+        self.description = self._describe(incarnation)
         secret = self._rng.randbytes(32)
         memories = [Memory(self._world.pool, rank, self._world.store) for rank in range(self._world.ranks)]
         self.life = peer_key(self.address, incarnation)
         for rank, memory in enumerate(memories):
             self._world.memories[f"{self.life}/{rank}"] = memory
+        self._world.lives[self.life] = self.description
         faults = self._world.network.faults
         self._mover = Mover(self._world.agenda, self._rng, faults, self.handle)
         self._mover.memories = memories
         self.ledger.life_began()
-        self.engine = Engine(self, description, secret, memories)
-        self.handle(LifeBegan(incarnation, secret, description, engine_attached=True))
+        self.engine = Engine(self, self.description, secret, memories)
+        self.handle(LifeBegan(incarnation, secret, self.description, engine_attached=True))
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
@@ -119,7 +122,8 @@ class Host:
         self._mover.stopped = True
         self._burn()
         life, self.life = self.life, ""
-        self._world.network.crashed(self, life)
+        self._world.network.ended(life)
+        self.ledger.crashed()
 
     def reattach(self) -> None:
         """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
@@ -138,11 +142,18 @@ class Host:
 
     def handle(self, event: Event) -> None:
         """Gives the node an event, checks its invariants, and performs what it asks for."""
-        actions = self.node.handle(event, self._clock())
-        self.node.check()
-        for action in actions:
-            self._performers[type(action)](action)
-        self._arm()
+        self._feed(event, 0.0)
+
+    def check_idle(self) -> None:
+        """Asserts that nothing is left of all that went on here."""
+        self.ledger.check_idle()
+        self.engine.check_idle()
+        state = self.node.state
+        assert not len(state.pins), "blocks are still pinned"
+        assert not len(state.leases), "leases are still live"
+        assert not state.accesses, "accesses are still known"
+        assert not state.transfers.live, "transfers are not acknowledged"
+        assert not len(state.timers), "something is still due"
 
     def soon(self, do: Callable[[], None]) -> None:
         """Does it in this very moment, but after what is being done; unless this life ends first."""
@@ -158,8 +169,14 @@ class Host:
 
         self._world.agenda.after(delay_s, if_alive)
 
-    def _clock(self) -> float:
-        return max(self._world.agenda.now + self._skew_s, self.node.state.now)
+    def _feed(self, event: Event, not_before: float) -> None:
+        """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
+        now = max(self._world.agenda.now + self._skew_s, self.node.state.now, not_before)
+        actions = self.node.handle(event, now)
+        self.node.check()
+        for action in actions:
+            self._performers[type(action)](action)
+        self._arm()
 
     def _arm(self) -> None:
         deadline = self.node.next_deadline()
@@ -169,19 +186,11 @@ class Host:
         node = self.node
 
         def tick() -> None:
-            if self.node is node and self.up and self._tick_at == deadline:
+            if self.up and self.node is node and self._tick_at == deadline:
                 self._tick_at = float("inf")
-                # Rounding between the two clocks must not make the timer fire just before its time.
-                self.node.handle(Tick(), self.node.state.now) if False else self._tick(deadline)
+                self._feed(Tick(), deadline)
 
         self._world.agenda.at(deadline - self._skew_s, tick)
-
-    def _tick(self, deadline: float) -> None:
-        actions = self.node.handle(Tick(), max(self._clock(), deadline))
-        self.node.check()
-        for action in actions:
-            self._performers[type(action)](action)
-        self._arm()
 
     def _offer(self, action: MakeOffer) -> None:
         key = f"{self.life}/{action.rank}"

@@ -97,6 +97,12 @@ class Memory:
         for cell in self._cells_of(blocks):
             del self._targets[cell]
 
+    def scrub(self, blocks: Blocks) -> None:
+        """The engine recycles blocks: what they held is gone."""
+        for cell in self._cells_of(blocks):
+            assert cell not in self._targets, f"cell {cell} is freed while {self._targets[cell]} may write into it"
+            self.cells[cell] = UNWRITTEN
+
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
         """A mover's write."""
         owner = self._targets.get(cell)

@@ -92,12 +92,11 @@ class Network:
         for link in list(self._cut):
             self.mend(*sorted(link))
 
-    def crashed(self, lead: Lead, life: str) -> None:
+    def ended(self, life: str) -> None:
         """A life ended: its streams break."""
         for pair in [pair for pair in self._streams if life in pair]:
             self._break(pair)
             del self._streams[pair]
-        _ = lead
 
     def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give) -> None:
         lead = self._leads.get(address)

@@ -1,11 +1,11 @@
-"""A second process for tests of data path `nixl`: it offers memory and makes progress for its readers.
+"""Processes for tests of data path `nixl`: one that offers memory, and one that runs a few lines.
 
     with NixlPeer((1 << 20,)) as peer:
         remote = path.connect(peer.endpoint)
         ...
         peer.memory  # what its bytes are
 
-It is a process of its own and not a fork: UCX reads its environment once, when it is loaded.
+New processes and not forks: UCX reads its environment once, when it is loaded.
 """
 
 import contextlib
@@ -16,15 +16,45 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import Posting, PostingState
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.nixl import NixlPath
+
 ROOT = Path(__file__).parents[2]
-POLL_S = float(os.environ.get("PS","0.0002"))
-ANSWER_S = 20.0
+POLL_S = 0.0002
+DEADLINE_S = 20.0
+TCP = {"UCX_TLS": "tcp"}
+RUN = 8 << 10
+
+
+def nothing() -> None:
+    """A `wake` for tests that poll anyway."""
+
+
+def runs_over(nbytes: int, run: int = RUN) -> Runs:
+    """All bytes of both sides, last run first, so that no two can be one."""
+    place = np.arange(0, nbytes, run, dtype=np.int64)
+    return Runs(place[::-1].copy(), place, np.full(len(place), run, dtype=np.int64))
+
+
+def finish(posting: Posting) -> PostingState:
+    """The end of a posting; fails the test when it does not come."""
+    deadline = time.monotonic() + DEADLINE_S
+    while posting.poll() is PostingState.PENDING:
+        assert time.monotonic() < deadline, "the posting does not end"
+    return posting.poll()
 
 
 def pattern(nbytes: int) -> NDArray[np.uint8]:
@@ -37,12 +67,10 @@ class NixlPeer:
 
     def __init__(self, sizes: tuple[int, ...], env: dict[str, str] | None = None) -> None:
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(ANSWER_S)
+        self._socket.settimeout(DEADLINE_S)
         with theirs:
             command = [sys.executable, __file__, str(theirs.fileno()), ",".join(map(str, sizes))]
-            search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-            environment = {**os.environ, **(env or {}), "PYTHONPATH": search_path}
-            self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
+            self.process = subprocess.Popen(command, env=environment(env), pass_fds=[theirs.fileno()])
         self.memory = np.concatenate([pattern(size) for size in sizes])
         self.endpoint = receive(self._socket)
 
@@ -54,12 +82,12 @@ class NixlPeer:
             self.process.send_signal(signal.SIGCONT)
         self._socket.close()  # it ends when it can read no more
         try:
-            self.process.wait(ANSWER_S)
+            self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def ask(self, command: str) -> Any:  # noqa: ANN401
+    def ask(self, command: str) -> Any:
         """Runs one of the functions of `Service` there and returns what it returns."""
         send(self._socket, command)
         return receive(self._socket)
@@ -68,14 +96,70 @@ class NixlPeer:
         self.process.send_signal(number)
 
 
+PRELUDE = """
+    import contextlib, gc, os, pickle, random, signal, socket, sys, threading
+    from dataclasses import replace
+    import numpy as np
+    from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
+    from kvgrpc.datapath.memory import PrivateMemory
+    from kvgrpc.datapath.nixl import NixlPath
+    from tests.datapath.nixl_peer import finish, nothing, runs_over
+
+    endpoint, pid = pickle.loads(bytes.fromhex(sys.argv[1]))
+    memory = np.zeros(endpoint.nixl.segments[0].nbytes, dtype=np.uint8)
+    runs = runs_over(len(memory))
+    path = NixlPath(PrivateMemory.of(memory), "reader")
+    remote = path.connect(endpoint)
+
+    def post():
+        return remote.read(runs, nothing)
+
+    def under_way():
+        posting = post()
+        while not memory.any():
+            assert posting.poll() is PostingState.PENDING
+        return posting
+"""
+
+
+def scenario(
+    code: str, peer: NixlPeer, env: dict[str, str] | None = None, meanwhile: Callable[[], object] = nothing
+) -> "subprocess.CompletedProcess[str]":
+    """Runs the lines in a process that has `memory`, a `path` and a `remote`.
+
+    `meanwhile` is called once it prints a line or ends; then it may read one.
+    """
+    argument = pickle.dumps((peer.endpoint, peer.process.pid)).hex()
+    return run_python(textwrap.dedent(PRELUDE) + textwrap.dedent(code), argument, env, meanwhile)
+
+
+def run_python(
+    code: str, argument: str, env: dict[str, str] | None = None, meanwhile: Callable[[], object] = nothing
+) -> "subprocess.CompletedProcess[str]":
+    """Runs the lines in a new process, within DEADLINE_S."""
+    command = [sys.executable, "-c", textwrap.dedent(code), argument]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(env), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout
+        watchdog = threading.Timer(DEADLINE_S, process.kill)
+        watchdog.start()
+        first_line = process.stdout.readline()
+        meanwhile()
+        rest, errors = process.communicate("\n")
+        watchdog.cancel()
+    return subprocess.CompletedProcess(command, process.returncode, first_line + rest, errors)
+
+
+def environment(changes: dict[str, str] | None) -> dict[str, str]:
+    """This process's, with `changes`, and with the project to import."""
+    search_path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": search_path, **(changes or {})}
+
+
 class Service:
     """The process, seen from itself."""
 
     def __init__(self, channel: socket.socket, sizes: tuple[int, ...]) -> None:
-        from kvgrpc.core.endpoints import RankEndpoint
-        from kvgrpc.datapath.memory import PrivateMemory
-        from kvgrpc.datapath.nixl import NixlPath
-
         self._channel = channel
         self._buffers = [pattern(size) for size in sizes]
         self._path = NixlPath(PrivateMemory.of(*self._buffers), "peer")
@@ -107,7 +191,7 @@ def send(channel: socket.socket, value: object) -> None:
     channel.sendall(len(data).to_bytes(4, "little") + data)
 
 
-def receive(channel: socket.socket) -> Any:  # noqa: ANN401
+def receive(channel: socket.socket) -> Any:
     """Raises EOFError when the other side is gone."""
     return pickle.loads(_exactly(channel, int.from_bytes(_exactly(channel, 4), "little")))
 

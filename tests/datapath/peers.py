@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,11 @@ def runs_of(*rows: tuple[int, int, int]) -> Runs:
     """Runs from (source, destination, bytes)."""
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Runs(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy())
+
+
+def open_descriptors() -> int:
+    """How many this process has."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def blocks(seed: int, block: int, count: int, source: int, destination: int) -> Runs:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import Segment
 from kvgrpc.datapath.addresses import Rows, cut, groups, slices, to_rows
-
 from tests.datapath.peers import runs_of
 
 TOTAL = 120
@@ -66,9 +65,7 @@ def test_a_cut_keeps_the_bytes_and_the_limit(spans: list[tuple[int, int, int]], 
 
 
 @given(SPANS, st.integers(1, TOTAL))
-def test_slices_are_the_bytes_in_order_and_bounded(
-    spans: list[tuple[int, int, int]], slice_bytes: int
-) -> None:
+def test_slices_are_the_bytes_in_order_and_bounded(spans: list[tuple[int, int, int]], slice_bytes: int) -> None:
     runs = runs_of(*spans)
     parts = list(slices(runs, slice_bytes))
     assert [pair for part in parts for pair in bytes_of(part)] == bytes_of(runs)
@@ -76,9 +73,7 @@ def test_slices_are_the_bytes_in_order_and_bounded(
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200), st.integers(1, 20))
-def test_groups_cover_all_rows_once_within_both_limits(
-    lengths: list[int], group_bytes: int, max_rows: int
-) -> None:
+def test_groups_cover_all_rows_once_within_both_limits(lengths: list[int], group_bytes: int, max_rows: int) -> None:
     ranges = groups(np.array(lengths, dtype=np.int64), group_bytes, max_rows)
     assert [i for first, end in ranges for i in range(first, end)] == list(range(len(lengths)))
     for first, end in ranges:

@@ -17,7 +17,6 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingSta
 from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.crew import PiecesPosting
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-
 from tests.datapath.peers import (
     CASES,
     DEADLINE_S,
@@ -27,6 +26,7 @@ from tests.datapath.peers import (
     content,
     finish,
     move,
+    open_descriptors,
     runs_of,
 )
 
@@ -55,9 +55,7 @@ def part_of(peer: ProcessPeer) -> CmaEndpoint:
     return part
 
 
-def test_another_process_of_the_same_number_is_not_the_peer(
-    peer: ProcessPeer, own: tuple[CmaPath, Any]
-) -> None:
+def test_another_process_of_the_same_number_is_not_the_peer(peer: ProcessPeer, own: tuple[CmaPath, Any]) -> None:
     part = part_of(peer)
     wrong = replace(part, nonce=b"n" * 32)
     with pytest.raises(DataPathUnavailable, match="not the peer"):
@@ -76,9 +74,7 @@ def test_a_process_that_is_gone_is_refused_with_the_reason(own: tuple[CmaPath, A
         own[0].connect(endpoint)
 
 
-def test_a_list_of_memory_that_makes_no_sense_is_refused(
-    peer: ProcessPeer, own: tuple[CmaPath, Any]
-) -> None:
+def test_a_list_of_memory_that_makes_no_sense_is_refused(peer: ProcessPeer, own: tuple[CmaPath, Any]) -> None:
     part = part_of(peer)
     good = part.segments[0]
     for change in (
@@ -97,12 +93,10 @@ def test_a_list_of_memory_that_makes_no_sense_is_refused(
         {"segments": (good,) * ((1 << 16) + 1)},
     ):
         with pytest.raises(DataPathUnavailable):
-            own[0].connect(RankEndpoint(0, cma=replace(part, **change)))  # type: ignore[arg-type]
+            own[0].connect(RankEndpoint(0, cma=replace(part, **change)))
 
 
-def test_memory_that_is_not_mapped_at_the_peer_fails_the_posting(
-    peer: ProcessPeer, own: tuple[CmaPath, Any]
-) -> None:
+def test_memory_that_is_not_mapped_at_the_peer_fails_the_posting(peer: ProcessPeer, own: tuple[CmaPath, Any]) -> None:
     lies = replace(part_of(peer), segments=(Segment(PAGE, 1 << 20),))
     remote = own[0].connect(RankEndpoint(0, cma=lies))
     posting = move(own[0], remote, runs_of((0, 0, 4096)))
@@ -132,7 +126,11 @@ def test_a_peer_that_dies_while_a_posting_waits_fails_it(own: tuple[CmaPath, Any
     victim = ProcessPeer(CMA, 3, (1 << 20,))
     remote = own[0].connect(victim.endpoint())
     go = threading.Event()
-    busy = PiecesPosting(own[0]._crew.size, lambda _: go.wait(DEADLINE_S) and None, lambda: None)
+
+    def wait(_: int) -> None:
+        go.wait(DEADLINE_S)
+
+    busy = PiecesPosting(own[0]._crew.size, wait, lambda: None)
     own[0]._crew.start(busy)
     wake = Wake()
     posting = remote.read(runs_of((0, 0, 1 << 20)), wake)
@@ -214,15 +212,11 @@ def test_a_reader_can_be_admitted_where_yama_asks_for_it() -> None:
         libc.admit_tracer(os.getppid())
 
 
-def test_connecting_and_closing_leaks_no_descriptor(
-    peer: ProcessPeer, own: tuple[CmaPath, Any]
-) -> None:
+def test_connecting_and_closing_leaks_no_descriptor(peer: ProcessPeer, own: tuple[CmaPath, Any]) -> None:
     part = part_of(peer)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(20):
         own[0].connect(RankEndpoint(0, cma=part)).close()
         with pytest.raises(DataPathUnavailable):
             own[0].connect(RankEndpoint(0, cma=replace(part, nonce=b"n" * 32)))
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
+    assert open_descriptors() <= before

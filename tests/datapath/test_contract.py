@@ -11,9 +11,8 @@ import pytest
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
 from kvgrpc.datapath.copying import available_methods
-
 from tests.datapath.peers import (
     CASES,
     GUARD,
@@ -67,9 +66,7 @@ SHAPES = {
     "scattered blocks of 16 KB": blocks(2, 16 << 10, 300, PEER_BYTES, OWN_BYTES),
     "scattered blocks of 4 KB": blocks(3, 4 << 10, 1700, PEER_BYTES, OWN_BYTES),
     "5,000 blocks of 96 bytes": blocks(4, 96, 5000, PEER_BYTES, OWN_BYTES),
-    "odd lengths at odd places": runs_of(
-        *((i * 3001 + 5, i * 2999 + 3, i % 2900 + 1) for i in range(2000))
-    ),
+    "odd lengths at odd places": runs_of(*((i * 3001 + 5, i * 2999 + 3, i % 2900 + 1) for i in range(2000))),
     "one run over all of the destination": runs_of((13, 0, OWN_BYTES)),
     "long and short": runs_of((0, 6_000_000, 17), (100, 65, 5_000_000), (8_999_999, 6_000_100, 1)),
     "a run of no bytes among others": runs_of((0, 0, 64), (500, 500, 0), (1000, 1000, 64)),
@@ -180,20 +177,23 @@ def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own) -> N
     victim = ProcessPeer(case, 3, PEER_SIZES)
     remote = own.connect(victim)
     victim.kill()
-    runs = runs_of((0, 0, 1_000_000))
+    state, error = outcome(own, remote, runs_of((0, 0, 1_000_000)))
+    if case.name.startswith("shm"):
+        assert state is PostingState.DONE
+        assert np.array_equal(own.bytes()[:1_000_000], victim.content[:1_000_000])
+    else:
+        assert state is PostingState.FAILED
+        assert error
+    victim.close()
+
+
+def outcome(own: Own, remote: Remote, runs: Runs) -> tuple[PostingState, str]:
+    """The end of a posting, also when nothing was started."""
     try:
         posting = move(own.path, remote, runs)
     except DataPathFailed as error:
-        assert error.message
-    else:
-        if case.name.startswith("shm"):
-            assert posting.poll() is PostingState.DONE
-            assert np.array_equal(own.bytes()[:1_000_000], victim.content[:1_000_000])
-        else:
-            assert posting.poll() is PostingState.FAILED
-            assert posting.error
-    finally:
-        victim.close()
+        return PostingState.FAILED, error.message
+    return posting.poll(), posting.error
 
 
 def test_close_is_idempotent_and_ends_all_access(case: Case, peer: Peer) -> None:

@@ -46,9 +46,9 @@ def test_more_rows_than_one_call_of_the_kernel_takes(method: CopyMethod) -> None
     source = np.random.default_rng(6).integers(0, 256, count * 32, dtype=np.uint8)
     destination = np.zeros_like(source)
     order = np.random.default_rng(7).permutation(count) * 32
-    rows = np.stack(
-        [destination.ctypes.data + order, source.ctypes.data + order, np.full(count, 32)], axis=1
-    ).astype(np.int64)
+    rows = np.stack([destination.ctypes.data + order, source.ctypes.data + order, np.full(count, 32)], axis=1).astype(
+        np.int64
+    )
     copy = copying.copier(method)
     assert copy is not None
     copy(np.ascontiguousarray(rows))

@@ -4,26 +4,19 @@ Most tests use ranks in this process, whose faults the test controls (`loopback.
 nothing depends on timing. Waits have a deadline that is only reached when a test fails.
 """
 
-import os
 import queue
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import pytest
 
-from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
+from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-from kvgrpc.datapath.mover import BEST_FIRST, Mover
+from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import (
     Connected,
     ConnectFailed,
@@ -33,65 +26,11 @@ from kvgrpc.datapath.reports import (
     Report,
 )
 from kvgrpc.datapath.shm import ShmPath
-from kvgrpc.errors import AlreadyExists, InvalidRequest, Unavailable
+from kvgrpc.errors import AlreadyExists
+from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, until, with_held
+from tests.datapath.peers import DEADLINE_S, GUARD, content, runs_of
 
-from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, runs_of
-
-NBYTES = 1 << 20
-DONE, FAILED, PENDING = PostingState.DONE, PostingState.FAILED, PostingState.PENDING
-Kind = TypeVar("Kind", bound=Report)
-
-
-class Rank:
-    """A mover with its memory, and its reports as they come."""
-
-    def __init__(self, paths: Callable[[PrivateMemory], list[DataPath]], **options: float) -> None:
-        self.bytes: Bytes = np.full(NBYTES, GUARD, dtype=np.uint8)
-        memory = PrivateMemory.of(self.bytes)
-        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-        self.mover = Mover(1, memory, paths(memory), self.reports.put, **options)
-        self.mover.start()
-
-    def next(self, kind: type[Kind]) -> Kind:
-        report = self.reports.get(timeout=DEADLINE_S)
-        assert isinstance(report, kind), report
-        return report
-
-    def connect(self, peer: str, endpoint: RankEndpoint) -> Connected:
-        self.mover.connect(peer, endpoint, BEST_FIRST)
-        return self.next(Connected)
-
-
-@pytest.fixture
-def source() -> Iterator[LoopbackPath]:
-    """A peer named "source" in this process, full of known bytes."""
-    path = LoopbackPath(PrivateMemory.of(content(1, NBYTES)), "source")
-    yield path
-    path.close()
-
-
-AT_SOURCE = RankEndpoint(0, loopback=LoopbackEndpoint("source", NBYTES))
-
-
-@pytest.fixture
-def faults() -> Faults:
-    return Faults()
-
-
-@pytest.fixture
-def rank(source: LoopbackPath, faults: Faults) -> Iterator[Rank]:
-    rank = Rank(lambda memory: [LoopbackPath(memory, "own", faults)])
-    yield rank
-    assert rank.mover.close(0.0)
-
-
-@pytest.fixture
-def linked(rank: Rank) -> Rank:
-    rank.connect("p", AT_SOURCE)
-    return rank
-
-
-WHOLE = runs_of((0, 0, NBYTES))
+DONE, FAILED = PostingState.DONE, PostingState.FAILED
 
 
 def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) -> None:
@@ -159,14 +98,10 @@ def test_a_run_out_of_range_fails_the_posting_and_touches_nothing(linked: Rank) 
 
 def test_a_posting_to_a_peer_that_is_not_connected_fails(rank: Rank) -> None:
     rank.mover.post("a", "nobody", WHOLE)
-    assert rank.next(PostingEnded) == PostingEnded(
-        "a", FAILED, 0, 0.0, "the peer nobody is not connected"
-    )
+    assert rank.next(PostingEnded) == PostingEnded("a", FAILED, 0, 0.0, "the peer nobody is not connected")
 
 
-def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(
-    linked: Rank, faults: Faults
-) -> None:
+def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Rank, faults: Faults) -> None:
     faults.fail_after_bytes = 1
     linked.mover.post("a", "p", WHOLE)
     ended = linked.next(PostingEnded)
@@ -181,9 +116,7 @@ def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(
     assert linked.next(PostingEnded).state is DONE
 
 
-def test_a_name_is_free_again_when_its_end_is_reported_and_not_before(
-    linked: Rank, faults: Faults
-) -> None:
+def test_a_name_is_free_again_when_its_end_is_reported_and_not_before(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
     linked.mover.post("a", "p", WHOLE)
     with pytest.raises(AlreadyExists):
@@ -206,9 +139,7 @@ def test_a_disconnect_waits_for_the_last_posting(linked: Rank, faults: Faults) -
     assert linked.next(Disconnected) == Disconnected("p")
 
 
-def test_a_peer_is_connected_again_while_its_old_link_still_moves(
-    linked: Rank, faults: Faults
-) -> None:
+def test_a_peer_is_connected_again_while_its_old_link_still_moves(linked: Rank, faults: Faults) -> None:
     faults.end = threading.Event()
     linked.mover.post("old", "p", WHOLE)
     linked.mover.disconnect("p")
@@ -282,84 +213,6 @@ def test_an_offer_names_what_it_leaves_out() -> None:
     assert rank.mover.close(0.0)
 
 
-class Held:
-    """Somebody else's data path, of which a test decides what it does. Needs polling."""
-
-    name = "held"
-    needs_polling = True
-
-    def __init__(self, waits: bool = False) -> None:
-        self.connect_waits = waits
-        self.release = threading.Event()
-        self.state = PENDING
-        self.turns = 0
-        self.looks = 0
-        self.wakes: list[Callable[[], None]] = []
-        self.break_at = ""
-        self.closed = self.remote_closed = False
-
-    def step(self, name: str) -> None:
-        if self.break_at == name:
-            raise RuntimeError(f"{name} is broken")
-
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
-        self.step("offer")
-        return endpoint
-
-    def connect(self, endpoint: RankEndpoint) -> Remote:
-        self.step("connect")
-        if self.connect_waits:
-            self.release.wait(DEADLINE_S)
-        return HeldRemote(self)
-
-    def progress(self) -> None:
-        self.turns += 1
-        self.step("progress")
-
-    def close(self) -> None:
-        self.step("close")
-        self.closed = True
-
-
-class HeldRemote:
-    why = "held by the test"
-
-    def __init__(self, path: Held) -> None:
-        self.path = path
-
-    def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
-        self.path.step("read")
-        self.path.wakes.append(wake)
-        return HeldPosting(self.path)
-
-    def close(self) -> None:
-        self.path.step("remote close")
-        self.path.remote_closed = True
-
-
-class HeldPosting:
-    error = "failed as told"
-
-    def __init__(self, path: Held) -> None:
-        self.path = path
-
-    def poll(self) -> PostingState:
-        self.path.looks += 1
-        self.path.step("poll")
-        return self.path.state
-
-
-def with_held(held: Held) -> Rank:
-    return Rank(lambda memory: [held, LoopbackPath(memory, "own")])
-
-
-def held_rank(held: Held) -> Rank:
-    rank = with_held(held)
-    rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.next(Connected)
-    return rank
-
-
 def test_a_connect_that_waits_for_its_peer_keeps_no_posting_waiting(source: LoopbackPath) -> None:
     held = Held(waits=True)
     rank = with_held(held)
@@ -402,7 +255,8 @@ def test_an_exception_in_a_data_path_never_stops_the_others(
         assert (ended.posting, ended.state, ended.quiesced) == ("bad", FAILED, False)
         assert "is broken" in ended.error
     rank.mover.post("good", "p", WHOLE)
-    assert rank.next(PostingEnded) == replace(rank_done(), wire_s=pytest.approx(0, abs=DEADLINE_S))
+    ended = rank.next(PostingEnded)
+    assert (ended.posting, ended.state, ended.nbytes) == ("good", DONE, NBYTES)
     if step not in {"read", "poll"}:
         held.state = DONE
         assert rank.next(PostingEnded).state is DONE
@@ -413,10 +267,6 @@ def test_an_exception_in_a_data_path_never_stops_the_others(
     held.break_at = ""
     assert rank.mover.close(0.0)
     assert "is broken" in caplog.text
-
-
-def rank_done() -> PostingEnded:
-    return PostingEnded("good", DONE, NBYTES, 0.0, "")
 
 
 def test_an_owner_that_cannot_take_a_report_does_not_stop_the_mover(
@@ -447,14 +297,6 @@ def test_a_failure_that_the_library_reports_is_passed_on() -> None:
     ended = rank.next(PostingEnded)
     assert (ended.state, ended.error, ended.quiesced) == (FAILED, "failed as told", True)
     assert rank.mover.close(0.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for another thread; fails when it does not happen."""
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        threading.Event().wait(0.001)
 
 
 def cpu_s(mover: Mover) -> float:
@@ -510,9 +352,7 @@ def test_waiting_for_a_polled_posting_leaves_most_of_a_core_to_others() -> None:
     assert rank.mover.close(0.0)
 
 
-def test_progress_age_is_zero_when_idle_and_grows_while_a_posting_is_stuck(
-    linked: Rank, faults: Faults
-) -> None:
+def test_progress_age_is_zero_when_idle_and_grows_while_a_posting_is_stuck(linked: Rank, faults: Faults) -> None:
     assert linked.mover.progress_age_s() == 0.0
     faults.end = threading.Event()
     linked.mover.post("a", "p", WHOLE)
@@ -523,193 +363,10 @@ def test_progress_age_is_zero_when_idle_and_grows_while_a_posting_is_stuck(
 
 
 def test_progress_age_grows_while_a_library_does_not_return() -> None:
-    held = Held(waits=True)
-    held.connect_waits = True
+    held = Held(hangs=True)
     rank = with_held(held)
-    held.connect_waits = False
-    held.connect = lambda endpoint: held.release.wait(DEADLINE_S) and HeldRemote(held)  # type: ignore
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     until(lambda: rank.mover.progress_age_s() > 0.05)
     held.release.set()
     rank.next(Connected)
     assert rank.mover.close(0.0)
-
-
-def test_a_bandwidth_limit_is_not_exceeded(source: LoopbackPath) -> None:
-    limit = 8 * NBYTES
-    rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=limit)
-    rank.connect("p", AT_SOURCE)
-    began = time.monotonic()
-    rank.mover.post("a", "p", WHOLE)
-    rank.mover.post("b", "p", runs_of(*((i * 4096, i * 4096, 4096) for i in range(256))))
-    assert {rank.next(PostingEnded).posting for _ in range(2)} == {"a", "b"}
-    elapsed = time.monotonic() - began
-    assert 2 * NBYTES / elapsed <= limit
-    assert np.array_equal(rank.bytes, content(1, NBYTES))
-    assert rank.mover.close(0.0)
-
-
-def test_postings_share_a_bandwidth_limit_so_that_a_short_one_passes_a_long_one(
-    source: LoopbackPath,
-) -> None:
-    rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=4 * NBYTES)
-    rank.connect("p", AT_SOURCE)
-    rank.mover.post("long", "p", WHOLE)
-    rank.mover.post("short", "p", runs_of((0, 0, 4096)))
-    assert [rank.next(PostingEnded).posting for _ in range(2)] == ["short", "long"]
-    assert rank.mover.close(0.0)
-
-
-def test_under_a_limit_all_runs_are_checked_before_the_first_byte(source: LoopbackPath) -> None:
-    rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=1e9)
-    rank.connect("p", AT_SOURCE)
-    for bad in ((NBYTES, 0, 1), (0, NBYTES, 1)):
-        rank.mover.post("a", "p", runs_of((0, 0, NBYTES), bad))
-        assert rank.next(PostingEnded).state is FAILED
-    rank.mover.post("a", "p", runs_of())
-    assert rank.next(PostingEnded).state is DONE
-    assert (rank.bytes == GUARD).all()
-    assert rank.mover.close(0.0)
-
-
-@pytest.mark.parametrize("limit", [0.0, -1.0])
-def test_a_bandwidth_limit_that_moves_nothing_is_refused(limit: float) -> None:
-    memory = PrivateMemory.of(bytearray(64))
-    with pytest.raises(InvalidRequest):
-        Mover(0, memory, [], print, bandwidth_limit_bytes_per_s=limit)
-
-
-def test_close_lets_postings_end_within_its_deadline(linked: Rank) -> None:
-    for i in range(20):
-        linked.mover.post(f"{i}", "p", WHOLE)
-    assert linked.mover.close(DEADLINE_S)
-    assert [linked.next(PostingEnded).state for _ in range(20)] == [DONE] * 20
-
-
-def test_close_cuts_postings_short_at_its_deadline_and_reports_each(
-    linked: Rank, faults: Faults
-) -> None:
-    faults.end = threading.Event()
-    linked.mover.post("a", "p", WHOLE)
-    linked.mover.post("b", "p", WHOLE)
-    linked.mover.disconnect("p")
-    assert linked.mover.close(0.01)
-    ended = [linked.next(PostingEnded) for _ in range(2)]
-    assert [e.posting for e in ended] == ["a", "b"]
-    assert [(e.state, e.quiesced) for e in ended] == [(FAILED, True)] * 2
-    assert linked.next(Disconnected) == Disconnected("p")
-
-
-def test_close_says_what_is_not_proved_when_a_path_does_not_close(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    held = Held()
-    rank = held_rank(held)
-    rank.mover.post("a", "h", WHOLE)
-    rank.mover.disconnect("h")
-    held.break_at = "close"
-    assert rank.mover.close(0.01)
-    ended = rank.next(PostingEnded)
-    assert (ended.state, ended.quiesced) == (FAILED, False)
-    assert "close is broken" in rank.next(Disconnected).error
-    assert not held.remote_closed
-    assert "close is broken" in caplog.text
-
-
-def test_a_path_is_closed_after_its_links() -> None:
-    order = []
-    held = Held()
-    rank = held_rank(held)
-    held.step = order.append  # type: ignore[method-assign,assignment]
-    assert rank.mover.close(0.0)
-    assert order == ["remote close", "close"]
-
-
-def test_close_ends_a_connect_that_still_waits() -> None:
-    held = Held(waits=True)
-    rank = with_held(held)
-    rank.mover.connect("slow", RankEndpoint(0), ["held", "loopback"])
-    assert rank.mover.close(0.0)
-    assert rank.next(ConnectFailed).peer == "slow"
-    held.release.set()
-
-
-def test_close_returns_though_a_library_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.datapath.mover._STUCK_S", 0.05)
-    release = threading.Event()
-    held = Held()
-    rank = with_held(held)
-    held.close = release.wait  # type: ignore[method-assign,assignment]
-    assert not rank.mover.close(0.0)
-    release.set()
-    assert rank.mover.close(DEADLINE_S)
-
-
-def test_close_is_idempotent_and_later_calls_are_refused(linked: Rank) -> None:
-    assert linked.mover.close(0.0)
-    assert linked.mover.close(0.0)
-    for call in (
-        lambda: linked.mover.post("a", "p", WHOLE),
-        lambda: linked.mover.connect("p", AT_SOURCE, ["loopback"]),
-        lambda: linked.mover.offer("k"),
-        lambda: linked.mover.disconnect("p"),
-        lambda: linked.mover.expect("a"),
-    ):
-        with pytest.raises(Unavailable):
-            call()
-
-
-def test_a_mover_that_was_never_started_closes_its_paths() -> None:
-    held = Held()
-    memory = PrivateMemory.of(bytearray(64))
-    assert Mover(0, memory, [held], print).close(0.0)
-    assert held.closed
-
-
-FORGETS_TO_CLOSE = """
-import sys, threading
-import numpy as np
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.loopback import LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.shm import ShmPath
-
-SIZE = 64 << 20
-pool, own = SharedMemory.create(SIZE), PrivateMemory.of(bytearray(SIZE))
-source, path = ShmPath(pool), ShmPath(own)
-connected = threading.Event()
-mover = Mover(0, own, [path], lambda report: connected.set())
-mover.start()
-mover.connect("p", source.offer(RankEndpoint(0)), ["shm"])
-connected.wait(20)
-whole = Runs(np.array([0]), np.array([0]), np.array([SIZE]))
-for i in range(200):
-    mover.post(str(i), "p", whole)
-{end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("raise SystemExit(4)", 4),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
-    ],
-)
-def test_a_program_that_ends_while_bytes_move_ends_cleanly(end: str, code: int) -> None:
-    script = FORGETS_TO_CLOSE.format(end=end)
-    child = subprocess.run(
-        [sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
-    )
-    assert child.returncode == code, child.stderr
-    assert "Fatal" not in child.stderr

@@ -1,0 +1,7 @@
+"""`kvgrpc bench`: what this machine does, measured against what it could do.
+
+A run starts processes of its own: a source and a destination, which are servers, and processes for the baselines, which
+map the very same pools. Every ratio is of a pair measured one right after the other, and the median of all pairs is
+shown: what disturbs the machine then disturbs both. `plan` says what is measured, `bandwidth`, `latency` and `leases`
+measure it, `host` is the program of the child processes.
+"""

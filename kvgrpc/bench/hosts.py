@@ -1,0 +1,94 @@
+"""The child processes of a run, as the process that drives it sees them.
+
+Each has one end of a socket pair: commands and answers are JSON, one datagram each, and may carry file descriptors.
+A child ends when its driver is gone, whatever became of it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvgrpc.errors import InternalError, Reason
+
+MESSAGE_BYTES_MAX = 128 << 10
+ANSWER_S = 120.0
+"""More than any command takes on a busy machine; a child that needs longer is taken for broken."""
+_END_S = 10.0
+
+
+class HostFailed(InternalError):
+    """A child process could not do what it was told; the text is its own."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.INTERNAL, message)
+
+
+class Host:
+    """One child process of role "server" or "baseline"; see `kvgrpc.bench.host`. One command at a time."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(ANSWER_S)
+        command = [sys.executable, "-m", "kvgrpc.bench.host", role, str(theirs.fileno())]
+        # NIXL writes to standard output, which is ours for the result.
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, command: str, fds: Sequence[int] = (), **arguments: Any) -> dict[str, Any]:
+        """Performs a command in the child. Raises HostFailed."""
+        answer, received = self._exchange(command, fds, arguments)
+        for fd in received:
+            os.close(fd)
+        return answer
+
+    def ask_fd(self, command: str, **arguments: Any) -> tuple[dict[str, Any], int]:
+        """As `ask`, for an answer that carries one descriptor: the caller's to close."""
+        answer, received = self._exchange(command, (), arguments)
+        return answer, received[0]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Lets a child that is stopped run, and stops it again."""
+        os.kill(self.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        """Ends the child. Idempotent."""
+        self._control.close()
+        if self._process.poll() is None:
+            os.kill(self.pid, signal.SIGCONT)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _exchange(self, command: str, fds: Sequence[int], arguments: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        message = json.dumps({"command": command, "arguments": arguments}).encode()
+        try:
+            socket.send_fds(self._control, [message], list(fds))
+            data, received, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES_MAX, 4)
+        except OSError as error:
+            raise HostFailed(f"the {self.role} process does not answer {command}: {error}") from error
+        if not data:
+            raise HostFailed(f"the {self.role} process ended (exit code {self._process.poll()}) during {command}")
+        answer: dict[str, Any] = json.loads(data)
+        if "error" in answer:
+            raise HostFailed(f"{command} failed in the {self.role} process: {answer['error']}")
+        return answer["result"], received

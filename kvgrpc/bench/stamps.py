@@ -1,0 +1,109 @@
+"""When the last byte of each read landed, seen at the data path itself: before mover, event loop and RPC know of it.
+
+Wraps every data path of the servers that this process starts from now on. A path that calls `wake` is stamped at its
+last call, one that is polled when it first answers that it is DONE.
+"""
+
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
+
+
+class Stamps:
+    """Times on the system's monotonic clock, which all processes of a machine share, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._reads: list[_Read] = []
+
+    def install(self) -> None:
+        """From now on every server of this process is watched."""
+        server: Any = importlib.import_module("kvgrpc.server")
+        make_paths = server.make_paths
+
+        def make_stamped(*arguments: Any) -> Any:
+            paths, status = make_paths(*arguments)
+            return [_Path(path, self._reads.append) for path in paths], status
+
+        server.make_paths = make_stamped
+
+    def take(self) -> list[int]:
+        """The end of every read since the last call, oldest first."""
+        ends = [read.ended_ns for read in self._reads]
+        self._reads.clear()
+        return ends
+
+
+class _Read:
+    """Implements `Posting`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.ended_ns = 0
+        self.posting: Posting | None = None
+        self._wake = wake
+
+    def wake(self) -> None:
+        self.ended_ns = time.monotonic_ns()
+        self._wake()
+
+    def poll(self) -> PostingState:
+        assert self.posting is not None
+        state = self.posting.poll()
+        if state is PostingState.DONE and not self.ended_ns:
+            self.ended_ns = time.monotonic_ns()
+        return state
+
+    @property
+    def error(self) -> str:
+        assert self.posting is not None
+        return self.posting.error
+
+
+class _Remote:
+    """Implements `Remote`."""
+
+    def __init__(self, remote: Remote, began: Callable[[_Read], None], polled: bool) -> None:
+        self._remote = remote
+        self._began = began
+        self._polled = polled
+
+    @property
+    def why(self) -> str:
+        return self._remote.why
+
+    def read(self, runs: Runs, wake: Callable[[], None]) -> _Read:
+        read = _Read(wake)
+        # A path that is polled calls `wake` between slices, not at its end.
+        read.posting = self._remote.read(runs, wake if self._polled else read.wake)
+        self._began(read)
+        return read
+
+    def close(self) -> None:
+        self._remote.close()
+
+
+class _Path:
+    """Implements `DataPath`."""
+
+    def __init__(self, path: DataPath, began: Callable[[_Read], None]) -> None:
+        self._path = path
+        self._began = began
+        self.name = path.name
+        self.needs_polling = path.needs_polling
+        self.connect_waits = getattr(path, "connect_waits", False)
+
+    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+        return self._path.offer(endpoint)
+
+    def connect(self, endpoint: RankEndpoint) -> _Remote:
+        return _Remote(self._path.connect(endpoint), self._began, self.needs_polling)
+
+    def progress(self) -> None:
+        self._path.progress()
+
+    def close(self) -> None:
+        self._path.close()

@@ -1,0 +1,40 @@
+"""The Python client of kvgrpc: drives and watches transfers. Needs the base install only.
+
+    from kvgrpc.client import connect
+
+    async with connect("127.0.0.1:50051") as prefill, connect("127.0.0.1:50052") as decode:
+        taken = await prefill.allocate(8)
+        handed_over = await prefill.finished_blocks(taken.blocks, token_ids)
+        target = await decode.allocate(8)
+        pull = await decode.pull_blocks(handed_over.grant, token_ids, blocks=target.blocks)
+        transfer = await decode.wait(pull.transfer.transfer_id, returned=True)
+
+Every call has a deadline, retries UNAVAILABLE only, and raises the errors of `kvgrpc.errors`. `connect_sync` gives the
+same methods to code without an event loop.
+"""
+
+from kvgrpc.client.client import Client, connect
+from kvgrpc.client.leases import HeldLease
+from kvgrpc.client.sync import SyncClient, SyncHeldLease, connect_sync
+from kvgrpc.client.values import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
+from kvgrpc.client.watch import HistoryLost, IncarnationChanged, Pace, WatchEvent
+
+__all__ = [
+    "Client",
+    "HeldLease",
+    "HistoryLost",
+    "IncarnationChanged",
+    "Pace",
+    "SyncClient",
+    "SyncHeldLease",
+    "WatchEvent",
+    "block_ids",
+    "block_runs",
+    "connect",
+    "connect_sync",
+    "content",
+    "in_seconds",
+    "is_over",
+    "is_returned",
+    "opaque_content",
+]

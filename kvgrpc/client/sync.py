@@ -1,0 +1,250 @@
+"""The same client for code without an event loop: every method blocks until its coroutine is done.
+
+Nothing is written twice. A method here is made from the coroutine of the same name and has its signature; the
+coroutines of all synchronous clients of a process run in one event loop, in one thread of their own. One client serves
+any number of threads. Not for use inside a coroutine: it would block that loop.
+"""
+
+import asyncio
+import concurrent.futures
+import functools
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from kvgrpc.client.client import Client, connect
+from kvgrpc.client.leases import HeldLease
+from kvgrpc.errors import Reason
+from kvgrpc.v1.common_pb2 import Grant
+
+A = TypeVar("A")
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class _LoopThread:
+    """The event loop of all synchronous clients: there from the first one's start to the last one's end."""
+
+    _lock = threading.Lock()
+    _shared: "_LoopThread | None" = None
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._end = asyncio.Event()
+        # A daemon, so that a client that nobody closed does not keep a program from ending.
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="kvgrpc client", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def enter(cls) -> "_LoopThread":
+        with cls._lock:
+            cls._shared = cls._shared or cls()
+            cls._shared.users += 1
+            return cls._shared
+
+    def leave(self) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.users:
+                return
+            _LoopThread._shared = None
+        self._loop.result().call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine. It has a deadline of its own; an interrupt of the caller cancels it."""
+        if not self.alive:
+            coroutine.close()
+            raise RuntimeError("this client is closed")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self.users > 0
+
+    async def _main(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._end.wait()
+
+
+class _Twin(Generic[A]):
+    """An object whose coroutines run in the loop thread."""
+
+    def __init__(self, target: A, thread: _LoopThread) -> None:
+        self._target = target
+        self._thread = thread
+        self._closed = False
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            coroutine.close()
+            raise RuntimeError("this client is closed")
+        return self._thread.run(coroutine)
+
+
+def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Twin[A], P], T]:
+    @functools.wraps(method)
+    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(method(self._target, *args, **kwargs))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[A, P], AsyncIterator[T]],
+) -> Callable[Concatenate[_Twin[A], P], Iterator[T]]:
+    @functools.wraps(method)
+    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        events = method(self._target, *args, **kwargs)
+        try:
+            while True:
+                yield self._run(_next(events))
+        except StopAsyncIteration:
+            return
+        finally:
+            if self._thread.alive:  # else the stream ended with its loop
+                self._thread.run(_close(events))
+
+    return call
+
+
+def _managing(
+    method: Callable[Concatenate[A, P], AbstractAsyncContextManager[T]], twin: Callable[[T, _LoopThread], S]
+) -> Callable[Concatenate[_Twin[A], P], AbstractContextManager[S]]:
+    @functools.wraps(method)
+    @contextmanager
+    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
+        manager = method(self._target, *args, **kwargs)
+        value = self._run(_enter(manager))
+        try:
+            yield twin(value, self._thread)
+        except BaseException as error:
+            if not self._thread.run(_exit(manager, error)):
+                raise
+        else:
+            self._thread.run(_exit(manager, None))
+
+    return call
+
+
+class SyncHeldLease(_Twin[HeldLease]):
+    """A lease that is kept alive."""
+
+    @property
+    def lease_id(self) -> str:
+        return self._target.lease_id
+
+    @property
+    def grant(self) -> Grant | None:
+        """What a consumer pulls with; None for a lease that was named by its id."""
+        return self._target.grant
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done."""
+        return self._target.reason
+
+    def check(self) -> None:
+        """Raises the error that says why the lease is over, if it is."""
+        self._target.check()
+
+    wait_over = _blocking(HeldLease.wait_over)
+
+
+class SyncClient(_Twin[Client]):
+    """One server, as seen from any number of threads. Made by `connect_sync`; the methods are those of `Client`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends calls, watches and renewals. Transfers and leases live on at the server."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(self._target.close())
+            self._thread.leave()
+
+    acknowledge = _blocking(Client.acknowledge)
+    allocate = _blocking(Client.allocate)
+    cancel = _blocking(Client.cancel)
+    capabilities = _blocking(Client.capabilities)
+    check_compatibility = _blocking(Client.check_compatibility)
+    connect_peer = _blocking(Client.connect_peer)
+    describe_pools = _blocking(Client.describe_pools)
+    finished_blocks = _blocking(Client.finished_blocks)
+    free = _blocking(Client.free)
+    get_lease = _blocking(Client.get_lease)
+    get_transfer = _blocking(Client.get_transfer)
+    grant_lease = _blocking(Client.grant_lease)
+    handshake = _blocking(Client.handshake)
+    keep_alive = _managing(Client.keep_alive, SyncHeldLease)
+    lease = _managing(Client.lease, SyncHeldLease)
+    list_leases = _blocking(Client.list_leases)
+    list_transfers = _blocking(Client.list_transfers)
+    peers = _blocking(Client.peers)
+    pins = _blocking(Client.pins)
+    pool_status = _blocking(Client.pool_status)
+    pull_blocks = _blocking(Client.pull_blocks)
+    read_blocks = _blocking(Client.read_blocks)
+    register_push = _blocking(Client.register_push)
+    release_lease = _blocking(Client.release_lease)
+    renew_allocation = _blocking(Client.renew_allocation)
+    renew_leases = _blocking(Client.renew_leases)
+    reserve_blocks = _blocking(Client.reserve_blocks)
+    status = _blocking(Client.status)
+    wait = _blocking(Client.wait)
+    watch = _iterating(Client.watch)
+
+
+async def _connected(make: Callable[P, Client], *args: P.args, **kwargs: P.kwargs) -> Client:
+    return make(*args, **kwargs)
+
+
+def _connecting(make: Callable[P, Client]) -> Callable[P, SyncClient]:
+    @functools.wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> SyncClient:
+        thread = _LoopThread.enter()
+        try:
+            return SyncClient(thread.run(_connected(make, *args, **kwargs)), thread)
+        except BaseException:
+            thread.leave()
+            raise
+
+    return call
+
+
+connect_sync = _connecting(connect)
+"""As `connect`, for a SyncClient: `with connect_sync("127.0.0.1:50051") as client: ...`"""
+
+
+async def _next(events: AsyncIterator[T]) -> T:
+    return await anext(events)
+
+
+async def _close(events: AsyncIterator[object]) -> None:
+    if isinstance(events, AsyncGenerator):
+        await events.aclose()
+
+
+async def _enter(manager: AbstractAsyncContextManager[T]) -> T:
+    return await manager.__aenter__()
+
+
+async def _exit(manager: AbstractAsyncContextManager[object], error: BaseException | None) -> bool | None:
+    if error is None:
+        return await manager.__aexit__(None, None, None)
+    return await manager.__aexit__(type(error), error, error.__traceback__)

@@ -1,0 +1,105 @@
+"""The pulls of an engine, and every way to find them."""
+
+from collections.abc import Iterator
+
+from kvgrpc.core.pull import Pull
+
+
+class PullTable:
+    """Pulls that are not forgotten. A pull waits for an address, or has a peer, or neither; never both."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Pull] = {}
+        self._by_access: dict[bytes, Pull] = {}
+        self._by_posting: dict[str, Pull] = {}
+        self._by_address: dict[str, dict[str, Pull]] = {}
+        """Those that wait for the lead at an address."""
+        self._by_peer: dict[str, dict[str, Pull]] = {}
+        """Those with an access at that life of a peer, asked for or open."""
+        self._stepping: dict[str, Pull] = {}
+        """Those that wait for the engine's step only."""
+
+    def add(self, pull: Pull) -> None:
+        """A new pull. Its access id is random, so it is new too."""
+        assert pull.access_id not in self._by_access, "an access id comes twice"
+        self._by_id[pull.transfer_id] = pull
+        self._by_access[pull.access_id] = pull
+
+    def remove(self, pull: Pull) -> None:
+        """Forgets a pull."""
+        del self._by_id[pull.transfer_id]
+        del self._by_access[pull.access_id]
+        self._stepping.pop(pull.transfer_id, None)
+        self._leave(pull)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._by_id.clear()
+        self._by_access.clear()
+        self._by_posting.clear()
+        self._by_address.clear()
+        self._by_peer.clear()
+        self._stepping.clear()
+
+    def find(self, transfer_id: str) -> Pull | None:
+        return self._by_id.get(transfer_id)
+
+    def of_access(self, access_id: bytes) -> Pull | None:
+        return self._by_access.get(access_id)
+
+    def of_peer(self, peer: str) -> list[Pull]:
+        """Those with an access at that life of a peer, oldest first."""
+        return list(self._by_peer.get(peer, {}).values())
+
+    def await_address(self, pull: Pull) -> None:
+        """The pull waits for the lead at its grant's address."""
+        self._leave(pull)
+        pull.peer = ""
+        self._by_address.setdefault(pull.claims.address, {})[pull.transfer_id] = pull
+
+    def take_address(self, address: str) -> list[Pull]:
+        """Those that waited for an address; they wait no longer."""
+        return list(self._by_address.pop(address, {}).values())
+
+    def bind(self, pull: Pull, peer: str) -> None:
+        """The pull has found its peer."""
+        self._leave(pull)
+        pull.peer = peer
+        self._by_peer.setdefault(peer, {})[pull.transfer_id] = pull
+
+    def await_step(self, pull: Pull) -> None:
+        """The pull misses nothing but its engine's step."""
+        self._stepping[pull.transfer_id] = pull
+
+    def take_stepping(self) -> list[Pull]:
+        """Those that waited for a step; they wait no longer."""
+        found = list(self._stepping.values())
+        self._stepping.clear()
+        return found
+
+    def posted(self, pull: Pull, posting_id: str) -> None:
+        """A posting of the pull is in flight."""
+        pull.postings.add(posting_id)
+        self._by_posting[posting_id] = pull
+
+    def take_posting(self, posting_id: str) -> Pull | None:
+        """The pull of a posting that is over."""
+        pull = self._by_posting.pop(posting_id, None)
+        if pull is not None:
+            pull.postings.discard(posting_id)
+        return pull
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Pull]:
+        """All, oldest first; they may end meanwhile."""
+        return iter(list(self._by_id.values()))
+
+    def _leave(self, pull: Pull) -> None:
+        for index, name in ((self._by_address, pull.claims.address), (self._by_peer, pull.peer)):
+            pulls = index.get(name)
+            if pulls is not None:
+                pulls.pop(pull.transfer_id, None)
+                if not pulls:
+                    del index[name]

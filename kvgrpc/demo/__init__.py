@@ -1,0 +1,3 @@
+"""The demo: the whole job on real input. Two servers, a small transformer split across two engines, the same tokens as
+one engine that does both, and the trace of one request.
+"""

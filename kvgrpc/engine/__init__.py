@@ -1,0 +1,36 @@
+"""What an integrator writes against: Engine in the scheduler's process, Rank in each worker's.
+
+    engine = Engine.attach("/run/kvgrpc.sock", pool=layout)       # or Engine.launch(...): starts its own lead
+    handover = engine.finished_blocks(blocks, content(ids), transfer_key=key)     # no round trip
+    pull = engine.pull(handover.grant, content(ids))              # at the other engine, when the request arrives
+    pull.start(blocks)
+    for event in engine.poll(): ...                               # each step: Received, Failed, BlocksReturned
+
+    rank = Rank(ticket, rank=0)                                   # in the worker; rank.memory is the paged pool
+
+No gRPC, no thread in the scheduler's process, and nothing here waits for a peer: a step costs one send and one read of
+what is there.
+"""
+
+from kvgrpc.engine.engine import Engine
+from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
+from kvgrpc.engine.handles import Content, HandOver, Pull, content
+from kvgrpc.engine.launch import LeadDied
+from kvgrpc.engine.rank import Rank
+from kvgrpc.engine.ticket import RankTicket
+
+__all__ = [
+    "BlocksReturned",
+    "Content",
+    "Engine",
+    "Event",
+    "Failed",
+    "HandOver",
+    "LeadDied",
+    "Pull",
+    "PullOpened",
+    "Rank",
+    "RankTicket",
+    "Received",
+    "content",
+]

@@ -1,0 +1,11 @@
+"""What a scheduler hands to its workers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RankTicket:
+    """Lets a worker attach its rank to its engine's lead. Secret; send it over the engine's own channels."""
+
+    socket_path: str
+    secret: bytes

@@ -1,0 +1,97 @@
+"""Calls of a session: the requests of the public API to events, and the node's answers to CallAnswers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.state import ENGINE
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
+from kvgrpc.service.lead import Lead
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.values import duration, error_row, grant, pool_blocks
+
+_METHODS = {
+    "finished_blocks": "FinishedBlocks",
+    "pull_blocks": "PullBlocks",
+    "cancel_transfer": "CancelTransfer",
+    "renew_leases": "RenewLeases",
+    "release_lease": "ReleaseLease",
+    "grant_lease": "GrantLease",
+    "allocate_blocks": "AllocateBlocks",
+    "free_blocks": "FreeBlocks",
+}
+
+
+def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
+    """The event of a call. Raises KVGrpcError."""
+    kind = call.WhichOneof("request")
+    if kind == "step_done":
+        return events.StepDone(0, call.step_done.step)
+    if kind in ("reserve_blocks", "register_push"):
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+    if kind is None:
+        raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
+    request = getattr(call, kind)
+    made = requests.make_call(call_id, ENGINE, call.traceparent, _METHODS[kind], request)
+    convert: dict[str, Callable[[], events.Event]] = {
+        "finished_blocks": lambda: requests.finished_blocks(request, made, lead.weights, lead.block_limit),
+        "pull_blocks": lambda: requests.pull_blocks(request, made, lead.weights, lead.block_limit),
+        "cancel_transfer": lambda: requests.cancel_transfer(request, made),
+        "renew_leases": lambda: requests.renew_leases(request, made),
+        "release_lease": lambda: requests.release_lease(request, made),
+        "grant_lease": lambda: requests.grant_lease(request, made, lead.weights, lead.block_limit),
+        "allocate_blocks": lambda: requests.allocate_blocks(request, made),
+        "free_blocks": lambda: requests.free_blocks(request, made, lead.block_limit),
+    }
+    return convert[kind]()
+
+
+def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError) -> session_pb2.CallAnswer:
+    """The answer to a call."""
+    made = session_pb2.CallAnswer(call_id=call_id)
+    now = lead.runner.now
+    match answer:
+        case KVGrpcError():
+            made.failure.CopyFrom(error_row(answer))
+        case actions.HandedOver(transfer=None):
+            made.grant_lease.CopyFrom(
+                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
+            )
+        case actions.HandedOver():
+            assert answer.transfer is not None
+            made.finished_blocks.CopyFrom(
+                handoff_pb2.FinishedBlocksResponse(
+                    lease=answers.lease(answer.lease), transfer=answers.transfer(answer.transfer, now)
+                )
+            )
+        case actions.Pulling():
+            transfer = answers.transfer(answer.transfer, now) if answer.transfer else None
+            made.pull_blocks.CopyFrom(handoff_pb2.PullBlocksResponse(transfer=transfer))
+        case actions.Cancelled():
+            made.cancel_transfer.CopyFrom(
+                transfer_pb2.CancelTransferResponse(
+                    outcome=answers.OUTCOMES[answer.outcome],
+                    transfers=[answers.transfer(transfer, now) for transfer in answer.transfers],
+                )
+            )
+        case actions.Renewed():
+            made.renew_leases.CopyFrom(lease_pb2.RenewLeasesResponse(leases=answers.renewed(answer)))
+        case actions.Released():
+            made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease)))
+        case _:
+            _pool_answer(made, answer)
+    return made
+
+
+def _pool_answer(made: session_pb2.CallAnswer, answer: Any) -> None:
+    if isinstance(answer, actions.Allocated):
+        remaining = None if answer.remaining_s is None else duration(answer.remaining_s)
+        made.allocate_blocks.CopyFrom(
+            pool_pb2.AllocateBlocksResponse(
+                allocation_id=answer.allocation_id, blocks=pool_blocks(answer.blocks), remaining=remaining
+            )
+        )
+    elif isinstance(answer, actions.Freed):
+        made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed=pool_blocks(answer.freed)))

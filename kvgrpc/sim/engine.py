@@ -1,0 +1,313 @@
+"""A modelled engine: computes KV into its blocks, hands them over, pulls, and recycles blocks the moment it may.
+
+It trusts what its lead tells it, and nothing else, so a lead that returns a block too early, or offers KV that is not
+the one asked for, is found out here.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvgrpc.core import grants
+from kvgrpc.core.actions import BlocksReturned, EngineNews, Failed, HandedOver, Pulling, Received
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.content import Content, chain, claim
+from kvgrpc.core.events import (
+    AcknowledgeTransfers,
+    Call,
+    CancelTransfer,
+    Destination,
+    FinishedBlocks,
+    GiveDestination,
+    PullBlocks,
+)
+from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.core.pins import Blocks
+from kvgrpc.core.state import ENGINE
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.memory import Memory, Prompt
+from kvgrpc.sim.network import Ask, Give, Result
+
+USE_S = 0.05
+"""How long an engine computes with blocks that it received before it frees them."""
+ROOM_S = 0.1
+"""How often it looks for room."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What an engine is asked to compute and to hand over."""
+
+    key: bytes
+    request_id: str
+    prompt: Prompt
+    ttl_s: float = 30.0
+    consumers: int = 1
+    on_abort: grants.OnAbort = grants.OnAbort.RELEASE
+    announce_after_s: float = 0.0
+    """FinishedBlocks reaches the lead this much later than the grant leaves."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What an engine is asked to pull."""
+
+    request_id: str
+    prompt: Prompt
+    """Of its own request: shorter, longer or other than the one on offer."""
+    access_id: bytes
+    use_tokens: int = 0
+    have_tokens: int = 0
+    """Tokens whose KV it has computed itself before."""
+    all_local: bool = False
+    """It has found everything locally."""
+    blocks_after_s: float = 0.0
+    """When it looks for room; 0 gives the blocks with the call, if there is room."""
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A pull, as its engine sees it."""
+
+    wish: Wish
+    use_tokens: int
+    have_tokens: int
+    ended: Callable[[Failed | None], None]
+    transfer_id: str = ""
+    blocks: Blocks | None = None
+    """All of the request's, those that it holds already included."""
+    over: bool = False
+
+
+class Lead(Protocol):
+    """What an engine knows of its lead."""
+
+    def call(self, ask: Ask, principal: str, give: Give) -> None: ...
+
+    def soon(self, do: Callable[[], None]) -> None: ...
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None: ...
+
+
+class Engine:
+    """One life of an engine."""
+
+    def __init__(self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory]) -> None:
+        self.blocks = BlockManager(description.pool)
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused, by reason."""
+        self._lead = lead
+        self._description = description
+        self._secret = secret
+        self._memories = memories
+        self._minted = 0
+        self._offers: dict[str, tuple[Prompt, Blocks]] = {}
+        """Hand-overs by their transfer."""
+        self._fetches: dict[str, Fetch] = {}
+        """Pulls by their transfer."""
+
+    def offer(self, offer: Offer) -> bytes | None:
+        """Computes a prompt and hands it over; the grant, or None without room. Blocks of the same prompt are shared."""
+        shared = next((blocks for prompt, blocks in self._offers.values() if prompt == offer.prompt), None)
+        if shared is not None:
+            blocks: Blocks | None = self.blocks.share(shared)
+        else:
+            blocks = self.blocks.take(len(offer.prompt.tokens))
+            for memory in self._memories if blocks is not None else ():
+                assert blocks is not None
+                memory.compute(blocks, offer.prompt)
+        if blocks is None:
+            return None
+        self._minted += 1
+        lease_id = mint_lease_id(self._secret, self._description.incarnation, "engine", self._minted)
+        token = self._mint(offer, lease_id, sum(map(len, blocks)))
+        self._lead.later(offer.announce_after_s, lambda: self._announce(offer, lease_id, blocks, token))
+        return token
+
+    def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
+        """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
+        claims = grants.read_claims(token)
+        content = _content(wish.prompt, claims.token_count)
+        try:
+            use_tokens = claim(content, claims.token_count, wish.use_tokens).tokens
+        except KVGrpcError as error:
+            self.refused[error.reason] += 1
+            return
+        fetch = Fetch(wish, use_tokens, min(wish.have_tokens, use_tokens), ended)
+        destination = None
+        if wish.all_local:
+            destination = Destination((), use_tokens)
+        elif not wish.blocks_after_s and self._find_room(fetch):
+            destination = self._destination(fetch)
+
+        def ask(call: Call) -> PullBlocks:
+            return PullBlocks(
+                call, token, content, wish.access_id, wish.use_tokens, destination, request_id=wish.request_id
+            )
+
+        self._lead.call(ask, ENGINE, lambda result: self._pulling(fetch, result))
+        if destination is None:
+            self._lead.later(wish.blocks_after_s or ROOM_S, lambda: self._give(fetch))
+
+    def cancel(self, key: bytes) -> None:
+        """Cancels by transfer key."""
+        self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, lambda _: None)
+
+    def told(self, news: EngineNews) -> None:
+        """Something that the lead says."""
+        if isinstance(news, Received):
+            self._received(self._fetches.pop(news.transfer_id), news)
+        elif isinstance(news, Failed) and news.transfer_id in self._fetches:
+            fetch = self._fetches[news.transfer_id]
+            assert not fetch.over, "it failed twice"
+            fetch.over = True
+            self._lead.soon(lambda: fetch.ended(news))
+        elif isinstance(news, BlocksReturned):
+            self._returned(news.transfer_id)
+
+    def check_idle(self) -> None:
+        """Asserts that everything came back."""
+        assert not self._offers, "hand-overs were never returned"
+        assert not self._fetches, "pulls never ended"
+        self.blocks.check_idle()
+
+    def _mint(self, offer: Offer, lease_id: str, count: int) -> bytes:
+        me = self._description
+        claims = grants.Claims(
+            grants.Access.READ,
+            me.engine_id,
+            me.incarnation,
+            me.address,
+            lease_id,
+            offer.key,
+            offer.ttl_s,
+            count,
+            len(offer.prompt.tokens),
+            offer.on_abort,
+        )
+        return grants.mint(claims, grants.signing_key(self._secret))
+
+    def _announce(self, offer: Offer, lease_id: str, blocks: Blocks, token: bytes) -> None:
+        def ask(call: Call) -> FinishedBlocks:
+            return FinishedBlocks(
+                call,
+                offer.key,
+                tuple(enumerate(blocks)),
+                _content(offer.prompt),
+                ttl_s=offer.ttl_s,
+                consumers=offer.consumers,
+                on_abort=offer.on_abort,
+                request_id=offer.request_id,
+                lease_id=lease_id,
+            )
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self.refused[result.reason] += 1
+                self._free(blocks)
+                return
+            assert isinstance(result, HandedOver)
+            assert result.token == token, "lead and engine mint different grants"
+            assert result.transfer is not None
+            self._offers[result.transfer.id] = (offer.prompt, blocks)
+
+        self._lead.call(ask, ENGINE, give)
+
+    def _find_room(self, fetch: Fetch) -> bool:
+        """Takes blocks, and computes the KV that the engine is said to have."""
+        blocks = self.blocks.take(fetch.use_tokens)
+        if blocks is None:
+            return False
+        fetch.blocks = blocks
+        have = Prompt(fetch.wish.prompt.tokens[: fetch.have_tokens], fetch.wish.prompt.salt)
+        for memory in self._memories:
+            memory.compute(self.blocks.first(blocks, fetch.have_tokens), have)
+        return True
+
+    def _destination(self, fetch: Fetch) -> Destination:
+        assert fetch.blocks is not None
+        return Destination(tuple(enumerate(self._targets(fetch))), fetch.have_tokens)
+
+    def _targets(self, fetch: Fetch) -> Blocks:
+        assert fetch.blocks is not None
+        return self.blocks.rest(fetch.blocks, fetch.have_tokens)
+
+    def _pulling(self, fetch: Fetch, result: Result) -> None:
+        if isinstance(result, KVGrpcError):
+            self.refused[result.reason] += 1
+            fetch.over = True
+            if fetch.blocks is not None:
+                self._free(fetch.blocks)
+            return
+        assert isinstance(result, Pulling)
+        assert result.transfer is not None
+        fetch.transfer_id = result.transfer.id
+        self._fetches[fetch.transfer_id] = fetch
+        if fetch.blocks is not None:
+            self._hand_in(fetch)
+
+    def _give(self, fetch: Fetch) -> None:
+        """Gives blocks to a pull that waits for them, as soon as there is room."""
+        if fetch.over:
+            return
+        if not self._find_room(fetch):
+            self._lead.later(ROOM_S, lambda: self._give(fetch))
+            return
+        self._hand_in(fetch)
+
+        def ask(call: Call) -> GiveDestination:
+            return GiveDestination(call, fetch.transfer_id, self._destination(fetch))
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                raise result
+
+        self._lead.call(ask, ENGINE, give)
+
+    def _hand_in(self, fetch: Fetch) -> None:
+        for memory in self._memories:
+            memory.give(self._targets(fetch), fetch.transfer_id)
+
+    def _received(self, fetch: Fetch, news: Received) -> None:
+        assert not fetch.over, "it succeeded after it failed"
+        fetch.over = True
+        self._lead.soon(lambda: fetch.ended(None))
+        self._acknowledge(news.transfer_id)
+        if fetch.blocks is None:
+            return
+        blocks = fetch.blocks
+        for memory in self._memories:
+            memory.take_back(self._targets(fetch))
+            memory.check_holds(blocks, fetch.wish.prompt, news.use_tokens)
+        assert news.use_tokens == fetch.use_tokens
+        self._lead.later(USE_S, lambda: self._free(blocks))
+
+    def _returned(self, transfer_id: str) -> None:
+        self._acknowledge(transfer_id)
+        if transfer_id in self._offers:
+            self._free(self._offers.pop(transfer_id)[1])
+            return
+        fetch = self._fetches.pop(transfer_id)
+        assert fetch.over, "blocks came back before the end"
+        if fetch.blocks is not None:
+            for memory in self._memories:
+                memory.take_back(self._targets(fetch))
+            self._free(fetch.blocks)
+
+    def _acknowledge(self, transfer_id: str) -> None:
+        def acknowledge() -> None:
+            self._lead.call(lambda call: AcknowledgeTransfers(call, (transfer_id,)), ENGINE, lambda _: None)
+
+        self._lead.soon(acknowledge)
+
+    def _free(self, blocks: Blocks) -> None:
+        """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
+        unused = self.blocks.free(blocks)
+        for memory in self._memories:
+            memory.scrub(unused)
+
+
+def _content(prompt: Prompt, also_at: int = 0) -> Content:
+    return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

@@ -1,0 +1,149 @@
+"""Calls of one lead to others: a node's actions as messages, and the answers as events."""
+
+from typing import Protocol
+
+from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.actions import (
+    Closings,
+    Dial,
+    Introduced,
+    Openings,
+    Renewed,
+    SendClose,
+    SendOpen,
+    SendRenew,
+    SendSettle,
+    Verdicts,
+)
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.events import (
+    AccessAnswered,
+    Call,
+    CloseAccess,
+    CloseAnswered,
+    DialFailed,
+    HandshakeReceived,
+    LeaseRef,
+    OpenAccess,
+    Opened,
+    PeerAnswered,
+    RenewAnswered,
+    RenewLeases,
+    SettleAccess,
+    SettleAnswered,
+)
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.sim.faults import OPEN_TIMEOUT_S
+from kvgrpc.sim.network import Lead, Network, Result
+
+
+class Caller(Lead, Protocol):
+    """What the channels know of their host."""
+
+    @property
+    def description(self) -> EngineDescription: ...
+
+
+class PeerCalls:
+    """The channels of one host."""
+
+    def __init__(self, host: Caller, network: Network, lives: dict[str, EngineDescription]) -> None:
+        self._host = host
+        self._network = network
+        self._lives = lives
+
+    def dial(self, action: Dial) -> None:
+        """Handshake, and the liveness stream after it."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self._host.handle(DialFailed(action.address, result))
+                return
+            assert isinstance(result, Introduced)
+            loopback = result.endpoints[0].loopback
+            assert loopback is not None
+            life = loopback.key.rpartition("/")[0]
+            self._network.stream(self._host, life)
+            self._host.handle(PeerAnswered(action.address, self._lives[life], result.endpoints))
+
+        self._network.rpc(
+            self._host,
+            action.address,
+            lambda call: HandshakeReceived(call, me, action.endpoints, action.expected_engine_id),
+            give,
+        )
+
+    def open(self, action: SendOpen) -> None:
+        """OpenAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            row: Opened | KVGrpcError
+            if isinstance(result, KVGrpcError):
+                row = result
+            else:
+                assert isinstance(result, Openings)
+                row = result.rows[0]
+            self._host.handle(AccessAnswered(action.opening.access_id, row, isinstance(row, Unavailable)))
+
+        def ask(call: Call) -> OpenAccess:
+            return OpenAccess(call, me.engine_id, me.incarnation, (action.opening,))
+
+        self._network.rpc(self._host, _address(action.peer), ask, give, OPEN_TIMEOUT_S)
+
+    def settle(self, action: SendSettle) -> None:
+        """SettleAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            row: Verdict | KVGrpcError
+            if isinstance(result, KVGrpcError):
+                row = result
+            else:
+                assert isinstance(result, Verdicts)
+                row = result.rows[0]
+            self._host.handle(SettleAnswered(action.settling.access_id, row, isinstance(row, Unavailable)))
+
+        def ask(call: Call) -> SettleAccess:
+            return SettleAccess(call, me.engine_id, me.incarnation, (action.settling,))
+
+        self._network.rpc(self._host, _address(action.peer), ask, give)
+
+    def close(self, action: SendClose) -> None:
+        """CloseAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            known = isinstance(result, Closings) or (
+                isinstance(result, PreconditionFailed) and result.reason is Reason.NO_HANDSHAKE
+            )
+            self._host.handle(CloseAnswered(action.closing.access_id, known))
+
+        def ask(call: Call) -> CloseAccess:
+            return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
+
+        self._network.rpc(self._host, _address(action.peer), ask, give)
+
+    def renew(self, action: SendRenew) -> None:
+        """RenewLeases."""
+
+        def give(result: Result) -> None:
+            for i, (transfer_id, _) in enumerate(action.rows):
+                self._host.handle(RenewAnswered(transfer_id, _renewal_error(result, i)))
+
+        refs = tuple(LeaseRef(token=token) for _, token in action.rows)
+        self._network.rpc(self._host, _address(action.peer), lambda call: RenewLeases(call, refs), give)
+
+
+def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
+    if isinstance(result, KVGrpcError):
+        return result
+    assert isinstance(result, Renewed)
+    reason = result.rows[row][1]
+    return None if reason is None else PreconditionFailed(reason, "not renewed")
+
+
+def _address(peer: str) -> str:
+    """In the simulator an engine's id is its address."""
+    return peer.rpartition("@")[0]

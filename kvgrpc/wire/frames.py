@@ -1,0 +1,45 @@
+"""Frames of a session: a 4-byte big-endian length, then a message. No I/O: bytes in, messages out."""
+
+import struct
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""A batch of calls; each call in it is bounded by the service's own limits."""
+_LENGTH = struct.Struct(">I")
+_M = TypeVar("_M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    body = message.SerializeToString()
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader(Generic[_M]):
+    """Cuts a stream of bytes into messages of one kind."""
+
+    def __init__(self, kind: type[_M]) -> None:
+        self._kind = kind
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[_M]:
+        """The messages that are complete now. Raises OutOfRange or InvalidRequest for what is no frame."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > FRAME_BYTES_MAX:
+                raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a frame of {length} bytes; the limit is {FRAME_BYTES_MAX}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                yield self._kind.FromString(body)
+            except DecodeError as error:
+                raise InvalidRequest(Reason.INVALID_FIELD, "a frame does not hold the message expected") from error

@@ -1,0 +1,119 @@
+"""Messages of a session to the core's commands, reports and news, and back."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.descriptors import Ids, Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
+from kvgrpc.wire.values import duration, failure
+
+
+def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
+    """One event for the engine."""
+    event = session_pb2.Event(event_id=event_id)
+    ids = {"transfer_id": news.transfer_id, "request_id": news.request_id}
+    match news:
+        case actions.Received():
+            event.received.CopyFrom(session_pb2.Received(**ids, use_tokens=news.use_tokens))
+        case actions.PullOpened():
+            event.opened.CopyFrom(session_pb2.PullOpened(**ids, use_tokens=news.use_tokens))
+        case actions.Failed():
+            event.failed.CopyFrom(session_pb2.Failed(**ids, failure=failure(news.failure), cancelled=news.cancelled))
+        case actions.BlocksReturned():
+            event.blocks_returned.CopyFrom(session_pb2.BlocksReturned(**ids))
+    return event
+
+
+def offer_command(key: str) -> rank_pb2.RankCommand:
+    """Make an endpoint."""
+    return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key))
+
+
+def connect_command(peer: str, endpoint: RankEndpoint) -> rank_pb2.RankCommand:
+    """Reach a peer rank."""
+    return rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer=peer, endpoint=endpoint_to_proto(endpoint)))
+
+
+def disconnect_command(peer: str) -> rank_pb2.RankCommand:
+    """Forget a peer."""
+    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer))
+
+
+def post_command(posting_id: str, peer: str, runs: Runs) -> rank_pb2.RankCommand:
+    """Move bytes."""
+    return rank_pb2.RankCommand(
+        post=rank_pb2.PostCommand(
+            posting_id=posting_id,
+            peer=peer,
+            src=runs.src.tolist(),
+            dst=runs.dst.tolist(),
+            nbytes=runs.nbytes.tolist(),
+        )
+    )
+
+
+def expect_command(access: str, open_: bool) -> rank_pb2.RankCommand:
+    """A peer may, or may no longer, read."""
+    return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_))
+
+
+def runs_of(command: rank_pb2.PostCommand) -> Runs:
+    """The runs of a posting."""
+    return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
+
+
+def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:
+    """What a rank reports, for the node; None for a report of a newer worker that is unknown here."""
+    match report.WhichOneof("report"):
+        case "offer":
+            return events.EndpointOffered(rank, report.offer.key, endpoint_from_proto(report.offer.endpoint))
+        case "connect":
+            row = report.connect
+            rejected = tuple((path.data_path, path.why) for path in row.rejected)
+            return events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
+        case "posting":
+            end = report.posting
+            wire_s = end.wire.seconds + end.wire.nanos / 1e9
+            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message)
+        case "step":
+            return events.StepDone(rank, report.step.step)
+        case _:
+            return None
+
+
+def event_to_report(event: events.Event) -> rank_pb2.RankReport:
+    """The inverse of `report_to_event`, in the worker."""
+    match event:
+        case events.EndpointOffered():
+            return rank_pb2.RankReport(
+                offer=rank_pb2.OfferReport(key=event.key, endpoint=endpoint_to_proto(event.endpoint))
+            )
+        case events.PeerMapped():
+            rejected = [rank_pb2.RejectedPath(data_path=name, why=why) for name, why in event.rejected]
+            return rank_pb2.RankReport(
+                connect=rank_pb2.ConnectReport(
+                    peer=event.peer, data_path=event.data_path, why=event.why, rejected=rejected
+                )
+            )
+        case events.PostingEnded():
+            return rank_pb2.RankReport(
+                posting=rank_pb2.PostingReport(
+                    posting_id=event.posting_id,
+                    done=event.done,
+                    nbytes=event.nbytes,
+                    wire=duration(event.wire_s),
+                    message=event.message,
+                )
+            )
+        case events.StepDone():
+            return rank_pb2.RankReport(step=rank_pb2.StepReport(step=event.step))
+        case _:
+            raise TypeError(f"{type(event).__name__} is no report of a rank")
+
+
+def _ids(values: Sequence[int]) -> Ids:
+    return np.asarray(values, dtype=np.int64)

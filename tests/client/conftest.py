@@ -1,0 +1,22 @@
+"""A fake server and a client of it, for the tests of the client."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvgrpc.client import Client, connect
+from tests.client.fake import FakeServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> AsyncIterator[Client]:
+    async with connect(server.address) as made:
+        yield made

@@ -1,0 +1,35 @@
+"""How a client's channel is set up."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.client import connect
+from kvgrpc.client.channel import CHANNEL_OPTIONS, SERVICE_CONFIG
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_only_unavailable_is_retried_and_nothing_waits_for_a_server() -> None:
+    policies = [config.get("retryPolicy") for config in SERVICE_CONFIG["methodConfig"]]
+    codes = [policy["retryableStatusCodes"] for policy in policies if isinstance(policy, dict)]
+    assert codes == [["UNAVAILABLE"]]
+    assert [config["waitForReady"] for config in SERVICE_CONFIG["methodConfig"]] == [False, False]
+    assert json.loads(str(dict(CHANNEL_OPTIONS)["grpc.service_config"])) == SERVICE_CONFIG
+
+
+def test_every_language_has_the_same_service_config() -> None:
+    assert json.loads((ROOT / "clients/go/service_config.json").read_text()) == SERVICE_CONFIG
+
+
+def test_a_client_needs_a_running_event_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        connect("127.0.0.1:1")
+    asyncio.run(_connected())
+
+
+async def _connected() -> None:
+    async with connect("127.0.0.1:1", channel_options=[("grpc.keepalive_time_ms", 1000)]):
+        pass

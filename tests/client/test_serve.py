@@ -1,0 +1,227 @@
+"""The client against the real server: two processes, real sockets, real bytes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kvgrpc.client import Client, IncarnationChanged, Pace, block_ids, connect, connect_sync, content, is_over
+from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason
+from kvgrpc.v1.admin_pb2 import ADMISSION_OPEN, PIN_KIND_LEASE
+from kvgrpc.v1.common_pb2 import FAILURE_REASON_CONTENT_MISMATCH
+from kvgrpc.v1.lease_pb2 import LEASE_STATE_RELEASED
+from kvgrpc.v1.transfer_pb2 import (
+    CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
+    MEMORY_DISPOSITION_RETURNED,
+    TRANSFER_STATE_FAILED,
+    TRANSFER_STATE_SUCCEEDED,
+    WatchTransfersResponse,
+)
+from tests.client.serving import Served, served
+
+UNTIL_S = 30
+TOKENS = list(range(100, 100 + 4 * 16))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A source and a destination, and a client of each."""
+
+    source: Client
+    destination: Client
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Served, Served]]:
+    with served("--engine-id", "P", "--read-blocks") as source, served("--engine-id", "D", "--read-blocks") as other:
+        yield source, other
+
+
+@pytest.fixture
+async def pair(servers: tuple[Served, Served]) -> AsyncIterator[Pair]:
+    async with connect(servers[0].address) as source, connect(servers[1].address) as destination:
+        yield Pair(source, destination)
+        for client in (source, destination):  # a test that leaves something pinned has a name
+            assert (await client.pool_status()).groups[0].allocated == 0
+            assert not (await client.pins()).pins
+
+
+async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Served]) -> None:
+    source, destination = pair.source, pair.destination
+    described = (await destination.capabilities()).engine
+    assert (await source.check_compatibility(described)).compatible
+    peer = (await destination.connect_peer(servers[0].address, engine_id="P")).peer
+    assert [path.data_path for path in peer.paths] == ["shm"]
+    taken, target = await source.allocate(4), await destination.allocate(4)
+    handed_over = await source.finished_blocks(taken.blocks, TOKENS, request_id="r-1")
+    (pin,) = (await source.pins(block_ids(taken.blocks[0])[0])).pins
+    assert (pin.kind, pin.owner) == (PIN_KIND_LEASE, handed_over.lease.lease_id)
+    pull = await destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks, request_id="r-1")
+    got = await destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.memory) == (TRANSFER_STATE_SUCCEEDED, MEMORY_DISPOSITION_RETURNED)
+    assert got.bytes == got.bytes_done > 0
+    sent = await source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert sent.state == TRANSFER_STATE_SUCCEEDED
+    here = await destination.read_blocks(block_ids(target.blocks[0]))
+    there = await source.read_blocks(block_ids(taken.blocks[0]))
+    assert [row.data for row in here.blocks] == [row.data for row in there.blocks]
+    acknowledged = await destination.acknowledge([got.transfer_id])
+    assert acknowledged.acknowledged <= 1  # a server without an engine has acknowledged it itself
+    listed = await destination.list_transfers(request_id="r-1")
+    assert [row.transfer_id for row in listed.transfers] == [got.transfer_id]
+    await source.free(taken.blocks)
+    await destination.free(target.blocks)
+
+
+async def test_a_destination_can_be_given_later(pair: Pair) -> None:
+    taken = await pair.source.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
+    pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS)
+    target = await pair.destination.allocate(2)
+    again = await pair.destination.pull_blocks(pull.transfer.transfer_id, blocks=target.blocks, have_tokens=32)
+    assert again.transfer.transfer_id == pull.transfer.transfer_id
+    got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.blocks) == (TRANSFER_STATE_SUCCEEDED, 2)
+    await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    await pair.source.free(taken.blocks)
+    await pair.destination.free(target.blocks)
+
+
+async def test_all_found_locally_releases_the_source(pair: Pair) -> None:
+    taken = await pair.source.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
+    pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=[], have_tokens=len(TOKENS))
+    got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.bytes) == (TRANSFER_STATE_SUCCEEDED, 0)
+    await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    await pair.source.free(taken.blocks)
+
+
+async def test_other_tokens_are_refused_at_the_source(pair: Pair) -> None:
+    taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
+    handed_over = await pair.source.finished_blocks(taken.blocks, content(TOKENS, cache_salt="a"))
+    wrong = content(TOKENS, cache_salt="b")
+    pull = await pair.destination.pull_blocks(handed_over.grant, wrong, blocks=target.blocks)
+    got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+    assert (got.state, got.failure.reason) == (TRANSFER_STATE_FAILED, FAILURE_REASON_CONTENT_MISMATCH)
+    cancelled = await pair.source.cancel(handed_over.transfer.transfer_id, message="the test is over")
+    assert cancelled.outcome == CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS
+    await pair.source.free(taken.blocks)
+    await pair.destination.free(target.blocks)
+
+
+async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
+    """Streams that last a moment only, so that most changes fall between two of them."""
+    start = await pair.destination.list_transfers()
+    pace = Pace(stream_s=0.02, pause_first_s=0.001, pause_max_s=0.001)
+    taken = await pair.source.allocate(4)
+    seen: list[int] = []
+    ends: set[str] = set()
+
+    async def watch(count: int) -> None:
+        async with aclosing(pair.destination.watch(after=start.header, pace=pace)) as events:  # type: ignore[type-var]
+            async for event in events:
+                assert isinstance(event, WatchTransfersResponse), event
+                seen.append(event.header.event_seq)
+                if is_over(event.transfer):
+                    ends.add(event.transfer.transfer_id)
+                if len(ends) == count:
+                    return
+
+    watching = asyncio.ensure_future(watch(10))
+    for _ in range(10):
+        target = await pair.destination.allocate(4)
+        handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
+        pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks)
+        await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+        await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+        await pair.destination.free(target.blocks)
+    await pair.source.free(taken.blocks)
+    await asyncio.wait_for(watching, UNTIL_S)
+    first = start.header.event_seq + 1
+    assert seen == list(range(first, first + len(seen)))
+
+
+async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
+    taken = await pair.source.allocate(1)
+    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=1.0, labels={"owner": "router"}) as held:
+        async with asyncio.timeout(UNTIL_S):
+            while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewals < 4:
+                await asyncio.sleep(0.1)
+        assert dict(lease.labels) == {"owner": "router"}
+        assert [row.lease_id for row in (await pair.source.list_leases()).leases] == [held.lease_id]
+        held.check()
+    assert (await pair.source.get_lease(held.lease_id)).lease.state == LEASE_STATE_RELEASED
+    await pair.source.free(taken.blocks)
+
+
+async def test_the_holder_learns_that_somebody_released_the_lease(pair: Pair) -> None:
+    taken = await pair.source.allocate(1)
+    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=1.0) as held:
+        await pair.source.release_lease(held.lease_id)
+        async with asyncio.timeout(UNTIL_S):
+            assert await held.wait_over() is Reason.LEASE_RELEASED
+    await pair.source.free(taken.blocks)
+
+
+async def test_the_same_key_gives_the_same_answer(pair: Pair) -> None:
+    first = await pair.source.allocate(2, idempotency_key="allocate-once")
+    again = await pair.source.allocate(2, idempotency_key="allocate-once")
+    assert (again.allocation_id, again.blocks) == (first.allocation_id, first.blocks)
+    with pytest.raises(AlreadyExists) as raised:
+        await pair.source.allocate(3, idempotency_key="allocate-once")
+    assert raised.value.reason is Reason.IDEMPOTENCY_KEY_REUSED
+    await pair.source.free(first.blocks)
+
+
+async def test_errors_arrive_with_class_reason_and_details(pair: Pair) -> None:
+    with pytest.raises(Exhausted) as exhausted:
+        await pair.source.allocate(10_000)
+    assert exhausted.value.reason is Reason.POOL_EXHAUSTED
+    with pytest.raises(NotFound) as missing:
+        await pair.source.get_transfer("no such transfer")
+    assert missing.value.reason is Reason.TRANSFER_NOT_FOUND
+    with pytest.raises(InvalidRequest) as invalid:
+        await pair.source.finished_blocks([1], TOKENS[:16], ttl_s=-1.0)
+    assert invalid.value.reason is Reason.TTL_INVALID
+    with pytest.raises(PreconditionFailed) as pinned:
+        await pair.source.finished_blocks([1], TOKENS[:16])
+    assert pinned.value.reason is Reason.BLOCK_NOT_ALLOCATED
+
+
+async def test_the_synchronous_client_does_the_same(pair: Pair, servers: tuple[Served, Served]) -> None:
+    def work() -> Any:
+        with connect_sync(servers[0].address) as source, connect_sync(servers[1].address) as destination:
+            taken, target = source.allocate(4), destination.allocate(4)
+            handed_over = source.finished_blocks(taken.blocks, TOKENS)
+            pull = destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks)
+            got = destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+            source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
+            source.free(taken.blocks)
+            destination.free(target.blocks)
+            assert destination.status().admission == ADMISSION_OPEN
+            return got
+
+    assert (await asyncio.to_thread(work)).state == TRANSFER_STATE_SUCCEEDED
+
+
+async def test_a_watch_goes_on_after_the_server_restarts() -> None:
+    with served() as first:
+        port = first.port
+        async with connect(first.address) as client:
+            taken = await client.allocate(1)
+            handed_over = await client.finished_blocks(taken.blocks, TOKENS[:16])
+            events = client.watch(after=handed_over.header, pace=Pace(give_up_s=60))
+            waiting = asyncio.ensure_future(anext(events))
+            await client.cancel(handed_over.transfer.transfer_id)
+            assert isinstance(await asyncio.wait_for(waiting, UNTIL_S), WatchTransfersResponse)
+            first.process.kill()
+            first.process.wait()
+            with served(port=port):
+                while not isinstance(event := await asyncio.wait_for(anext(events), UNTIL_S), IncarnationChanged):
+                    pass
+    assert event.previous == handed_over.header.incarnation
+    assert event.header.incarnation not in (0, event.previous)

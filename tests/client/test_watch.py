@@ -1,0 +1,304 @@
+"""A watch neither repeats nor loses a change, however its streams end, and says so where it cannot know."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.client import Client, HistoryLost, IncarnationChanged, Pace, WatchEvent, connect
+from kvgrpc.client.watch import Cursor
+from kvgrpc.errors import DeadlineExceeded, PermissionDenied, Reason, Unavailable
+from kvgrpc.v1.common_pb2 import ResponseHeader
+from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersRequest, WatchTransfersResponse
+from tests.client.fake import FakeServer, fail, retry_info
+
+BRISK = Pace(give_up_s=5.0, stream_s=60.0, pause_first_s=0.001, pause_max_s=0.01)
+UNTIL_S = 20
+
+
+def change(seq: int, incarnation: int = 7) -> WatchTransfersResponse:
+    return WatchTransfersResponse(
+        header=ResponseHeader(incarnation=incarnation, event_seq=seq), transfer=Transfer(event_seq=seq)
+    )
+
+
+def stands(seq: int, incarnation: int = 7, *, lost: bool = False) -> WatchTransfersResponse:
+    header = ResponseHeader(incarnation=incarnation, event_seq=seq)
+    return WatchTransfersResponse(header=header, history_lost=lost)
+
+
+@dataclass
+class Log:
+    """The changes of one life, as a server keeps them, and how it ends each stream."""
+
+    incarnation: int = 7
+    seq: int = 0
+    oldest: int = 1
+    stand_at_cursor: bool = False
+    """What the first message of a resumed stream counts: the present, or where it goes on from."""
+    ends: list[tuple[int, grpc.StatusCode, str]] = field(default_factory=list)
+    """For each stream in turn: after so many messages, this status."""
+    grows_by: int = 0
+    """Changes that happen while no stream stands."""
+    requests: list[WatchTransfersRequest] = field(default_factory=list)
+    arrivals: asyncio.Queue[float] = field(default_factory=asyncio.Queue)
+    """When each stream was opened."""
+
+    async def watch(self, request: WatchTransfersRequest, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        self.requests.append(request)
+        self.arrivals.put_nowait(asyncio.get_running_loop().time())
+        self.seq += self.grows_by
+        messages = self.messages(request)
+        limit, code, reason = self.ends.pop(0) if self.ends else (1 << 30, grpc.StatusCode.OK, "")
+        for message in messages[:limit]:
+            yield message
+        if limit > len(messages):
+            await asyncio.Event().wait()
+        if code is not grpc.StatusCode.OK:
+            await fail(context, code, reason)
+
+    def messages(self, request: WatchTransfersRequest) -> list[WatchTransfersResponse]:
+        after = request.after_event_seq
+        if not after:
+            return [stands(self.seq, self.incarnation)]
+        if after + 1 < self.oldest:
+            return [stands(self.seq, self.incarnation, lost=True)]
+        first = stands(after if self.stand_at_cursor else self.seq, self.incarnation)
+        return [first, *(change(seq, self.incarnation) for seq in range(after + 1, self.seq + 1))]
+
+
+async def read(events: AsyncIterator[WatchEvent], last_seq: int) -> list[WatchEvent]:
+    """Events up to the change number `last_seq`."""
+    found = []
+    async with asyncio.timeout(UNTIL_S), aclosing(events) as stream:  # type: ignore[type-var]
+        async for event in stream:
+            found.append(event)
+            if isinstance(event, WatchTransfersResponse) and event.header.event_seq == last_seq:
+                return found
+    raise AssertionError("the watch ended")
+
+
+def seqs(events: list[WatchEvent]) -> list[int]:
+    return [event.header.event_seq for event in events if isinstance(event, WatchTransfersResponse)]
+
+
+def after(seq: int, incarnation: int = 7) -> ResponseHeader:
+    return ResponseHeader(incarnation=incarnation, event_seq=seq)
+
+
+# ---- what is read is neither repeated nor lost
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 5)), max_size=12),
+    st.booleans(),
+    st.sampled_from([None, 1, 3]),
+)
+def test_a_cursor_reads_every_change_once(
+    streams: list[tuple[int, int]], stand_at_cursor: bool, rarely: int | None
+) -> None:
+    """Streams that break after any number of messages, while changes go on; some servers send only what matches and
+    otherwise just say how far they are.
+    """
+    log = Log(seq=3, stand_at_cursor=stand_at_cursor)
+    cursor = Cursor(TransferFilter(), 7, 3)
+    found: list[int] = []
+    for grows, reads in [*streams, (1, 1 << 30)]:
+        log.seq += grows
+        for number, message in enumerate(log.messages(cursor.request())[:reads]):
+            if rarely and number and message.header.event_seq % rarely:
+                message.ClearField("transfer")
+            events = list(cursor.take(message, first=number == 0))
+            assert not [event for event in events if not isinstance(event, WatchTransfersResponse)]
+            found += seqs(events)
+    assert found == [seq for seq in range(4, log.seq + 1) if seq % (rarely or 1) == 0]
+
+
+def test_a_change_that_comes_twice_is_read_once() -> None:
+    cursor = Cursor(TransferFilter(), 7, 3)
+    messages = [stands(5), change(3), change(4), change(4), change(5), change(2)]
+    assert seqs([e for n, m in enumerate(messages) for e in cursor.take(m, first=n == 0)]) == [4, 5]
+
+
+def test_nothing_is_missed_after_the_number_zero_of_a_life() -> None:
+    """After 0 a watch starts with the present, so a life's first changes may be gone when the stream comes back."""
+    cursor = Cursor(TransferFilter())
+    assert list(cursor.take(stands(0), first=True)) == []
+    assert list(cursor.take(stands(0), first=True)) == []
+    (marker,) = cursor.take(stands(4), first=True)
+    assert marker == HistoryLost(after(4))
+    assert cursor.request().after_event_seq == 4
+
+
+async def test_a_watch_resumes_after_the_last_change_of_the_same_life(server: FakeServer, client: Client) -> None:
+    unavailable = (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    log = Log(seq=9, ends=[(1, *unavailable), (3, *unavailable), (4, grpc.StatusCode.OK, "")])
+    server.answers["WatchTransfers"] = log.watch
+    found = await read(client.watch(after=after(2), pace=BRISK, request_id="r"), 9)
+    assert seqs(found) == [3, 4, 5, 6, 7, 8, 9]
+    assert len(found) == 7
+    assert [r.after_event_seq for r in log.requests] == [2, 2, 4, 7]
+    assert {(r.incarnation, r.filter.request_id) for r in log.requests} == {(7, "r")}
+
+
+async def test_a_watch_starts_with_the_present_and_keeps_it_over_a_break(server: FakeServer, client: Client) -> None:
+    log = Log(seq=4, grows_by=1, ends=[(1, grpc.StatusCode.UNAVAILABLE, "")])
+    server.answers["WatchTransfers"] = log.watch
+    assert seqs(await read(client.watch(pace=BRISK), 6)) == [6]
+    assert [(r.after_event_seq, r.incarnation) for r in log.requests] == [(0, 0), (5, 7)]
+
+
+async def test_a_watch_survives_a_lost_connection(server: FakeServer) -> None:
+    log = Log(seq=5)
+    server.answers["WatchTransfers"] = log.watch
+    async with connect(server.address) as client:
+        events = client.watch(after=after(3), pace=Pace(pause_first_s=0.05, pause_max_s=0.2, give_up_s=UNTIL_S))
+        async with asyncio.timeout(UNTIL_S):
+            first = [await anext(events), await anext(events)]
+            await server.stop()
+            log.seq = 7
+            rest = asyncio.ensure_future(read(events, 7))
+            await asyncio.sleep(0)
+            await server.start()
+            assert seqs(first + await rest) == [4, 5, 6, 7]
+
+
+async def test_a_slow_reader_that_the_server_drops_resumes(server: FakeServer, client: Client) -> None:
+    log = Log(seq=9, ends=[(3, grpc.StatusCode.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")])
+    server.answers["WatchTransfers"] = log.watch
+    assert seqs(await read(client.watch(after=after(5), pace=BRISK), 9)) == [6, 7, 8, 9]
+
+
+# ---- where it cannot know
+
+
+async def test_a_marker_says_that_history_was_lost(server: FakeServer, client: Client) -> None:
+    log = Log(seq=9, oldest=5, ends=[(1, grpc.StatusCode.UNAVAILABLE, "")], grows_by=1)
+    server.answers["WatchTransfers"] = log.watch
+    found = await read(client.watch(after=after(2), pace=BRISK), 11)
+    assert found[0] == HistoryLost(after(10))
+    assert seqs(found) == [11]
+
+
+async def test_a_marker_says_that_the_engine_started_over(server: FakeServer, client: Client) -> None:
+    log = Log(seq=6)
+
+    async def restarts(request: WatchTransfersRequest, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        if request.incarnation == 7:
+            log.incarnation, log.seq = 8, 2
+            await fail(context, grpc.StatusCode.ABORTED, "INCARNATION_CHANGED")
+        yield stands(2, 8)
+        yield change(3, 8)
+        await asyncio.Event().wait()
+
+    server.answers["WatchTransfers"] = restarts
+    found = await read(client.watch(after=after(5), pace=BRISK), 3)
+    assert found[0] == IncarnationChanged(7, after(2, 8))
+    assert seqs(found) == [3]
+
+
+def test_a_new_life_in_the_first_message_is_enough() -> None:
+    cursor = Cursor(TransferFilter(), 7, 5)
+    assert list(cursor.take(stands(1, 8), first=True)) == [IncarnationChanged(7, after(1, 8))]
+    assert (cursor.incarnation, cursor.seq) == (8, 1)
+    marker, told = cursor.take(change(4, 9), first=True)
+    assert isinstance(marker, IncarnationChanged)
+    assert told == change(4, 9)
+
+
+# ---- patience
+
+
+async def test_every_stream_has_a_deadline_and_its_end_is_no_news(server: FakeServer, client: Client) -> None:
+    log = Log(seq=1)
+    server.answers["WatchTransfers"] = log.watch
+    events = client.watch(after=after(1), pace=Pace(stream_s=0.1))
+    waiting = asyncio.ensure_future(read(events, 2))
+    async with asyncio.timeout(UNTIL_S):
+        for _ in range(3):
+            await log.arrivals.get()
+        log.seq = 2
+        found = await waiting
+    assert found == [change(2)]
+    assert all(seen.time_s is not None and seen.time_s < 1 for seen in server.seen)
+
+
+async def test_an_error_that_does_not_pass_is_raised(server: FakeServer, client: Client) -> None:
+    server.answers["WatchTransfers"] = Refusing(grpc.StatusCode.PERMISSION_DENIED, "NOT_OWNER").watch
+    with pytest.raises(PermissionDenied):
+        await anext(client.watch(pace=BRISK))
+    assert len(server.seen) == 1
+
+
+@dataclass
+class Refusing:
+    code: grpc.StatusCode
+    reason: str = ""
+
+    async def watch(self, request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        await fail(context, self.code, self.reason, details=(retry_info(0.001),))
+        yield stands(0)
+
+
+async def test_a_server_that_stays_away_is_given_up(server: FakeServer, client: Client) -> None:
+    server.answers["WatchTransfers"] = Refusing(grpc.StatusCode.UNAVAILABLE, "DRAINING").watch
+    with pytest.raises(Unavailable) as raised:
+        await anext(client.watch(pace=Pace(give_up_s=0.3, pause_first_s=0.05, pause_max_s=0.05)))
+    assert raised.value.reason is Reason.DRAINING
+    assert 2 <= len(server.seen) <= 13
+
+
+async def test_a_server_that_never_answers_is_given_up_with_a_phase(server: FakeServer, client: Client) -> None:
+    async def silent(request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        await asyncio.Event().wait()
+        yield stands(0)
+
+    server.answers["WatchTransfers"] = silent
+    with pytest.raises(DeadlineExceeded) as raised:
+        await anext(client.watch(pace=Pace(give_up_s=0.02, stream_s=0.05, pause_first_s=0.001)))
+    assert raised.value.metadata["phase"] == "watch"
+
+
+async def test_streams_that_break_at_once_do_not_make_a_busy_loop(server: FakeServer, client: Client) -> None:
+    """They stand, so the watch is never given up; but the pauses between them grow all the same."""
+    log = Log(seq=1, ends=[(1, grpc.StatusCode.UNAVAILABLE, "")] * 1000)
+    server.answers["WatchTransfers"] = log.watch
+    pace = Pace(pause_first_s=0.02, pause_max_s=10.0)
+    task = asyncio.ensure_future(anext(client.watch(after=after(1), pace=pace)))
+    async with asyncio.timeout(UNTIL_S):
+        first, *_, last = [await log.arrivals.get() for _ in range(6)]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert last - first >= (0.02 + 0.04 + 0.08 + 0.16 + 0.32) / 2  # jitter takes half of a pause at most
+
+
+@given(st.integers(1, 100), st.none() | st.floats(0, 60))
+def test_pauses_grow_to_a_bound_and_follow_the_server(failures: int, asked_s: float | None) -> None:
+    pace = Pace()
+    pause_s = pace.pause_s(failures, asked_s)
+    own = min(5.0, 0.1 * 2 ** (failures - 1))
+    assert max(own / 2, asked_s or 0) <= pause_s <= max(own, asked_s or 0)
+
+
+async def test_leaving_a_watch_ends_its_stream(server: FakeServer, client: Client) -> None:
+    ended = asyncio.Event()
+
+    async def long(request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        try:
+            yield stands(1)
+            yield change(2)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    server.answers["WatchTransfers"] = long
+    await read(client.watch(pace=BRISK), 2)
+    async with asyncio.timeout(UNTIL_S):
+        await ended.wait()

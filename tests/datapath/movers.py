@@ -1,0 +1,133 @@
+"""A mover with its reports, peers in this process, and a data path that does what a test says."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
+from kvgrpc.datapath.loopback import LoopbackPath
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.mover import BEST_FIRST, Mover
+from kvgrpc.datapath.reports import Connected, Report
+from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
+
+NBYTES = 1 << 20
+DONE, FAILED, PENDING = PostingState.DONE, PostingState.FAILED, PostingState.PENDING
+Kind = TypeVar("Kind", bound=Report)
+
+
+AT_SOURCE = RankEndpoint(0, loopback=LoopbackEndpoint("source", NBYTES))
+WHOLE = runs_of((0, 0, NBYTES))
+
+
+class Rank:
+    """A mover with its memory, and its reports as they come."""
+
+    def __init__(self, paths: Callable[[PrivateMemory], list[DataPath]], **options: float) -> None:
+        self.bytes: Bytes = np.full(NBYTES, GUARD, dtype=np.uint8)
+        memory = PrivateMemory.of(self.bytes)
+        self.reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.mover = Mover(1, memory, paths(memory), self.reports.put, **options)
+        self.mover.start()
+
+    def next(self, kind: type[Kind]) -> Kind:
+        report = self.reports.get(timeout=DEADLINE_S)
+        assert isinstance(report, kind), report
+        return report
+
+    def connect(self, peer: str, endpoint: RankEndpoint) -> Connected:
+        self.mover.connect(peer, endpoint, BEST_FIRST)
+        return self.next(Connected)
+
+
+class Held:
+    """Somebody else's data path, of which a test decides what it does. Needs polling."""
+
+    name = "held"
+    needs_polling = True
+
+    def __init__(self, waits: bool = False, hangs: bool = False) -> None:
+        self.connect_waits = waits
+        self.connect_hangs = hangs
+        self.release = threading.Event()
+        self.state = PENDING
+        self.turns = 0
+        self.looks = 0
+        self.wakes: list[Callable[[], None]] = []
+        self.break_at = ""
+        self.closed = self.remote_closed = False
+
+    def step(self, name: str) -> None:
+        if self.break_at == name:
+            raise RuntimeError(f"{name} is broken")
+
+    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+        self.step("offer")
+        return endpoint
+
+    def connect(self, endpoint: RankEndpoint) -> Remote:
+        self.step("connect")
+        if self.connect_waits or self.connect_hangs:
+            self.release.wait(DEADLINE_S)
+        return HeldRemote(self)
+
+    def progress(self) -> None:
+        self.turns += 1
+        self.step("progress")
+
+    def close(self) -> None:
+        self.step("close")
+        self.closed = True
+
+
+class HeldRemote:
+    why = "held by the test"
+
+    def __init__(self, path: Held) -> None:
+        self.path = path
+
+    def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
+        self.path.step("read")
+        self.path.wakes.append(wake)
+        return HeldPosting(self.path)
+
+    def close(self) -> None:
+        self.path.step("remote close")
+        self.path.remote_closed = True
+
+
+class HeldPosting:
+    error = "failed as told"
+
+    def __init__(self, path: Held) -> None:
+        self.path = path
+
+    def poll(self) -> PostingState:
+        self.path.looks += 1
+        self.path.step("poll")
+        return self.path.state
+
+
+def with_held(held: Held) -> Rank:
+    return Rank(lambda memory: [held, LoopbackPath(memory, "own")])
+
+
+def held_rank(held: Held) -> Rank:
+    rank = with_held(held)
+    rank.mover.connect("h", RankEndpoint(0), ["held"])
+    rank.next(Connected)
+    return rank
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for another thread; fails when it does not happen."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        threading.Event().wait(0.001)

@@ -1,0 +1,158 @@
+"""How a mover ends: by `close`, in order and in time, and when a program forgets it."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.loopback import Faults
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.reports import ConnectFailed, Disconnected, PostingEnded
+from kvgrpc.errors import Unavailable
+from tests.datapath.movers import AT_SOURCE, WHOLE, Held, Rank, held_rank, with_held
+from tests.datapath.peers import DEADLINE_S
+
+DONE, FAILED = PostingState.DONE, PostingState.FAILED
+
+
+def test_close_lets_postings_end_within_its_deadline(linked: Rank) -> None:
+    for i in range(20):
+        linked.mover.post(f"{i}", "p", WHOLE)
+    assert linked.mover.close(DEADLINE_S)
+    assert [linked.next(PostingEnded).state for _ in range(20)] == [DONE] * 20
+
+
+def test_close_cuts_postings_short_at_its_deadline_and_reports_each(linked: Rank, faults: Faults) -> None:
+    faults.end = threading.Event()
+    linked.mover.post("a", "p", WHOLE)
+    linked.mover.post("b", "p", WHOLE)
+    linked.mover.disconnect("p")
+    assert linked.mover.close(0.01)
+    ended = [linked.next(PostingEnded) for _ in range(2)]
+    assert [e.posting for e in ended] == ["a", "b"]
+    assert [(e.state, e.quiesced) for e in ended] == [(FAILED, True)] * 2
+    assert linked.next(Disconnected) == Disconnected("p")
+
+
+def test_close_says_what_is_not_proved_when_a_path_does_not_close(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = Held()
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE)
+    rank.mover.disconnect("h")
+    held.break_at = "close"
+    assert rank.mover.close(0.01)
+    ended = rank.next(PostingEnded)
+    assert (ended.state, ended.quiesced) == (FAILED, False)
+    assert "close is broken" in rank.next(Disconnected).error
+    assert not held.remote_closed
+    assert "close is broken" in caplog.text
+
+
+def test_a_path_is_closed_after_its_links() -> None:
+    order: list[str] = []
+    held = Held()
+    rank = held_rank(held)
+    held.step = order.append  # type: ignore[method-assign,assignment]
+    assert rank.mover.close(0.0)
+    assert order == ["remote close", "close"]
+
+
+def test_close_ends_a_connect_that_still_waits() -> None:
+    held = Held(waits=True)
+    rank = with_held(held)
+    rank.mover.connect("slow", RankEndpoint(0), ["held", "loopback"])
+    assert rank.mover.close(0.0)
+    assert rank.next(ConnectFailed).peer == "slow"
+    held.release.set()
+
+
+def test_close_returns_though_a_library_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgrpc.datapath.mover._STUCK_S", 0.05)
+    release = threading.Event()
+    held = Held()
+    rank = with_held(held)
+    held.close = release.wait  # type: ignore[method-assign,assignment]
+    assert not rank.mover.close(0.0)
+    release.set()
+    assert rank.mover.close(DEADLINE_S)
+
+
+def test_close_is_idempotent_and_later_calls_are_refused(linked: Rank) -> None:
+    assert linked.mover.close(0.0)
+    assert linked.mover.close(0.0)
+    calls: list[Callable[[], None]] = [
+        partial(linked.mover.post, "a", "p", WHOLE),
+        partial(linked.mover.connect, "p", AT_SOURCE, ["loopback"]),
+        partial(linked.mover.offer, "k"),
+        partial(linked.mover.disconnect, "p"),
+        partial(linked.mover.expect, "a"),
+        partial(linked.mover.unexpect, "a"),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable):
+            call()
+
+
+def test_a_mover_that_was_never_started_closes_its_paths() -> None:
+    held = Held()
+    memory = PrivateMemory.of(bytearray(64))
+    assert Mover(0, memory, [held], print).close(0.0)
+    assert held.closed
+
+
+FORGETS_TO_CLOSE = """
+import sys, threading
+import numpy as np
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.loopback import LoopbackPath
+from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.shm import ShmPath
+
+SIZE = 64 << 20
+pool, own = SharedMemory.create(SIZE), PrivateMemory.of(bytearray(SIZE))
+source, path = ShmPath(pool), ShmPath(own)
+connected = threading.Event()
+mover = Mover(0, own, [path], lambda report: connected.set())
+mover.start()
+mover.connect("p", source.offer(RankEndpoint(0)), ["shm"])
+connected.wait(20)
+whole = Runs(np.array([0]), np.array([0]), np.array([SIZE]))
+for i in range(200):
+    mover.post(str(i), "p", whole)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise SystemExit(4)", 4),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -2),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
+    ],
+)
+def test_a_program_that_ends_while_bytes_move_ends_cleanly(end: str, code: int) -> None:
+    script = FORGETS_TO_CLOSE.format(end=end)
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+    )
+    assert child.returncode == code, child.stderr
+    assert "Fatal" not in child.stderr

@@ -1,0 +1,313 @@
+"""Data path `nixl` with the real library: UCX over this machine's transports, between real processes.
+
+What all data paths have in common is in test_contract.py; how transfers and processes end, in
+test_nixl_ends.py.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
+from kvgrpc.datapath import nixl, nixl_metadata
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.nixl import NixlPath
+from kvgrpc.datapath.nixl_posting import SLICE_ROWS, NixlPosting, Slice, slices
+from tests.datapath.nixl_peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
+
+PENDING, DONE, FAILED = PostingState.PENDING, PostingState.DONE, PostingState.FAILED
+
+
+def nixl_of(endpoint: RankEndpoint) -> NixlEndpoint:
+    assert endpoint.nixl is not None
+    return endpoint.nixl
+
+
+class Rank:
+    """This process's memory and path."""
+
+    def __init__(self, nbytes: int = 1 << 20) -> None:
+        self.bytes = np.zeros(nbytes, dtype=np.uint8)
+        self.path = NixlPath(PrivateMemory.of(self.bytes), "test")
+        self.endpoint = self.path.offer(RankEndpoint(0))
+
+    def close(self) -> None:
+        self.path.close()
+
+
+@pytest.fixture
+def rank() -> Iterator[Rank]:
+    rank = Rank()
+    yield rank
+    rank.close()
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[NixlPeer]:
+    with NixlPeer((1 << 20,)) as peer:
+        yield peer
+
+
+# ---- moving bytes
+
+
+def test_more_runs_than_a_slice_are_posted_slice_by_slice_and_each_asks_for_the_next_turn(
+    rank: Rank, peer: NixlPeer
+) -> None:
+    runs = runs_over(1 << 20, 1 << 6)
+    wakes: list[None] = []
+    posting = rank.path.connect(peer.endpoint).read(runs, lambda: wakes.append(None))
+    assert finish(posting) is PostingState.DONE
+    assert len(runs) == 4 * SLICE_ROWS
+    assert len(wakes) <= 3
+    assert np.array_equal(rank.bytes[runs.dst[5] :][:64], peer.memory[runs.src[5] :][:64])
+    assert np.array_equal(rank.bytes.reshape(-1, 64), peer.memory.reshape(-1, 64)[::-1])
+
+
+def test_bytes_move_only_while_the_peer_makes_progress(rank: Rank) -> None:
+    with NixlPeer((1 << 20,)) as peer:
+        peer.ask("stop_polling")
+        posting = rank.path.connect(peer.endpoint).read(runs_over(1 << 20), nothing)
+        assert {posting.poll() for _ in range(2000)} == {PostingState.PENDING}
+        peer.ask("poll")
+        assert finish(posting) is PostingState.DONE
+
+
+def test_each_slice_is_of_one_kind_of_memory_on_either_side() -> None:
+    own = [Segment(1000, 100, MemoryKind.CUDA, 1), Segment(0, 200), Segment(500, 50, MemoryKind.PINNED_HOST)]
+    peer = [Segment(0, 300), Segment(300, 50, MemoryKind.CUDA, 2)]
+    rows = np.array([[1000, 0, 10], [0, 290, 10], [1090, 300, 10], [500, 340, 10]], dtype=np.int64)
+    assert [describe(piece) for piece in slices(rows, own, peer)] == [
+        ("VRAM", [[1000, 10, 1]], "DRAM", [[0, 10, 0]]),
+        ("VRAM", [[1090, 10, 1]], "VRAM", [[300, 10, 2]]),
+        ("DRAM", [[0, 10, 0]], "DRAM", [[290, 10, 0]]),
+        ("DRAM", [[500, 10, 0]], "VRAM", [[340, 10, 2]]),
+    ]
+
+
+def describe(piece: Slice) -> tuple[str, list[list[int]], str, list[list[int]]]:
+    return piece.own_type, piece.own.tolist(), piece.peer_type, piece.peer.tolist()
+
+
+def test_an_idle_agent_costs_no_processor_time(rank: Rank, peer: NixlPeer) -> None:
+    remote = rank.path.connect(peer.endpoint)
+    assert finish(remote.read(runs_over(1 << 20), nothing)) is PostingState.DONE
+    before = time.process_time()
+    threading.Event().wait(0.5)
+    assert time.process_time() - before < 0.01
+
+
+# ---- connecting: nothing of a peer's is believed
+
+
+def test_a_peer_is_connected_once_and_again_after_it_was_closed(rank: Rank, peer: NixlPeer) -> None:
+    remote = rank.path.connect(peer.endpoint)
+    with pytest.raises(DataPathUnavailable, match="connected already"):
+        rank.path.connect(peer.endpoint)
+    remote.close()
+    remote.close()
+    with pytest.raises(DataPathFailed, match="closed"):
+        remote.read(runs_over(RUN), nothing)
+    assert finish(rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
+
+
+def test_an_agent_does_not_connect_to_itself(rank: Rank) -> None:
+    with pytest.raises(DataPathUnavailable, match="connected already"):
+        rank.path.connect(rank.endpoint)
+
+
+CHANGES: dict[str, Callable[[NixlEndpoint], NixlEndpoint]] = {
+    "no metadata": lambda n: replace(n, metadata=b""),
+    "cut short": lambda n: replace(n, metadata=n.metadata[:-1]),
+    "one byte more": lambda n: replace(n, metadata=n.metadata + b"|"),
+    "a length beyond the end": lambda n: replace(n, metadata=n.metadata.replace(b"DList\n", b"DList\xff")),
+    "too long": lambda n: replace(n, metadata=b"nixlSerDes|" + bytes(1 << 21)),
+    "another agent": lambda n: replace(n, agent="another"),
+    "a name with a zero": lambda n: replace(n, agent=n.agent + "\0"),
+    "another backend": lambda n: replace(n, backend="GDS"),
+    "no memory": lambda n: replace(n, segments=()),
+    "more memory": lambda n: replace(n, segments=(replace(n.segments[0], nbytes=n.segments[0].nbytes + 1),)),
+    "another kind of memory": lambda n: replace(n, segments=(replace(n.segments[0], kind=MemoryKind.CUDA),)),
+    "an address below zero": lambda n: replace(n, segments=(replace(n.segments[0], address=-1),)),
+    "a size that overflows": lambda n: replace(n, segments=(replace(n.segments[0], nbytes=1 << 63),)),
+    "memory twice": lambda n: replace(n, segments=n.segments * 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_offer_that_contradicts_itself_is_refused_and_the_true_one_still_connects(
+    rank: Rank, peer: NixlPeer, change: str
+) -> None:
+    with pytest.raises(DataPathUnavailable):
+        rank.path.connect(replace(peer.endpoint, nixl=CHANGES[change](nixl_of(peer.endpoint))))
+    assert finish(rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
+
+
+def test_changed_metadata_is_refused_or_harmless_and_never_ends_the_process(peer: NixlPeer) -> None:
+    """Also every byte of UCX's own address, which nothing here understands."""
+    result = scenario(
+        """
+        rng = random.Random(5)
+        offer, refused = endpoint.nixl, 0
+        remote.close()
+        for trial in range(400):
+            changed = bytearray(offer.metadata)
+            for place in [trial % len(changed), *rng.choices(range(len(changed)), k=rng.choice((0, 0, 1, 7)))]:
+                changed[place] = rng.randrange(256)
+            try:
+                path.connect(replace(endpoint, nixl=replace(offer, metadata=bytes(changed)))).close()
+            except DataPathUnavailable:
+                refused += 1
+        assert refused > 100, refused
+        remote = path.connect(endpoint)
+        assert finish(post()) is PostingState.DONE
+        """,
+        peer,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_metadata_says_the_agent_its_backend_and_its_memory(rank: Rank) -> None:
+    offer = nixl_of(rank.endpoint)
+    said = nixl_metadata.parse(offer.metadata)
+    assert (said.agent, said.backend) == (offer.agent, "UCX")
+    assert said.registered == ((0, offer.segments[0].address, 1 << 20, 0),)
+
+
+def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> None:
+    with NixlPeer((1 << 20,)) as peer:
+        peer.signal(signal.SIGKILL)
+        peer.process.wait()
+        with contextlib.suppress(DataPathUnavailable):
+            posting = rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)
+            assert finish(posting) is PostingState.FAILED
+            assert "connection" in posting.error
+
+
+# ---- what the library and the environment allow
+
+
+def test_without_nixl_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl, "_PACKAGES", ("no_such_nixl",))
+    with pytest.raises(DataPathUnavailable, match=r"pip install 'kvgrpc\[server\]'; shm and cma work without it"):
+        Rank()
+
+
+def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
+    memory = PrivateMemory.of(np.zeros(4096, dtype=np.uint8))
+    with pytest.raises(DataPathUnavailable, match=r"no backend 'NONE' here, only .*UCX"):
+        NixlPath(memory, backend="NONE")
+
+
+def test_loading_nixl_leaves_logging_and_the_environment_as_the_program_set_them(tmp_path: Path) -> None:
+    """NIXL's own import closes handlers: a file opened with "w" stayed silent from then on."""
+    code = """
+        import logging, os, sys
+        logging.basicConfig(filename=sys.argv[1], filemode="w", level=logging.INFO)
+        os.environ["UCX_TCP_CONN_NB"] = "n"
+        from kvgrpc.datapath.nixl import NixlPath
+        from kvgrpc.datapath.memory import PrivateMemory
+        path = NixlPath(PrivateMemory.of(bytearray(4096)))
+        logging.info("written after")
+        path.close()
+        assert logging.raiseExceptions and "UCX_LOG_FILE" not in os.environ
+        print(os.environ["UCX_TCP_CONN_NB"], os.environ["UCX_RCACHE_MAX_UNRELEASED"])
+    """
+    output = run_python(code, str(tmp_path / "log"))
+    assert (output.stdout, output.stderr) == ("n 1024\n", "")
+    assert "written after" in (tmp_path / "log").read_text()
+
+
+def test_ucx_tls_forces_tcp_and_the_path_says_so(peer: NixlPeer) -> None:
+    code = "assert finish(post()) is PostingState.DONE; print(remote.why)"
+    by_default = scenario(code, peer)
+    forced = scenario(code, peer, TCP)
+    assert (by_default.returncode, forced.returncode) == (0, 0)
+    assert by_default.stdout.startswith("NIXL over UCX: ")
+    assert "tcp/" in forced.stdout
+    assert "cma" not in forced.stdout
+
+
+# ---- closing
+
+
+def test_close_gives_every_descriptor_of_the_agent_back(peer: NixlPeer) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    Rank().close()  # what UCX opens once for the process
+    before = descriptors()
+    rank = Rank()
+    posting = rank.path.connect(peer.endpoint).read(runs_over(1 << 20), nothing)
+    finish(posting)
+    assert descriptors() > before
+    rank.close()
+    assert descriptors() == before
+
+
+def test_a_closed_path_connects_to_nobody(rank: Rank, peer: NixlPeer) -> None:
+    rank.path.close()
+    with pytest.raises(DataPathUnavailable, match="closed"):
+        rank.path.connect(peer.endpoint)
+
+
+# ---- errors that prove nothing, from a library that plays its part
+
+
+class ScriptedTransfer:
+    def __init__(self, *states: PostingState) -> None:
+        self._states = list(states)
+        self.released = False
+
+    def post(self) -> tuple[PostingState, str]:
+        return self.check()
+
+    def check(self) -> tuple[PostingState, str]:
+        state = self._states.pop(0)
+        return state, "it broke" if state is PostingState.FAILED else ""
+
+    def release(self) -> None:
+        self.released = True
+
+
+class ScriptedConnection:
+    def __init__(self, transfers: list[ScriptedTransfer], errors_are_ends: bool) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+        self._transfers = iter(transfers)
+        self._errors_are_ends = errors_are_ends
+
+    def prepare(self, piece: Slice) -> ScriptedTransfer:
+        return next(self._transfers)
+
+    def broke(self, error: str) -> bool:
+        return self._errors_are_ends
+
+
+def scripted(transfers: list[ScriptedTransfer], errors_are_ends: bool) -> tuple[ScriptedConnection, NixlPosting]:
+    connection = ScriptedConnection(transfers, errors_are_ends)
+    empty = np.empty((1, 3), dtype=np.uint64)
+    return connection, NixlPosting(connection, iter([Slice(empty, "DRAM", empty, "DRAM")] * 3), nothing)
+
+
+def test_a_failed_slice_ends_the_posting_only_when_the_other_has_ended_too() -> None:
+    first, second = ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, PENDING, DONE)
+    _, posting = scripted([first, second], errors_are_ends=True)
+    assert [posting.poll() for _ in range(4)] == [PENDING, PENDING, FAILED, FAILED]
+    assert (first.released, second.released) == (True, True)
+
+
+def test_where_an_error_proves_nothing_only_closing_the_path_ends_the_posting() -> None:
+    connection, posting = scripted([ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, DONE)], False)
+    assert [posting.poll() for _ in range(3)] == [PENDING] * 3
+    assert posting.error == "it broke"
+    connection.closed = True
+    assert (posting.poll(), posting.error) == (FAILED, "it broke")

@@ -1,0 +1,163 @@
+"""The whole API of one server, as plain generated stubs, and how a refusal looks to a client.
+
+Every unary call has a deadline. A refusal is read by the rules that the schema states for all clients: code, ErrorInfo,
+BadRequest, RetryInfo. `refused` also holds each refusal against the "Errors:" list of its RPC in proto/.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_channelz.v1 import channelz_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from kvgrpc.peer.v1 import peer_pb2_grpc
+from kvgrpc.v1 import (
+    admin_pb2_grpc,
+    handoff_pb2_grpc,
+    handshake_pb2_grpc,
+    lease_pb2_grpc,
+    pool_pb2_grpc,
+    transfer_pb2_grpc,
+)
+from tests.service.contract import errors_of
+
+CALL_S = 20.0
+"""Deadline of a call that states none: far above what any call may take, below the limit of a test."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A call that was refused."""
+
+    method: str
+    code: str
+    reason: str
+    """ErrorInfo.reason; empty when the status has no details of ours."""
+    message: str
+    fields: tuple[str, ...] = ()
+    """Fields of BadRequest."""
+    retry_delay_s: float | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class Api:
+    """Stubs of every service of the server at `address`."""
+
+    def __init__(self, address: str) -> None:
+        self._deadlines = _Deadlines()
+        self._plain = grpc.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        )
+        channel = grpc.intercept_channel(self._plain, self._deadlines)
+        self.channel = channel
+        self.handshake = handshake_pb2_grpc.HandshakeServiceStub(channel)
+        self.handoff = handoff_pb2_grpc.HandoffServiceStub(channel)
+        self.transfers = transfer_pb2_grpc.TransferServiceStub(channel)
+        self.leases = lease_pb2_grpc.LeaseServiceStub(channel)
+        self.pool = pool_pb2_grpc.PoolServiceStub(channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(channel)
+        self.peer = peer_pb2_grpc.PeerServiceStub(channel)
+        self.health = health_pb2_grpc.HealthStub(channel)
+        self.channelz = channelz_pb2_grpc.ChannelzStub(channel)
+
+    @property
+    def last_method(self) -> str:
+        """The unary RPC that was called last, as /package.Service/Method."""
+        return self._deadlines.last_method
+
+    def refusal(self, call: Callable[[], object]) -> Refusal:
+        """Makes the call; its refusal. Fails when the call is not refused."""
+        try:
+            answer = call()
+        except grpc.RpcError as error:
+            return read_refusal(self.last_method, error)
+        raise AssertionError(f"not refused: {answer}")
+
+    def close(self) -> None:
+        self._plain.close()
+
+
+def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
+    """What a client learns from a failed call."""
+    code, message = error.code().name, error.details() or ""
+    trailers = dict(error.trailing_metadata() or ())
+    packed = trailers.get("grpc-status-details-bin")
+    if not isinstance(packed, bytes):
+        return Refusal(method, code, "", message)
+    status = status_pb2.Status.FromString(packed)
+    assert status.code == error.code().value[0]
+    info, fields, delay_s = error_details_pb2.ErrorInfo(), (), None
+    for detail in status.details:
+        bad, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad):
+            fields = tuple(violation.field for violation in bad.field_violations)
+        elif detail.Unpack(retry):
+            delay_s = retry.retry_delay.ToNanoseconds() / 1e9
+        else:
+            assert detail.Unpack(info), detail.type_url
+    assert info.domain == "kvgrpc.v1"
+    return Refusal(method, code, info.reason, message, fields, delay_s, dict(info.metadata))
+
+
+@contextmanager
+def refused(api: Api, code: str, reason: str) -> Iterator[None]:
+    """The call inside is refused with that code and reason, which the schema lists for it."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        found = read_refusal(api.last_method, error)
+    else:
+        raise AssertionError(f"{api.last_method} was not refused with {code} {reason}")
+    assert (found.code, found.reason) == (code, reason), found
+    assert found.message
+    assert (code, reason) in errors_of(found.method), f"proto does not list {code} {reason} for {found.method}"
+
+
+@dataclass(frozen=True)
+class _Details:
+    """grpc.ClientCallDetails with another timeout."""
+
+    method: str
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Deadlines(grpc.UnaryUnaryClientInterceptor):
+    def __init__(self) -> None:
+        self.last_method = ""
+
+    def intercept_unary_unary(
+        self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
+    ) -> Any:
+        old = client_call_details
+        self.last_method = old.method if isinstance(old.method, str) else old.method.decode()
+        timeout = CALL_S if old.timeout is None else old.timeout
+        details = _Details(
+            old.method, timeout, old.metadata, old.credentials, old.wait_for_ready, getattr(old, "compression", None)
+        )
+        return continuation(details, request)
+
+
+def without(message: Message, *names: str) -> str:
+    """The text of a message without fields that change by themselves, at any depth."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    _clear(copy, names)
+    return str(copy)
+
+
+def _clear(message: Message, names: tuple[str, ...]) -> None:
+    for descriptor, value in message.ListFields():
+        if descriptor.name in names:
+            message.ClearField(descriptor.name)
+        elif descriptor.message_type and not descriptor.message_type.GetOptions().map_entry:
+            for item in value if descriptor.is_repeated else [value]:
+                _clear(item, names)

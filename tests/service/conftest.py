@@ -1,0 +1,62 @@
+"""Two engines that every test of this folder may use, and a maker of others.
+
+The pair is shared by all tests of a worker process: a test leaves nothing behind, which `reset` checks.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.service.engines import SMALL_POOL, Engine, ServeProcess
+
+# A lease of another test must not run out in the middle of this one.
+SETTINGS = "[limits]\nlease_ttl_s = 300.0\nopen_wait_s = 0.5\nconnect_timeout_s = 2.0\nsettle_timeout_s = 2.0\n"
+SHARED = ("--listen", "127.0.0.1:0", "--read-blocks", "--drain-s", "0", "--data-paths", "shm", *SMALL_POOL)
+
+Start = Callable[..., list[Engine]]
+
+
+@pytest.fixture(scope="session")
+def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    folder = tmp_path_factory.mktemp("pair")
+    processes = [ServeProcess(folder / name, *SHARED, settings=SETTINGS) for name in ("source", "destination")]
+    source, destination = (Engine(process) for process in processes)
+    yield source, destination
+    for engine in (source, destination):
+        engine.close()
+
+
+@pytest.fixture
+def source(shared_pair: tuple[Engine, Engine]) -> Iterator[Engine]:
+    """The engine whose blocks are read."""
+    yield shared_pair[0]
+    shared_pair[0].reset()
+
+
+@pytest.fixture
+def destination(shared_pair: tuple[Engine, Engine], source: Engine) -> Iterator[Engine]:
+    """The engine whose blocks are filled. It is reset first: a pull that it ends closes its access at the source."""
+    yield shared_pair[1]
+    shared_pair[1].reset()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts engines of its own for a test, all at once: one for each tuple of flags."""
+    with ExitStack() as stack:
+
+        def begin(*flags: tuple[str, ...], settings: str = SETTINGS, **environment: str) -> list[Engine]:
+            processes = [
+                ServeProcess(tmp_path / f"engine-{i}", *SHARED, *row, settings=settings, environment=environment)
+                for i, row in enumerate(flags)
+            ]
+            for process in processes:
+                stack.callback(process.end)
+            engines = [Engine(process) for process in processes]
+            for engine in engines:
+                stack.callback(engine.api.close)
+            return engines
+
+        yield begin

@@ -1,0 +1,77 @@
+"""A consumer that is no kvgrpc server: it speaks HandshakeService and PeerService by itself, also wrongly."""
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+
+from kvgrpc.core import content as contents
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
+from tests.service.engines import Engine
+from tests.service.values import new_key
+
+
+class Consumer:
+    """Another engine, as far as `issuer` can tell: it has an id, a life, and a pool like the issuer's own."""
+
+    def __init__(self, issuer: Engine) -> None:
+        self._issuer = issuer
+        described = issuer.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
+        described.engine_id = f"consumer-{secrets.token_hex(4)}"
+        described.incarnation = secrets.randbits(63) + 1
+        described.address = ""
+        self.engine = described
+        self._beats = threading.Event()
+
+    @property
+    def caller(self) -> peer_pb2.Caller:
+        return peer_pb2.Caller(engine_id=self.engine.engine_id, incarnation=self.engine.incarnation)
+
+    def handshake(self) -> handshake_pb2.HandshakeResponse:
+        """Introduces this life of the consumer."""
+        request = handshake_pb2.HandshakeRequest(engine=self.engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0)])
+        return self._issuer.api.handshake.Handshake(request)
+
+    def restarted(self) -> "Consumer":
+        """The same engine in its next life."""
+        other = Consumer(self._issuer)
+        other.engine.engine_id = self.engine.engine_id
+        return other
+
+    def open(
+        self, grant: common_pb2.Grant, token_ids: Sequence[int], access_id: bytes = b"", *, use_tokens: int = 0
+    ) -> peer_pb2.OpenAccessResponse:
+        """OpenAccess for a prefix of a prompt."""
+        return self.open_row(opening(grant.token, token_ids, access_id or new_key(), use_tokens=use_tokens))
+
+    def open_row(self, *rows: peer_pb2.AccessOpening) -> peer_pb2.OpenAccessResponse:
+        request = peer_pb2.OpenAccessRequest(caller=self.caller, openings=rows)
+        return self._issuer.api.peer.OpenAccess(request)
+
+    def settle(self, access_id: bytes, *, last: bool = True) -> peer_pb2.SettledAccess:
+        row = peer_pb2.AccessSettling(access_id=access_id, last=last)
+        request = peer_pb2.SettleAccessRequest(caller=self.caller, settlings=[row])
+        (result,) = self._issuer.api.peer.SettleAccess(request).results
+        return result
+
+    def close(self, access_id: bytes, outcome: int, token: bytes = b"") -> bool:
+        """CloseAccess; whether it was open."""
+        row = peer_pb2.AccessClosing(access_id=access_id, outcome=outcome, quiesced=True, token=token)  # type: ignore[arg-type]
+        request = peer_pb2.CloseAccessRequest(caller=self.caller, closings=[row])
+        (result,) = self._issuer.api.peer.CloseAccess(request).results
+        return result.was_open
+
+    def beats(self, count: int = 1) -> Iterator[peer_pb2.KeepLivenessResponse]:
+        """Sends that many beats on a liveness stream; gives the answers."""
+        rows = [peer_pb2.KeepLivenessRequest(caller=self.caller)] * count
+        return self._issuer.api.peer.KeepLiveness(iter(rows), timeout=10)
+
+
+def opening(
+    token: bytes, token_ids: Sequence[int], access_id: bytes, *, use_tokens: int = 0
+) -> peer_pb2.AccessOpening:
+    """A row of OpenAccess that claims the first `use_tokens` of a prompt; 0: all."""
+    count = use_tokens or len(token_ids)
+    digest = contents.chain(token_ids[:count]).digest(count)
+    claim = peer_pb2.ContentClaim(token_count=count, digest=digest)
+    return peer_pb2.AccessOpening(access_id=access_id, token=token, content=claim)

@@ -1,0 +1,66 @@
+"""What the comments in proto/ promise: for each RPC, which codes and reasons it may be refused with."""
+
+import functools
+import re
+from pathlib import Path
+
+PROTO = Path(__file__).parent.parent.parent / "proto"
+_RPC = re.compile(r"^\s*rpc (\w+)\(")
+_SERVICE = re.compile(r"^service (\w+) ")
+# "CODE REASON, REASON: why" or "CODE: as elsewhere, and REASON with its why".
+_PART = re.compile(r"(?P<code>[A-Z_]{4,})(?P<named>[^:]*):?(?P<rest>.*)")
+_REASON = re.compile(r"\b[A-Z][A-Z_]{3,}\b")
+
+# What any call may answer (common.proto): its key was used, a table is full, a field is wrong, there is nothing behind
+# the lead, the lead is leaving.
+_ANY_CALL = {
+    ("ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
+    ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"),
+    ("INVALID_ARGUMENT", "INVALID_FIELD"),
+    ("UNAVAILABLE", "NO_POOL"),
+    ("UNAVAILABLE", "DRAINING"),
+}
+
+
+def errors_of(method: str) -> frozenset[tuple[str, str]]:
+    """(code, reason) pairs that the schema lists for /package.Service/Method."""
+    return frozenset(_listed()[method.rpartition("/")[2]] | _ANY_CALL)
+
+
+@functools.cache
+def _listed() -> dict[str, set[tuple[str, str]]]:
+    """By the RPC's name: those are unique over all services."""
+    comments = {name: text for path in PROTO.rglob("*.proto") for name, text in _comments(path.read_text())}
+    return {name: _pairs(name, comments) for name in comments}
+
+
+def _comments(source: str) -> list[tuple[str, str]]:
+    """(RPC, the comment above it, and what its service says of every call)."""
+    found = []
+    comment: list[str] = []
+    shared = ""
+    for line in source.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("//"):
+            comment.append(stripped.removeprefix("//").removeprefix(" "))
+            continue
+        text, comment = "\n".join(comment), []
+        if _SERVICE.match(line):
+            shared = text.partition("Errors of every call: ")[2]
+        elif rpc := _RPC.match(line):
+            found.append((rpc[1], f"{text}\n* {shared}" if shared else text))
+    return found
+
+
+def _pairs(name: str, comments: dict[str, str]) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for row in re.sub(r"\n +", " ", comments[name]).split("\n"):
+        for part in row.removeprefix("* ").split(";") if row.startswith("* ") else ():
+            stated = _PART.match(part.strip())
+            if stated:
+                reasons = _REASON.findall(stated["named"]) or _REASON.findall(stated["rest"])
+                found |= {(stated["code"], reason) for reason in reasons}
+    for other in re.findall(r"as (?:in )?(\w+)", comments[name].partition("Errors")[2]):
+        if other in comments and other != name:
+            found |= _pairs(other, comments)
+    return found

@@ -1,0 +1,309 @@
+"""Engines for tests: `kvgrpc serve` processes with a tiny embedded pool, driven over gRPC like any client would.
+
+A test writes KV the way an engine does, into the memory that the server shares, and reads it back through ReadBlocks or
+from that memory. Every process must end in order, and none may have logged a defect.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from tests.service.api import Api, without
+from tests.service.values import content, dur, group, ids_of, new_key
+
+READY_S = 30.0
+"""Until a process serves; a busy machine needs some seconds."""
+EXIT_S = 20.0
+BLOCK_TOKENS = 16
+LAYERS = 2
+LAYER_BYTES = 2 * BLOCK_TOKENS * 2 * 8 * 2
+"""K and V, tokens, heads, elements, bytes of a float16."""
+BLOCK_BYTES = LAYERS * LAYER_BYTES
+SMALL_POOL = ("--layers", "2", "--kv-heads", "2", "--head-dim", "8", "--blocks", "256")
+
+SUCCEEDED = transfer_pb2.TRANSFER_STATE_SUCCEEDED
+FAILED = transfer_pb2.TRANSFER_STATE_FAILED
+CANCELLED = transfer_pb2.TRANSFER_STATE_CANCELLED
+RETURNED = transfer_pb2.MEMORY_DISPOSITION_RETURNED
+QUARANTINED = transfer_pb2.MEMORY_DISPOSITION_QUARANTINED
+_DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentation fault")
+
+
+class ServeProcess:
+    """A `kvgrpc serve` process. `settings` is the TOML file's text; `flags` come after it."""
+
+    def __init__(
+        self, folder: Path, *flags: str, settings: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.ready_file = folder / "ready.json"
+        self._log = folder / "log"
+        config = folder / "kvgrpc.toml"
+        config.write_text(settings)
+        arguments = ["serve", "--config", str(config), "--ready-file", str(self.ready_file), *flags]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
+        with self._log.open("wb") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "kvgrpc", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=clean | dict(environment or {}),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def wait_ready(self) -> dict[str, Any]:
+        """What the readiness file says. Fails when the process ends instead."""
+        wait_until(lambda: self.ready_file.exists() or self.popen.poll() is not None, READY_S, self._log.read_text)
+        assert self.popen.poll() is None, f"ended with {self.popen.returncode}:\n{self.log}"
+        found: dict[str, Any] = json.loads(self.ready_file.read_text())
+        return found
+
+    def wait_exit(self) -> int:
+        return self.popen.wait(EXIT_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The whole process stands still inside, as behind a network that swallows everything."""
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Dies at once, with all that it had."""
+        self.signal(signal.SIGKILL)
+        self.wait_exit()
+
+    def end(self) -> None:
+        """Ends it if it runs; then it must have ended in order, unless a test killed it."""
+        if self.popen.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+            try:
+                self.wait_exit()
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"did not end on SIGTERM:\n{self.log}") from None
+        assert self.popen.returncode in (0, 2, 3, 4, -signal.SIGKILL), f"{self.popen.returncode}:\n{self.log}"
+        assert not _DEFECT.search(self.log), self.log
+
+
+class Engine:
+    """A server that serves, and what a test needs of it."""
+
+    def __init__(self, process: ServeProcess) -> None:
+        self.process = process
+        ready = process.wait_ready()
+        self.address: str = ready["address"]
+        self.engine_id: str = ready["engine_id"]
+        self.api = Api(self.address)
+        self._allocated: set[int] = set()
+
+    # -- blocks
+
+    def allocate(self, count: int = 1) -> list[int]:
+        """Blocks of group 0, given back by `reset`."""
+        counts = [pool_pb2.GroupCount(group=0, count=count)]
+        ids = ids_of(self.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=counts)).blocks)
+        self._allocated.update(ids)
+        return ids
+
+    def free(self, ids: Sequence[int]) -> list[int]:
+        """Gives blocks back; returns those that are free now."""
+        freed = self.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(ids)])).freed
+        self._allocated.difference_update(ids)
+        return ids_of(freed)
+
+    def counts(self) -> pool_pb2.GroupStatus:
+        """The counts of group 0."""
+        return self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest()).groups[0]
+
+    def write(self, ids: Sequence[int], seed: int) -> list[bytes]:
+        """Fills blocks with bytes that follow from the seed; returns them block by block, layer after layer."""
+        random = np.random.default_rng(seed)
+        written = [random.bytes(BLOCK_BYTES) for _ in ids]
+        for block, data in zip(ids, written, strict=True):
+            for layer in range(LAYERS):
+                part = data[layer * LAYER_BYTES : (layer + 1) * LAYER_BYTES]
+                self._memory(layer, block, lambda fd, at, part=part: os.pwrite(fd, part, at))
+        return written
+
+    def read(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of blocks as ReadBlocks tells them."""
+        request = pool_pb2.ReadBlocksRequest(blocks=group(ids))
+        return [row.data for row in self.api.pool.ReadBlocks(request).blocks]
+
+    def _memory(self, layer: int, block: int, use: Callable[[int, int], object]) -> None:
+        """A layer of a block, in the memory that this engine shares."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text()
+        pool = next(line for line in maps.splitlines() if "memfd:kvgrpc-pool" in line)
+        start = int(pool.partition("-")[0], 16)
+        fd = os.open(f"/proc/{self.process.pid}/mem", os.O_RDWR)
+        try:
+            use(fd, start + (layer * self._blocks() + block) * LAYER_BYTES)
+        finally:
+            os.close(fd)
+
+    def _blocks(self) -> int:
+        described = self.api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
+        return described.pools[0].groups[0].blocks
+
+    # -- hand-overs and pulls
+
+    def hand_over(
+        self, token_ids: Sequence[int], blocks: Sequence[int] | None = None, **fields: Any
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        """FinishedBlocks for readers, of freshly allocated blocks unless `blocks` says which."""
+        if blocks is None:
+            blocks = self.allocate(blocks_for(len(token_ids)))
+        chosen = {"transfer_key": new_key(), "last": True, "content": content(token_ids), **fields}
+        return self.api.handoff.FinishedBlocks(
+            handoff_pb2.FinishedBlocksRequest(blocks=[group(blocks)], **chosen)
+        )
+
+    def pull(
+        self, grant: common_pb2.Grant, token_ids: Sequence[int], blocks: Sequence[int] | None, **fields: Any
+    ) -> transfer_pb2.Transfer:
+        """PullBlocks into `blocks`; None: they are not known yet."""
+        chosen = {"content": content(token_ids), **fields}
+        request = handoff_pb2.PullBlocksRequest(grant=grant, **chosen)
+        if blocks is not None:
+            request.destination.CopyFrom(destination(blocks))
+        return self.api.handoff.PullBlocks(request).transfer
+
+    def give(self, transfer_id: str, blocks: Sequence[int]) -> transfer_pb2.Transfer:
+        """PullBlocks by transfer id."""
+        request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=destination(blocks))
+        return self.api.handoff.PullBlocks(request).transfer
+
+    def get(self, transfer_id: str) -> transfer_pb2.Transfer:
+        return self.api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=transfer_id)).transfer
+
+    def wait(self, transfer_id: str, *, returned: bool = True, timeout_s: float = 15.0) -> transfer_pb2.Transfer:
+        """The transfer once it is over (and its memory returned); fails when that does not come."""
+        until = transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED
+        request = transfer_pb2.WaitTransferRequest(transfer_id=transfer_id, until=until, timeout=dur(timeout_s))
+        found = self.api.transfers.WaitTransfer(request).transfer
+        assert found.state in (SUCCEEDED, FAILED, CANCELLED), found
+        assert found.memory == RETURNED or not returned, found
+        return found
+
+    def cancel(self, transfer_id: str, message: str = "") -> transfer_pb2.CancelTransferResponse:
+        return self.api.transfers.CancelTransfer(
+            transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message)
+        )
+
+    def lease(self, lease_id: str) -> lease_pb2.Lease:
+        request = lease_pb2.GetLeaseRequest(lease=lease_pb2.LeaseRef(lease_id=lease_id))
+        return self.api.leases.GetLease(request).lease
+
+    def release(self, lease_id: str) -> lease_pb2.ReleaseLeaseResponse:
+        request = lease_pb2.ReleaseLeaseRequest(lease=lease_pb2.LeaseRef(lease_id=lease_id))
+        return self.api.leases.ReleaseLease(request)
+
+    def pins(self) -> list[admin_pb2.Pin]:
+        return list(self.api.admin.ListPins(admin_pb2.ListPinsRequest(page_size=1000)).pins)
+
+    def incarnation(self) -> int:
+        return self.api.admin.GetStatus(admin_pb2.GetStatusRequest()).header.incarnation
+
+    # -- what there is
+
+    def memory_state(self) -> list[str]:
+        """Who holds which blocks: counts, leases, pins. Without what passes by itself."""
+        leases = self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases
+        return [
+            without(self.api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest()), "header"),
+            *(without(lease, "age", "remaining", "cap_remaining") for lease in leases),
+            *(without(pin, "age") for pin in self.pins()),
+        ]
+
+    def transfers_state(self) -> list[str]:
+        """All transfers, newest first."""
+        request = transfer_pb2.ListTransfersRequest(page_size=1000)
+        return [without(t, "age", "duration") for t in self.api.transfers.ListTransfers(request).transfers]
+
+    def check_alive(self) -> None:
+        """It answers, and takes work."""
+        status = self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+        assert status.admission == admin_pb2.ADMISSION_OPEN, status
+
+    def reset(self) -> None:
+        """Ends all that a test left behind."""
+        wanted = transfer_pb2.TransferFilter(
+            states=[transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE]
+        )
+        request = transfer_pb2.ListTransfersRequest(filter=wanted, page_size=1000)
+        for transfer in self.api.transfers.ListTransfers(request).transfers:
+            self.cancel(transfer.transfer_id)
+            self.wait(transfer.transfer_id)
+        for lease in self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases:
+            self.release(lease.lease_id)
+        if self._allocated:
+            self.free(sorted(self._allocated))
+        counts = self.counts()
+        assert counts.free == counts.blocks, f"blocks were lost: {counts} {self.pins()}"
+
+    def close(self) -> None:
+        self.api.close()
+        self.process.end()
+
+
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def destination(blocks: Sequence[int], have_tokens: int = 0) -> handoff_pb2.PullDestination:
+    """Where a pull goes; no blocks: nowhere."""
+    return handoff_pb2.PullDestination(blocks=[group(blocks)] if blocks else [], have_tokens=have_tokens)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 15.0, what: Callable[[], object] = str) -> None:
+    """Asks again until it holds, for what no call waits for. Fails at the deadline and says `what` is there."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def unchanged(*engines: Engine) -> Iterator[None]:
+    """What happens inside changes nothing on these engines, and they go on serving."""
+    before = [engine.memory_state() + engine.transfers_state() for engine in engines]
+    yield
+    assert [engine.memory_state() + engine.transfers_state() for engine in engines] == before
+    for engine in engines:
+        engine.check_alive()
+
+
+@contextlib.contextmanager
+def memory_unchanged(*engines: Engine) -> Iterator[None]:
+    """As `unchanged`, where a transfer that failed may stay in the history."""
+    before = [engine.memory_state() for engine in engines]
+    yield
+    assert [engine.memory_state() for engine in engines] == before
+    for engine in engines:
+        engine.check_alive()

@@ -1,0 +1,247 @@
+"""Rules for every reply: who answered, and lists that come in pages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    transfer_pb2,
+)
+from tests.service.api import refused
+from tests.service.conftest import Start
+from tests.service.consumer import Consumer
+from tests.service.engines import Engine, unchanged
+from tests.service.values import content, group, new_key, prompt
+
+SERVICES: list[ServiceDescriptor] = [
+    handshake_pb2.DESCRIPTOR.services_by_name["HandshakeService"],
+    handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"],
+    transfer_pb2.DESCRIPTOR.services_by_name["TransferService"],
+    lease_pb2.DESCRIPTOR.services_by_name["LeaseService"],
+    pool_pb2.DESCRIPTOR.services_by_name["PoolService"],
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+    peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
+]
+
+
+def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, Any]]:
+    """(RPC, reply) of a call that succeeds, for every RPC of the server."""
+    api, tokens = engine.api, prompt(16)
+    blocks = engine.allocate(3)
+    handed = engine.hand_over(tokens, blocks[:1])
+    offer = peer.hand_over(tokens).grant
+    described = api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
+    consumer = Consumer(engine)
+    ref = lease_pb2.LeaseRef(lease_id=handed.lease.lease_id)
+    id_ = handed.transfer.transfer_id
+    yield "FinishedBlocks", handed
+    yield "GetCapabilities", described
+    yield "CheckCompatibility", api.handshake.CheckCompatibility(
+        handshake_pb2.CheckCompatibilityRequest(engine=described.engine)
+    )
+    yield "Handshake", consumer.handshake()
+    yield "ConnectPeer", api.handshake.ConnectPeer(
+        handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=peer.address))
+    )
+    yield "PullBlocks", api.handoff.PullBlocks(handoff_pb2.PullBlocksRequest(grant=offer, content=content(tokens)))
+    yield "OpenAccess", consumer.open(handed.grant, tokens)
+    yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
+    yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
+    yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
+    yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
+    yield "WaitTransfer", api.transfers.WaitTransfer(
+        transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout={"nanos": 1})
+    )
+    yield "ListTransfers", api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest())
+    yield "WatchTransfers", next(api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=10))
+    yield "AcknowledgeTransfers", api.transfers.AcknowledgeTransfers(transfer_pb2.AcknowledgeTransfersRequest())
+    yield "GrantLease", api.leases.GrantLease(
+        lease_pb2.GrantLeaseRequest(blocks=[group(blocks[1:2])], content=content(tokens))
+    )
+    yield "RenewLeases", api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref]))
+    yield "KeepAlive", next(api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest(leases=[ref])]), timeout=10))
+    yield "GetLease", api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref))
+    yield "ListLeases", api.leases.ListLeases(lease_pb2.ListLeasesRequest())
+    yield "ReleaseLease", api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
+    yield "CancelTransfer", api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(transfer_id=id_))
+    yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
+    yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
+    yield "AllocateBlocks", api.pool.AllocateBlocks(
+        pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl={"seconds": 1})
+    )
+    yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(blocks)))
+    yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(engine.allocate(1))]))
+    yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
+    yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
+    yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
+
+
+def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:
+    engine, peer = start((), ())
+    replies = dict(one_call_of_each_rpc(engine, peer))
+    unimplemented = {"ReserveBlocks", "RegisterPush"}
+    assert replies.keys() == {m.name for service in SERVICES for m in service.methods} - unimplemented
+    incarnation = engine.incarnation()
+    for rpc, reply in replies.items():
+        assert reply.header.engine_id == engine.engine_id, rpc
+        assert reply.header.incarnation == incarnation, rpc
+
+
+def test_event_seq_grows_with_every_change_of_a_transfer(source: Engine) -> None:
+    first = source.hand_over(prompt(16))
+    second = source.hand_over(prompt(16))
+    assert second.header.event_seq > first.header.event_seq
+    assert second.transfer.event_seq == second.header.event_seq
+
+
+Page = Callable[[Engine, int, str], tuple[list[str], str]]
+
+
+def page_of_transfers(engine: Engine, size: int, token: str) -> tuple[list[str], str]:
+    wanted = transfer_pb2.TransferFilter(states=[transfer_pb2.TRANSFER_STATE_PENDING])
+    request = transfer_pb2.ListTransfersRequest(filter=wanted, page_size=size, page_token=token)
+    reply = engine.api.transfers.ListTransfers(request)
+    return [t.transfer_id for t in reply.transfers], reply.next_page_token
+
+
+def page_of_leases(engine: Engine, size: int, token: str) -> tuple[list[str], str]:
+    reply = engine.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=size, page_token=token))
+    return [lease.lease_id for lease in reply.leases], reply.next_page_token
+
+
+def page_of_pins(engine: Engine, size: int, token: str) -> tuple[list[str], str]:
+    reply = engine.api.admin.ListPins(admin_pb2.ListPinsRequest(page_size=size, page_token=token))
+    return [pin.owner for pin in reply.pins], reply.next_page_token
+
+
+EVERY_LIST = pytest.mark.parametrize("page", [page_of_transfers, page_of_leases, page_of_pins])
+
+
+def all_pages(engine: Engine, page: Page, size: int) -> tuple[list[str], list[int]]:
+    found: list[str] = []
+    sizes: list[int] = []
+    token = ""
+    while token or not sizes:
+        rows, token = page(engine, size, token)
+        found += rows
+        sizes.append(len(rows))
+    return found, sizes
+
+
+def hand_over_many(engine: Engine, count: int) -> list[handoff_pb2.FinishedBlocksResponse]:
+    return [engine.hand_over(prompt(16, i), [block]) for i, block in enumerate(engine.allocate(count))]
+
+
+@EVERY_LIST
+@pytest.mark.parametrize("size", [1, 3, 7, 8])
+def test_pages_together_are_the_list(source: Engine, page: Page, size: int) -> None:
+    hand_over_many(source, 7)
+    whole, _ = page(source, 1000, "")
+    found, sizes = all_pages(source, page, size)
+    assert found == whole
+    assert len(whole) == 7
+    assert max(sizes) <= size
+
+
+@EVERY_LIST
+def test_no_page_size_means_100_and_none_is_above_1000(source: Engine, page: Page) -> None:
+    hand_over_many(source, 120)
+    assert len(page(source, 0, "")[0]) == 100
+    assert len(page(source, 4_000_000_000, "")[0]) == 120
+
+
+@EVERY_LIST
+def test_what_ends_between_two_pages_hides_nothing_else(source: Engine, page: Page) -> None:
+    handed = hand_over_many(source, 6)
+    whole, _ = page(source, 1000, "")
+    first, token = page(source, 2, "")
+    gone = whole[0]
+    for reply in handed:
+        if gone in {reply.lease.lease_id, reply.transfer.transfer_id}:
+            source.release(reply.lease.lease_id)
+    rest, _ = page(source, 1000, token)
+    assert [*first, *rest] == whole
+
+
+@EVERY_LIST
+def test_what_begins_between_two_pages_repeats_nothing(source: Engine, page: Page) -> None:
+    hand_over_many(source, 6)
+    first, token = page(source, 2, "")
+    source.hand_over(prompt(16))
+    rest, _ = page(source, 1000, token)
+    assert not set(first) & set(rest)
+
+
+@EVERY_LIST
+@pytest.mark.parametrize("token", ["x", "-1", "1e3", "999999999999999999999", "\N{SUPERSCRIPT TWO}", " ", "0\n"])
+def test_a_page_token_that_no_reply_gave_is_refused(source: Engine, page: Page, token: str) -> None:
+    with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        page(source, 10, token)
+
+
+def ids_of_transfers(engine: Engine, **wanted: Any) -> list[str]:
+    request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(**wanted), page_size=1000)
+    return [t.transfer_id for t in engine.api.transfers.ListTransfers(request).transfers]
+
+
+def test_transfers_are_listed_newest_first(source: Engine) -> None:
+    handed = [reply.transfer.transfer_id for reply in hand_over_many(source, 3)]
+    assert ids_of_transfers(source)[:3] == handed[::-1]
+
+
+def test_a_filter_keeps_only_what_matches_every_field_of_it(source: Engine, destination: Engine) -> None:
+    trace, label = "ab" * 16, new_key().hex()
+    tokens = prompt(16)
+    handed = source.hand_over(tokens, request_id=label)
+    other = source.hand_over(tokens, request_id=label)
+    metadata = (("traceparent", f"00-{trace}-00f067aa0ba902b7-01"),)
+    request = handoff_pb2.PullBlocksRequest(grant=handed.grant, content=content(tokens), request_id=label)
+    pulled = destination.api.handoff.PullBlocks(request, metadata=metadata).transfer.transfer_id
+    pending, active = transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE
+    assert set(ids_of_transfers(source, request_id=label)) == {handed.transfer.transfer_id, other.transfer.transfer_id}
+    assert ids_of_transfers(source, request_id=f"{label}-") == []
+    assert ids_of_transfers(destination, trace_id=trace, request_id=label) == [pulled]
+    assert ids_of_transfers(destination, peer_engine_id=source.engine_id, states=[pending]) == [pulled]
+    assert ids_of_transfers(destination, request_id=label, states=[active]) == []
+    assert ids_of_transfers(destination, request_id=label, states=[pending, active]) == [pulled]
+    held, returned = transfer_pb2.MEMORY_DISPOSITION_HELD, transfer_pb2.MEMORY_DISPOSITION_RETURNED
+    assert ids_of_transfers(destination, request_id=label, memory=[held]) == [pulled]
+    assert ids_of_transfers(destination, request_id=label, memory=[returned]) == []
+    assert ids_of_transfers(destination, request_id=label, min_age={"seconds": 3600}) == []
+
+
+def test_leases_are_listed_by_the_request_that_they_serve(source: Engine) -> None:
+    label = new_key().hex()
+    handed = source.hand_over(prompt(16), request_id=label)
+    source.hand_over(prompt(16))
+    reply = source.api.leases.ListLeases(lease_pb2.ListLeasesRequest(request_id=label))
+    assert [lease.lease_id for lease in reply.leases] == [handed.lease.lease_id]
+
+
+def owners_of(engine: Engine, block: int) -> Sequence[str]:
+    reply = engine.api.admin.ListPins(admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=block)))
+    return [pin.owner for pin in reply.pins]
+
+
+def test_pins_of_one_block_are_those_on_it(source: Engine) -> None:
+    blocks = source.allocate(2)
+    first = source.hand_over(prompt(32), blocks).lease.lease_id
+    second = source.hand_over(prompt(16), blocks[1:]).lease.lease_id
+    assert owners_of(source, blocks[0]) == [first]
+    assert owners_of(source, blocks[1]) == [first, second]
+
+
+@pytest.mark.parametrize(("index", "block"), [(0, 256), (0, 4_294_967_295), (1, 0), (4_294_967_295, 0)])
+def test_pins_of_a_block_that_does_not_exist_are_out_of_range(source: Engine, index: int, block: int) -> None:
+    request = admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(group=index, block=block))
+    with unchanged(source), refused(source.api, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE"):
+        source.api.admin.ListPins(request)

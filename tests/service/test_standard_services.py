@@ -1,0 +1,108 @@
+"""What every gRPC tool expects of any server: health, reflection, channelz."""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_channelz.v1 import channelz_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tests.service.conftest import Start
+from tests.service.engines import Engine
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OURS = [
+    "kvgrpc.v1.HandshakeService",
+    "kvgrpc.v1.HandoffService",
+    "kvgrpc.v1.TransferService",
+    "kvgrpc.v1.LeaseService",
+    "kvgrpc.v1.PoolService",
+    "kvgrpc.v1.AdminService",
+    "kvgrpc.peer.v1.PeerService",
+]
+STANDARD = [
+    "grpc.health.v1.Health",
+    "grpc.channelz.v1.Channelz",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+]
+BOTH_VERSIONS = pytest.mark.parametrize("version", ["v1", "v1alpha"])
+
+
+def reflect(engine: Engine, version: str, request: reflection_pb2.ServerReflectionRequest) -> bytes:
+    """One question to the reflection service of that version, by its full name."""
+    stream = engine.api.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    replies: Iterator[reflection_pb2.ServerReflectionResponse] = stream(iter([request]), timeout=10)
+    (reply,) = replies
+    return reply.SerializeToString()
+
+
+@BOTH_VERSIONS
+def test_reflection_lists_every_service(source: Engine, version: str) -> None:
+    found = reflect(source, version, reflection_pb2.ServerReflectionRequest(list_services=""))
+    reply = reflection_pb2.ServerReflectionResponse.FromString(found)
+    assert {service.name for service in reply.list_services_response.service} == {*OURS, *STANDARD}
+
+
+@BOTH_VERSIONS
+@pytest.mark.parametrize("service", OURS)
+def test_reflection_describes_every_service_down_to_its_last_import(
+    source: Engine, version: str, service: str
+) -> None:
+    wanted, known = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)], {}
+    while wanted:
+        found = reflect(source, version, wanted.pop())
+        reply = reflection_pb2.ServerReflectionResponse.FromString(found)
+        assert reply.HasField("file_descriptor_response"), reply
+        for data in reply.file_descriptor_response.file_descriptor_proto:
+            file = descriptor_pb2.FileDescriptorProto.FromString(data)
+            known[file.name] = file
+        missing = {name for file in known.values() for name in file.dependency} - known.keys()
+        wanted += [reflection_pb2.ServerReflectionRequest(file_by_filename=name) for name in missing]
+    methods = [m for f in known.values() for s in f.service for m in s.method if service.endswith(f"{s.name}")]
+    assert methods
+
+
+def test_every_service_is_healthy_by_its_own_name(source: Engine) -> None:
+    for service in ["", *OURS]:
+        reply = source.api.health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert reply.status == SERVING, service
+
+
+def test_the_health_of_an_unknown_service_is_not_found(source: Engine) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        source.api.health.Check(health_pb2.HealthCheckRequest(service="kvgrpc.v1.NoSuchService"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_watching_the_health_tells_when_the_server_leaves(start: Start) -> None:
+    (engine,) = start(())
+    watch = engine.api.health.Watch(health_pb2.HealthCheckRequest(service="kvgrpc.v1.HandoffService"), timeout=20)
+    assert next(watch).status == SERVING
+    engine.hand_over([1, 2, 3])
+    engine.process.popen.terminate()
+    assert next(watch).status == NOT_SERVING
+
+
+def test_a_server_without_a_pool_is_not_healthy_and_says_why(start: Start) -> None:
+    (engine,) = start(("--no-pool",))
+    for service in ["", "kvgrpc.v1.HandoffService"]:
+        assert engine.api.health.Check(health_pb2.HealthCheckRequest(service=service)).status == NOT_SERVING
+
+
+def test_channelz_counts_the_calls_of_the_server(source: Engine) -> None:
+    def started() -> int:
+        (server,) = source.api.channelz.GetServers(channelz_pb2.GetServersRequest()).server
+        calls: int = server.data.calls_started
+        return calls
+
+    before = started()
+    source.check_alive()
+    assert started() >= before + 2

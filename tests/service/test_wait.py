@@ -1,0 +1,95 @@
+"""WaitTransfer and GetTransfer: for callers without a stream."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvgrpc.v1 import transfer_pb2
+from tests.service.api import refused
+from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
+from tests.service.values import dur, prompt
+
+PENDING = transfer_pb2.TRANSFER_STATE_PENDING
+UNTIL = [
+    transfer_pb2.WAIT_CONDITION_UNSPECIFIED,
+    transfer_pb2.WAIT_CONDITION_ENDED,
+    transfer_pb2.WAIT_CONDITION_RETURNED,
+]
+
+
+def wait(engine: Engine, transfer_id: str, until: int, timeout_s: float) -> transfer_pb2.Transfer:
+    request = transfer_pb2.WaitTransferRequest(
+        transfer_id=transfer_id,
+        until=until,  # type: ignore[arg-type]
+        timeout=dur(timeout_s),
+    )
+    return engine.api.transfers.WaitTransfer(request).transfer
+
+
+@pytest.mark.parametrize("until", UNTIL)
+def test_waiting_answers_at_the_end_of_the_transfer(source: Engine, until: int) -> None:
+    handed = source.hand_over(prompt(16))
+    with ThreadPoolExecutor(4) as threads:
+        waiters = [threads.submit(wait, source, handed.transfer.transfer_id, until, 15.0) for _ in range(4)]
+        source.release(handed.lease.lease_id)
+        ends = [waiter.result() for waiter in waiters]
+    assert {(end.state, end.memory) for end in ends} == {(CANCELLED, RETURNED)}
+
+
+@pytest.mark.parametrize("until", UNTIL)
+@pytest.mark.parametrize("timeout_s", [0.02, 0.0, -1.0])
+def test_the_end_of_the_time_is_no_error(source: Engine, until: int, timeout_s: float) -> None:
+    handed = source.hand_over(prompt(16))
+    with unchanged(source):
+        found = wait(source, handed.transfer.transfer_id, until, timeout_s)
+    assert found.state == PENDING
+    assert found.waiting_for == "readers"
+
+
+@pytest.mark.parametrize("until", UNTIL)
+def test_waiting_for_what_is_over_answers_at_once(source: Engine, destination: Engine, until: int) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens)
+    pulled = destination.pull(handed.grant, tokens, destination.allocate())
+    destination.wait(pulled.transfer_id)
+    assert wait(destination, pulled.transfer_id, until, 0.0).state == SUCCEEDED
+
+
+def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engine) -> None:
+    tokens = prompt(40)
+    handed = source.hand_over(tokens, request_id="r-1")
+    pulled = destination.pull(handed.grant, tokens, destination.allocate(3), request_id="r-1")
+    end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.use_tokens, end.blocks) == (SUCCEEDED, 40, 3)
+    assert end.bytes_done == end.bytes == 3 * 2048
+    assert (end.peer.engine_id, end.peer.address) == (source.engine_id, source.address)
+    assert end.peer.transfer_id == handed.transfer.transfer_id
+    assert [phase.name for phase in end.phases] == ["handshake", "open", "queue", "wire", "settle"]
+    assert [path.data_path for path in end.paths] == ["shm"]
+    sent = source.wait(handed.transfer.transfer_id)
+    assert (sent.state, sent.consumers_done, sent.consumers) == (SUCCEEDED, 1, 1)
+    assert (sent.peer.engine_id, sent.peer.transfer_id) == (destination.engine_id, pulled.transfer_id)
+
+
+@pytest.mark.parametrize("transfer_id", ["", "t-0-0", "nonsense", "x" * 10_000])
+def test_an_unknown_transfer_is_not_found(source: Engine, transfer_id: str) -> None:
+    with unchanged(source):
+        with refused(source.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
+            source.get(transfer_id)
+        with refused(source.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
+            wait(source, transfer_id, UNTIL[0], 1.0)
+
+
+def acknowledge(engine: Engine, *ids: str) -> int:
+    request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=ids)
+    return engine.api.transfers.AcknowledgeTransfers(request).acknowledged
+
+
+def test_acknowledging_counts_what_is_known_over_and_returned_and_may_be_repeated(source: Engine) -> None:
+    over, open_ = source.hand_over(prompt(16)), source.hand_over(prompt(16))
+    source.release(over.lease.lease_id)
+    ids = [over.transfer.transfer_id, open_.transfer.transfer_id, "t-unknown"]
+    assert acknowledge(source, *ids) == 1
+    assert acknowledge(source, *ids) == 1
+    assert source.get(over.transfer.transfer_id).state == CANCELLED
+    assert source.get(open_.transfer.transfer_id).state == PENDING
