@@ -16,6 +16,7 @@ PROTOC := $(shell command -v protoc)
 GO_BIN := clients/go/.bin
 PROTOC_GEN_GO_VERSION := v1.36.12
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
+GRPCURL_VERSION := v1.9.4
 
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
@@ -66,7 +67,7 @@ checkgen-python: venv
 	$(call step,generated Python,$(BIN)/python scripts/gen --check)
 
 # Why Go is left out, or nothing.
-GO_SKIP := $(if $(wildcard clients/go/go.mod),$(if $(GO),,SKIP: go is not on the PATH),SKIP: there is no clients/go/go.mod)
+GO_SKIP := $(if $(GO),,SKIP: go is not on the PATH)
 
 .PHONY: gen-go checkgen-go
 ifneq ($(GO_SKIP),)
@@ -149,7 +150,7 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 # ---- tests
 
 .PHONY: test
-test: venv ## Run the tests (ARGS="tests/core -k lease" for some of them)
+test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not slow" $(ARGS)
 
 .PHONY: slowtest
@@ -172,12 +173,19 @@ demo: venv ## Move KV blocks between two engines on this machine (ARGS="--help" 
 	@$(BIN)/kvgrpc demo $(ARGS)
 
 .PHONY: demo-go
+demo-go: venv ## The same, driven by a scheduler and router in Go (says so where Go is missing)
+	@$(BIN)/python clients/go/demo.py $(ARGS)
+
+.PHONY: grpcurl
 ifneq ($(GO_SKIP),)
-demo-go: ## The same, driven by a router in Go
-	@echo "demo-go: $(GO_SKIP)"
+grpcurl:
+	@echo "grpcurl: $(GO_SKIP)"
 else
-demo-go: venv
-	@cd clients/go && PATH="$(CURDIR)/$(BIN):$$PATH" $(GO) run ./samples/demo $(ARGS)
+grpcurl: .tools/bin/grpcurl ## Build grpcurl into .tools/bin, where the tests look for it
+
+.tools/bin/grpcurl:
+	@mkdir -p .tools/bin && GOBIN="$(CURDIR)/.tools/bin" $(GO) install github.com/fullstorydev/grpcurl/cmd/grpcurl@$(GRPCURL_VERSION) \
+	  || echo "grpcurl: SKIP: it could not be built; tests that need it are skipped"
 endif
 
 .PHONY: bench

@@ -68,6 +68,8 @@ class Config:
     """Hosts and networks that this server may dial: a grant names an address, and anybody may bring a grant."""
     session_socket: str = ""
     """Unix socket where an engine attaches; empty: none."""
+    exit_with_engine: bool = False
+    """The server ends when its engine does, or when none comes: for a lead that an engine started for itself."""
     ready_file: str = ""
     """Written, with the address, when the server serves."""
     read_blocks: bool = False
@@ -95,6 +97,8 @@ class Config:
         unknown = [name for name in self.data_paths if name not in DATA_PATHS]
         if unknown or not self.data_paths:
             raise _invalid("data_paths", f"{', '.join(unknown) or 'none'}: choose from {', '.join(DATA_PATHS)}")
+        if self.exit_with_engine and not self.session_socket:
+            raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
         if self.copy_threads < 1:
             raise _invalid("copy_threads", "at least 1")
         if self.bandwidth_limit_bytes_per_s is not None and self.bandwidth_limit_bytes_per_s <= 0:
@@ -164,10 +168,10 @@ def _matches(host: str, allowed: str) -> bool:
 
 _LISTS = ("data_paths", "dial_allow")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
-_FLAGS = ("read_blocks", "insecure")
+_FLAGS = ("read_blocks", "insecure", "exit_with_engine")
 
 
-def _convert(key: str, value: Any) -> Any:  # noqa: ANN401 - TOML, environment and flags bring anything
+def _convert(key: str, value: Any) -> Any:
     try:
         if key in _LISTS:
             parts = value.split(",") if isinstance(value, str) else value

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health
 
+from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.compatibility import EngineDescription
@@ -24,9 +25,9 @@ from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
+from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.memory import SharedMemory
 from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, Reason, Unavailable
-from kvgrpc.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.service import telemetry
 from kvgrpc.service.grpc_server import SERVICES, build, channel_options, set_serving
 from kvgrpc.service.lead import Lead
@@ -60,7 +61,7 @@ class Server:
         self._sessions: Sessions | None = None
         self._local: list[LocalRank] = []
         self._paths: list[DataPathStatus] = []
-        self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s)
+        self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         self._runner.on_transfer.append(self._trace_transfer)
         self._grpc: grpc.aio.Server | None = None
         self._health: health.aio.HealthServicer | None = None
@@ -91,6 +92,11 @@ class Server:
         """Returns when the server was stopped."""
         assert self._grpc is not None
         await self._grpc.wait_for_termination()
+
+    async def engine_over(self) -> None:
+        """Returns when an engine has come and gone, or none has come in time."""
+        assert self._sessions is not None
+        await self._sessions.over.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets go on what is going on for `drain_s`, then ends everything in order."""
@@ -131,7 +137,8 @@ class Server:
         await self._begin(engine, secret, dict(enumerate(local)), local, attached=True)
 
     async def end_engine(self) -> None:
-        """The engine is gone: its memory goes, and the server waits for the next one."""
+        """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
+        await self._begin(None, b"", {}, [])
         await self._begin_idle()
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
@@ -149,6 +156,8 @@ class Server:
             return
         layout = self.config.pool.layout()
         local = await self._make_ranks(1, layout.total_bytes)
+        for rank in local:
+            rank.forbid_new_writers()
         engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1)
         await self._begin(engine, secrets.token_bytes(32), dict(enumerate(local)), local)
 

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from kvgrpc.bench.hosts import MESSAGE_BYTES_MAX
 from kvgrpc.errors import KVGrpcError
 
+_log = logging.getLogger(__name__)
+
 Answer = tuple[dict[str, Any], list[int]]
 """What a command gives: values for JSON, and descriptors that go with them."""
 
@@ -45,7 +47,7 @@ async def serve(role: Role, control: socket.socket) -> None:
         except KVGrpcError as error:
             answer = {"error": str(error)}
         except Exception as error:  # noqa: BLE001 - the driver is who reports it
-            logging.exception("%s failed", message["command"])
+            _log.exception("%s failed", message["command"])
             answer = {"error": f"{type(error).__name__}: {error}"}
         socket.send_fds(control, [json.dumps(answer).encode()], send)
     await role.close()

@@ -79,7 +79,9 @@ class Host:
             self._process.kill()
             self._process.wait()
 
-    def _exchange(self, command: str, fds: Sequence[int], arguments: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+    def _exchange(
+        self, command: str, fds: Sequence[int], arguments: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[int]]:
         message = json.dumps({"command": command, "arguments": arguments}).encode()
         try:
             socket.send_fds(self._control, [message], list(fds))

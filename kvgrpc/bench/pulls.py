@@ -1,4 +1,4 @@
-"""A client that hands blocks over at one server and pulls them with another, timed from the call to the woken waiter."""
+"""A client that hands blocks over at one server and pulls them with another, timed from call to woken waiter."""
 
 import asyncio
 import os
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import grpc.aio
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from kvgrpc.bench.plan import BLOCK_TOKENS
@@ -78,7 +79,7 @@ class Puller:
 
     async def one_block(self, count: int) -> list[Pulled]:
         """`count` pulls of one block, one after the other."""
-        block = Case0
+        block = np.zeros(1, dtype=np.int64)
         return [await self.pull(await self.hand_over(block), block) for _ in range(count)]
 
 

@@ -29,6 +29,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         str | None, typer.Option(help="Hosts and networks that may be dialled. Default: loopback.")
     ] = None,
     session_socket: Annotated[str | None, typer.Option(help="Unix socket where an engine attaches.")] = None,
+    exit_with_engine: Annotated[bool | None, typer.Option(help="End when the attached engine does.")] = None,
     ready_file: Annotated[str | None, typer.Option(help="JSON file, written once the server serves.")] = None,
     no_pool: Annotated[bool, typer.Option(help="No embedded pool: wait for an engine.")] = False,
     layers: Annotated[int | None, typer.Option(help="Embedded pool: layers.")] = None,
@@ -98,7 +99,8 @@ async def _serve(settings: configuration.Config) -> int:
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
-    await stopping.wait()
+    ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
+    await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
     await server.stop(settings.drain_s)
     telemetry.flush()
     return 0

@@ -7,7 +7,7 @@ schema, so that nothing is lost between them and this file. Errors are those of 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self, Unpack
@@ -247,7 +247,7 @@ class Client:
 
     def watch(
         self, *, after: ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Every change of the transfers that match, from now on, or after any earlier reply's header. It survives
         lost connections and restarts; `HistoryLost` and `IncarnationChanged` mark where to list again.
         """

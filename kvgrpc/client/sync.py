@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -101,9 +101,9 @@ def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Ca
 
 def _iterating(
     method: Callable[Concatenate[A, P], AsyncIterator[T]],
-) -> Callable[Concatenate[_Twin[A], P], Iterator[T]]:
+) -> Callable[Concatenate[_Twin[A], P], Generator[T, None, None]]:
     @functools.wraps(method)
-    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         events = method(self._target, *args, **kwargs)
         try:
             while True:

@@ -10,7 +10,7 @@ Rules:
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -118,7 +118,7 @@ class Watch:
     cursor: Cursor
     pace: Pace = field(default_factory=Pace)
 
-    async def events(self) -> AsyncIterator[WatchEvent]:
+    async def events(self) -> AsyncGenerator[WatchEvent, None]:
         """Ends by an error only, or when its reader stops."""
         clock = asyncio.get_running_loop().time
         failures, away_since = 0, clock()
@@ -144,7 +144,7 @@ class Watch:
             failures += 1
             await asyncio.sleep(self.pace.pause_s(failures, ended.retry_delay_s))
 
-    async def _stream(self) -> AsyncGenerator[WatchTransfersResponse]:
+    async def _stream(self) -> AsyncGenerator[WatchTransfersResponse, None]:
         request = self.cursor.request()
         call = self.method(request, timeout=self.pace.stream_s, metadata=self.caller.headers())
         try:

@@ -182,7 +182,9 @@ def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
         units = range(item.offset // UNIT_TOKENS, last // UNIT_TOKENS + 1)
         touches += len(units)
         if touches > TOUCHES_MAX:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"multimodal items lie over more than {TOUCHES_MAX} units of tokens")
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED, f"multimodal items lie over more than {TOUCHES_MAX} units of tokens"
+            )
         for unit in units:
             found.setdefault(unit, []).append(item)
     return found

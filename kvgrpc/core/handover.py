@@ -22,7 +22,7 @@ from kvgrpc.core.layout import Group
 from kvgrpc.core.leases import END_REASON, Lease, LeaseState, ended_error
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.pins import Blocks, PinKind
-from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
 from kvgrpc.errors import (
@@ -35,7 +35,6 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-
 
 LEASE_ID_BYTES_MAX = 64
 
@@ -81,7 +80,7 @@ class HandOver:
         return lease
 
     def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
-        """After a refusal: whether whoever waits for the lease need not wait any longer. What may pass is no such end."""
+        """After a refusal: whether the lease will never come, so that nobody waits for it. What may pass is no end."""
         state = self._state
         if event.validate_only or not event.lease_id or isinstance(error, Exhausted | Unavailable):
             return False
@@ -109,7 +108,7 @@ class HandOver:
         state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
-        """ReleaseLease: by owner or router it ends the lease, by a peer its part in it. An ended one stays as it ended."""
+        """ReleaseLease: by owner or router it ends the lease, by a peer its part in it. An end stays as it was."""
         state = self._state
         lease = self.find(event.lease)
         blocks = lease.blocks

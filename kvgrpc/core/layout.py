@@ -7,6 +7,7 @@ where bytes are, never whose they are or when they may be touched.
 import hashlib
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
 
@@ -201,7 +202,7 @@ def _overlaps(layout: PoolLayout, spans: list[tuple[int, int, int]]) -> list[Fie
 def _row_violations(layout: PoolLayout, cluster: list[int]) -> list[FieldViolation]:
     """Regions whose bytes mix, by offset: their first blocks must stand one after another within one row."""
     found = []
-    for before, i in zip(cluster, cluster[1:], strict=False):
+    for before, i in pairwise(cluster):
         first, left, right = layout.regions[cluster[0]], layout.regions[before], layout.regions[i]
         same_rows = right.stride_bytes == first.stride_bytes
         in_row = right.offset + right.block_bytes <= first.offset + first.stride_bytes

@@ -48,6 +48,10 @@ class Source(Protocol):
 
     def peer_dead(self, peer: Peer) -> None: ...
 
+    def peer_back(self, peer: Peer) -> None: ...
+
+    def peer_gone(self, key: str) -> None: ...
+
     def memory_changed(self, peer: Peer) -> None: ...
 
 
@@ -113,7 +117,7 @@ class Peering:
             )
         check_compatible(here, event.peer)
         peer = self._admit(event.peer, event.endpoints)
-        streaming = peer.state is PeerState.CONNECTED and state.timers.when(Timer.PEER_GRACE, peer.key) is None
+        streaming = self._streams(peer.key)
         self._alive(peer)
         if not streaming:
             # The caller now has the grace to bring up its liveness stream.
@@ -249,15 +253,17 @@ class Peering:
     def _admit(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
         """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
 
-        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and has then changed nothing.
+        Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
+        for the newer one. A message of the older that was long under way is refused while the newer one streams.
+        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
         """
         state = self._state
         key = peer_key(description.engine_id, description.incarnation)
         known = state.peers.get(key)
-        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p is not known]
+        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p.key != key]
         if sorted(endpoint.rank for endpoint in endpoints) != list(range(description.world_size)):
             raise InvalidRequest(Reason.INVALID_FIELD, "a handshake takes one endpoint for each rank")
-        if known is not None and known.replaced:
+        if known is not None and self._streams(known.replaced_by):
             raise Aborted(
                 Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
             )
@@ -267,15 +273,22 @@ class Peering:
                 raise Exhausted(Reason.LIMIT_EXCEEDED, f"{living} peers are connected", retry_delay_s=1.0)
             state.peers.pop(key, None)  # so that the newest is last
             known = state.peers[key] = Peer(description, endpoints, state.now)
+            self._source.peer_back(known)
         elif _lasting(known.description) != _lasting(description):
             raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
         elif known.description.memory_generation != description.memory_generation:
             self._unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
         for other in others:
-            other.replaced = True
+            other.replaced_by = key
             self._bury(other)
         return known
+
+    def _streams(self, key: str) -> bool:
+        """Whether the liveness stream of a life stands."""
+        peer = self._state.peers.get(key)
+        connected = peer is not None and peer.state is PeerState.CONNECTED
+        return connected and self._state.timers.when(Timer.PEER_GRACE, key) is None
 
     def _alive(self, peer: Peer) -> None:
         peer.heard = self._state.now
@@ -349,6 +362,7 @@ class Peering:
         dead = [p.key for p in state.peers.values() if p.state is PeerState.DEAD]
         for key in dead[:-DEAD_KEPT]:
             del state.peers[key]
+            self._source.peer_gone(key)
 
     def _hang_up(self, peer: Peer) -> None:
         for rank in range(peer.description.world_size):

@@ -39,8 +39,8 @@ class Peer:
     state: PeerState = PeerState.CONNECTING
     forgotten: bool = False
     """It said that it does not know us: the next use dials again."""
-    replaced: bool = False
-    """A newer life of its engine introduced itself: a handshake of this one comes too late."""
+    replaced_by: str = ""
+    """The life of its engine that introduced itself after it."""
     paths: dict[int, RankPath] = field(default_factory=dict)
     mapping: set[int] = field(default_factory=set)
     """Our ranks that are reaching for its memory."""

@@ -89,8 +89,6 @@ class Pull:
     after_step: int = 0
     stage: Stage = Stage.CONNECTING
     peer: str = ""
-    asked: bool = False
-    """OpenAccess was sent: the access may be open at the source."""
     destination: Blocks | None = None
     skip: list[int] = field(default_factory=list)
     """Blocks of each group that the destination holds already."""

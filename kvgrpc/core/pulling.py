@@ -4,11 +4,9 @@ Success has one way only: through SETTLING with VALID. Everything else fails clo
 The stages are data in `pull`; what is checked before anything changes is in `pull_checks`; ends are in `pull_ends`.
 """
 
-from kvgrpc.core import content as contents
-from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.actions import Post, Pulling, PullOpened, SendOpen, SendSettle
+from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.actions import Pulling
 from kvgrpc.core.closing import Closings
-from kvgrpc.core.descriptors import plan_runs
 from kvgrpc.core.events import (
     AccessAnswered,
     CloseAnswered,
@@ -18,20 +16,19 @@ from kvgrpc.core.events import (
     PullBlocks,
     RenewAnswered,
     SettleAnswered,
-    Settling,
 )
 from kvgrpc.core.limits import granted_timeout
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
-from kvgrpc.core.pins import Blocks, PinKind
+from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pull import LOST_SOURCE, TIMEOUTS, Pull, Stage
-from kvgrpc.core.pull_checks import check_destination, check_opened, check_pull
+from kvgrpc.core.pull_checks import check_destination, check_pull
 from kvgrpc.core.pull_ends import PullEnds
+from kvgrpc.core.pull_steps import PullSteps
 from kvgrpc.core.pull_table import PullTable
-from kvgrpc.core.renewing import Renewals
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Direction, Failure, Next, Phase, Side, State, Transfer, TransferPath
+from kvgrpc.core.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
 from kvgrpc.errors import KVGrpcError, NotFound, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.2
@@ -47,7 +44,7 @@ class Pulls:
         self._pulls = PullTable()
         self._closings = Closings(state)
         self._ends = PullEnds(state, self._pulls, self._closings)
-        self._renewals = Renewals(state, self._pulls)
+        self._steps = PullSteps(state, peering, self._pulls, self._ends)
 
     # -- calls
 
@@ -81,9 +78,9 @@ class Pulls:
         self._pulls.add(pull)
         state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)
         if taken is not None:
-            self._take(pull, *taken, event.after_step)
+            self._steps.take(pull, *taken, event.after_step)
         state.reply(event.call.id, Pulling(transfer))
-        self._connect(pull)
+        self._steps.connect(pull)
 
     def give(self, event: GiveDestination) -> None:
         """PullBlocks by transfer id: the blocks of an earlier pull."""
@@ -100,10 +97,10 @@ class Pulls:
         blocks, skip = check_destination(state, event.destination, pull.claim.tokens)
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
-            self._take(pull, blocks, skip, event.after_step)
+            self._steps.take(pull, blocks, skip, event.after_step)
             state.timers.set(Timer.QUEUE, pull.transfer_id, state.now + pull.queue_timeout_s)
             state.timers.clear(Timer.BLOCKS, pull.transfer_id)
-            self._try_post(pull)
+            self._steps.try_post(pull)
 
     def cancel(self, transfer: Transfer, message: str) -> bool:
         """Ends a pull; True when bytes may be in flight."""
@@ -133,7 +130,7 @@ class Pulls:
         found = peer.description.engine_id
         for pull in self._pulls.take_address(address):
             if pull.claims.engine_id == found:
-                self._open(pull, peer)
+                self._steps.open(pull, peer)
             else:
                 message = f"engine {found} answers at {address}, {pull.claims.engine_id} was expected"
                 self._ends.fail_with(pull, Reason.WRONG_ENGINE, message)
@@ -145,13 +142,21 @@ class Pulls:
             if expected in (None, pull.claims.engine_id):
                 self._ends.fail(pull, error)
             else:
-                self._connect(pull)
+                self._steps.connect(pull)
         self._closings.unreachable(address)
 
     def peer_dead(self, peer: Peer) -> None:
-        """Pulls from a dead life of a peer fail; there is nobody left to close at."""
-        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was taken for dead", closed=True)
+        """Pulls from a dead life of a peer fail."""
         self._closings.peer_dead(peer.key)
+        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was taken for dead")
+
+    def peer_back(self, peer: Peer) -> None:
+        """A life that was taken for dead shook hands again."""
+        self._closings.peer_back(peer.key)
+
+    def peer_gone(self, key: str) -> None:
+        """A dead life is forgotten."""
+        self._closings.peer_gone(key)
 
     def memory_changed(self, peer: Peer) -> None:
         """Pulls from memory that was registered anew fail."""
@@ -163,9 +168,9 @@ class Pulls:
         if pull is None or pull.stage is not Stage.OPENING:
             return
         if isinstance(event.result, Opened):
-            self._opened(pull, event.result)
+            self._steps.opened(pull, event.result)
         elif event.result.reason is Reason.NO_HANDSHAKE:
-            self._reconnect(pull)
+            self._steps.reconnect(pull)
         elif event.retryable:
             self._state.timers.set(Timer.OPEN_RETRY, pull.transfer_id, self._state.now + RETRY_DELAY_S)
         else:
@@ -220,12 +225,12 @@ class Pulls:
             rank = int(event.posting_id.rpartition("/")[2])
             self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank)
         elif not pull.postings:
-            self._settle(pull)
+            self._steps.settle(pull)
 
     def step_done(self) -> None:
         """Pulls that waited for the engine's step are tried again."""
         for pull in self._pulls.take_stepping():
-            self._try_post(pull)
+            self._steps.try_post(pull)
 
     # -- timers
 
@@ -237,11 +242,11 @@ class Pulls:
         pull = self._pulls.find(name)
         assert pull is not None
         if timer is Timer.OPEN_RETRY:
-            self._send_open(pull)
+            self._steps.send_open(pull)
         elif timer is Timer.SETTLE_RETRY:
-            self._send_settle(pull)
+            self._steps.send_settle(pull)
         elif timer is Timer.RENEW:
-            self._renewals.due(pull)
+            self._steps.renewals.due(pull)
         else:
             reason, message = TIMEOUTS[timer]
             self._ends.fail_with(pull, reason, message.format(phase=pull.stage.value))
@@ -257,145 +262,7 @@ class Pulls:
             if pull.destination is not None and not pull.moves_nothing
         }
 
-    # -- steps of a pull
-
-    def _take(self, pull: Pull, blocks: Blocks, skip: list[int], after_step: int) -> None:
-        """The destination's blocks are the transfer's until they are returned."""
-        state = self._state
-        pull.destination, pull.skip, pull.after_step = blocks, skip, after_step
-        if not pull.moves_nothing:
-            state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
-
-    def _connect(self, pull: Pull) -> None:
-        claims = pull.claims
-        self._pulls.await_address(pull)
-        try:
-            peer = self._peering.want(claims.address, claims.engine_id, claims.incarnation, pull.trace)
-        except KVGrpcError as error:
-            self._ends.fail(pull, error)
-            return
-        if peer is not None:
-            self._open(pull, peer)
-
-    def _reconnect(self, pull: Pull) -> None:
-        """The source does not know us: a new handshake, then the same access again."""
-        state = self._state
-        state.timers.clear(Timer.OPEN_RETRY, pull.transfer_id)
-        pull.move(Stage.CONNECTING)
-        self._peering.forget(pull.peer)
-        phases = state.transfers.get(pull.transfer_id).phase_started("handshake", state.now)
-        state.change(pull.transfer_id, phases=phases, waiting_for="handshake")
-        self._connect(pull)
-
-    def _open(self, pull: Pull, peer: Peer) -> None:
-        state = self._state
-        pull.move(Stage.OPENING)
-        self._pulls.bind(pull, peer.key)
-        transfer = state.transfers.get(pull.transfer_id)
-        state.change(
-            pull.transfer_id,
-            phases=transfer.phase_started("open", state.now),
-            waiting_for="access",
-            peer_incarnation=peer.description.incarnation,
-            paths=tuple(TransferPath(peer.paths[rank]) for rank in sorted(peer.paths)),
-        )
-        self._send_open(pull)
-
-    def _send_open(self, pull: Pull) -> None:
-        pull.asked = True
-        peer = self._state.peers[pull.peer]
-        transfer = self._state.transfers.get(pull.transfer_id)
-        paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
-        opening = Opening(pull.access_id, pull.token, pull.claim, pull.transfer_id, transfer.request_id, paths)
-        self._state.emit(SendOpen(pull.peer, opening, pull.trace))
-
-    def _opened(self, pull: Pull, opened: Opened) -> None:
-        state = self._state
-        state.timers.clear(Timer.OPEN_RETRY, pull.transfer_id)
-        peer = state.peers[pull.peer]
-        wrong = check_opened(peer.description, pull, opened)
-        if wrong:
-            self._ends.fail_with(pull, Reason.PEER_FAILED, f"the source's answer makes no sense: {wrong}")
-            return
-        if opened.memory_generation != peer.description.memory_generation:
-            self._peering.forget(pull.peer)
-            message = "the source registered its memory anew since the handshake"
-            self._ends.fail_with(pull, Reason.MEMORY_CHANGED, message)
-            return
-        pull.opened = opened
-        pull.move(Stage.OPEN)
-        transfer = state.change(
-            pull.transfer_id,
-            phases=state.transfers.get(pull.transfer_id).phase_started("queue", state.now),
-            waiting_for="blocks" if pull.destination is None else "step",
-            peer_transfer_id=opened.transfer_id,
-        )
-        state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, pull.claim.tokens))
-        if pull.destination is None:
-            state.timers.clear(Timer.QUEUE, pull.transfer_id)
-            state.timers.set(Timer.BLOCKS, pull.transfer_id, transfer.created + state.limits.lease_cap_s)
-        self._renewals.start(pull)
-        self._try_post(pull)
-
-    def _try_post(self, pull: Pull) -> None:
-        """Moves the bytes once source, destination and step are known."""
-        state = self._state
-        if pull.stage is not Stage.OPEN or pull.destination is None:
-            return
-        if pull.moves_nothing:
-            self._settle(pull)
-        elif pull.after_step <= state.step_done():
-            self._post(pull)
-        else:
-            self._pulls.await_step(pull)
-            if state.transfers.get(pull.transfer_id).waiting_for != "step":
-                state.change(pull.transfer_id, waiting_for="step")
-
-    def _post(self, pull: Pull) -> None:
-        state = self._state
-        assert pull.opened is not None
-        assert pull.destination is not None
-        source = [ids[skip:] for (_, ids), skip in zip(pull.opened.blocks, pull.skip, strict=True)]
-        peer = state.peers[pull.peer]
-        runs = plan_runs(peer.description.pool, state.pool.pool, source, pull.destination)
-        pull.move(Stage.WIRE)
-        state.timers.clear(Timer.QUEUE, pull.transfer_id)
-        state.timers.set(Timer.TRANSFER, pull.transfer_id, state.now + pull.transfer_timeout_s)
-        ranks = range(state.pool.world_size)
-        state.change(
-            pull.transfer_id,
-            state=State.ACTIVE,
-            waiting_for="",
-            phases=state.transfers.get(pull.transfer_id).phase_started("wire", state.now),
-            blocks=sum(len(ids) for ids in pull.destination),
-            nbytes=runs.total_bytes * len(ranks),
-            paths=tuple(TransferPath(peer.paths[r], runs.total_bytes, len(runs)) for r in ranks),
-        )
-        for rank in ranks:
-            posting_id = f"{pull.transfer_id}/{rank}"
-            self._pulls.posted(pull, posting_id)
-            state.emit(Post(rank, posting_id, pull.peer, runs, pull.transfer_id))
-
-    def _settle(self, pull: Pull) -> None:
-        state = self._state
-        pull.move(Stage.SETTLING)
-        for timer in (Timer.QUEUE, Timer.TRANSFER):
-            state.timers.clear(timer, pull.transfer_id)
-        state.timers.set(Timer.SETTLE, pull.transfer_id, state.now + state.limits.settle_timeout_s)
-        state.change(
-            pull.transfer_id,
-            state=State.ACTIVE,
-            waiting_for="settle",
-            nbytes_done=pull.nbytes,
-            phases=state.transfers.get(pull.transfer_id).phase_started("settle", state.now),
-        )
-        self._send_settle(pull)
-
-    def _send_settle(self, pull: Pull) -> None:
-        settling = Settling(pull.access_id, last=True, nbytes=pull.nbytes)
-        self._state.emit(SendSettle(pull.peer, settling, pull.trace))
-
-    def _fail_all(self, peer: Peer, reason: Reason, message: str, *, closed: bool = False) -> None:
+    def _fail_all(self, peer: Peer, reason: Reason, message: str) -> None:
         for pull in self._pulls.of_peer(peer.key):
             if pull.stage is not Stage.ENDED:
-                self._ends.fail_with(pull, reason, message, closed=closed)
+                self._ends.fail_with(pull, reason, message)

@@ -265,7 +265,9 @@ class TransferTable:
         return [self._live[id_] for id_ in self._by_key.get(key, ())]
 
     def archive(self, transfer_id: str) -> bool:
-        """Moves a settled transfer to the bounded history; False when it is not one."""
+        """Moves a settled transfer to the bounded history, if it is not there yet; False when it is not one."""
+        if transfer_id in self._past or transfer_id in self._failed:
+            return True
         transfer = self._live.get(transfer_id)
         if transfer is None or not transfer.settled:
             return False

@@ -23,6 +23,7 @@ as with many. RDMA and CMA do not involve the process that is read.
 """
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import logging.config
@@ -218,6 +219,7 @@ class _Agent:
         self._memory = memory  # kept alive: see NixlPath
         self._peers: set[str] = set()
         self._registered: list[Any] = []
+        self._pid = os.getpid()
         name = f"{hint}-{secrets.token_hex(8)}"[-ucx_log.AGENT_CHARS_MAX :]
         self.nixl = _make_agent(name, backend)
         try:
@@ -289,7 +291,8 @@ class _Agent:
 
     def errors_are_ends(self) -> bool:
         """Whether this process moves all bytes itself, inside our calls: see NixlPosting."""
-        return is_host(self.endpoint.segments) and ucx_log.moved_by_reader(self.lanes())
+        lanes = self.lanes() or [tuple(os.environ.get("UCX_TLS", "").split(","))]
+        return is_host(self.endpoint.segments) and ucx_log.moved_by_reader(lanes)
 
     def lanes(self) -> ucx_log.LaneSets:
         return _UCX_LOG.lanes(self.endpoint.agent) if self.endpoint.backend == "UCX" else []
@@ -301,6 +304,10 @@ class _Agent:
                 self.nixl.get_new_notifs([self.endpoint.backend])
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            # In a forked child that exits. It has its parent's sockets: nothing may end or be collected.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+            return
         with self.lock:
             if self.closed:
                 return

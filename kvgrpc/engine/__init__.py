@@ -1,6 +1,6 @@
 """What an integrator writes against: Engine in the scheduler's process, Rank in each worker's.
 
-    engine = Engine.attach("/run/kvgrpc.sock", pool=layout)       # or Engine.launch(...): starts its own lead
+    engine = Engine.attach("/run/kvgrpc.sock", pool=layout)       # or Engine.launch(...): a lead that ends with it
     handover = engine.finished_blocks(blocks, content(ids), transfer_key=key)     # no round trip
     pull = engine.pull(handover.grant, content(ids))              # at the other engine, when the request arrives
     pull.start(blocks)
@@ -15,8 +15,8 @@ what is there.
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
 from kvgrpc.engine.handles import Content, HandOver, Pull, content
-from kvgrpc.engine.launch import LeadDied
 from kvgrpc.engine.rank import Rank
+from kvgrpc.engine.refusals import LeadDied
 from kvgrpc.engine.ticket import RankTicket
 
 __all__ = [

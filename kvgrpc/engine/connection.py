@@ -1,22 +1,30 @@
-"""The engine's end of a session socket: frames out, frames in, descriptors beside them."""
+"""The engine's end of a session socket: frames out, frames in, descriptors beside them.
 
+Every wait has a deadline. A child that this process forks lets go of the sockets it inherits: a copy in there would
+keep a session alive beyond the end of its engine.
+"""
+
+import math
 import os
 import select
 import socket
 import time
+import weakref
 
-from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from kvgrpc.engine.refusals import LeadDied, refusal
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.wire.frames import FrameReader, encode
-from kvgrpc.wire.values import core_reason
+from kvgrpc.wire.frames import FrameReader
 
 READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 30.0
 """Making and populating a large pool takes seconds."""
+SEND_TIMEOUT_S = 10.0
+"""A lead reads at once; one that has not read for this long is stopped or dead."""
 
 
 class Connection:
-    """One connection to a lead."""
+    """One connection to a lead. One thread may send while another receives."""
 
     def __init__(self, socket_path: str) -> None:
         """Raises Unavailable when no lead listens there."""
@@ -25,62 +33,66 @@ class Connection:
             self._socket.connect(socket_path)
         except OSError as error:
             self._socket.close()
-            raise Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {socket_path}: {error.strerror}") from error
+            said = error.strerror or str(error)
+            raise Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {socket_path}: {said}") from error
+        self._socket.settimeout(SEND_TIMEOUT_S)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self._frames = FrameReader(session_pb2.ServerFrame)
         self._ready: list[session_pb2.ServerFrame] = []
         self.closed = False
+        _open.add(self)
 
-    def send(self, frame: session_pb2.ClientFrame) -> None:
-        """Sends one frame; waits only while the lead does not read. Raises Unavailable when it is gone."""
-        self._socket.setblocking(True)
+    def send(self, frame: bytes) -> None:
+        """Sends one frame; waits only while the lead does not read. Raises LeadDied when it is gone."""
         try:
-            self._socket.sendall(encode(frame))
+            self._socket.sendall(frame)
         except OSError as error:
-            raise self._lost() from error
+            # After a part of a frame nothing else can be sent.
+            self.shutdown()
+            raise _lost() from error
 
-    def attach(self, frame: session_pb2.ClientFrame) -> tuple[session_pb2.ServerFrame, int]:
+    def attach(self, frame: bytes) -> tuple[session_pb2.ServerFrame, int]:
         """Sends the first frame and waits for its answer: (frame, descriptor or -1).
 
-        Raises the lead's refusal as PreconditionFailed, Unavailable when it does not answer.
+        Raises the lead's refusal, see `refusals`, and Unavailable when it does not answer.
         """
         self.send(frame)
         deadline = time.monotonic() + ATTACH_TIMEOUT_S
-        descriptor = -1
-        while not self._ready:
-            if not select.select([self._socket], [], [], max(deadline - time.monotonic(), 0.0))[0]:
-                raise Unavailable(Reason.PEER_UNREACHABLE, "the lead did not answer the attach in time")
-            data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
-            if descriptors:
-                descriptor = descriptors[0]
-            if not data:
-                raise self._lost()
-            self._ready += self._frames.feed(data)
-        answer = self._ready.pop(0)
-        if answer.HasField("refused"):
-            if descriptor >= 0:
+        descriptors: list[int] = []
+        try:
+            while not self._ready:
+                if not self._wait(deadline - time.monotonic()):
+                    raise Unavailable(Reason.DEADLINE, "the lead did not answer the attach in time")
+                self._ready += self._read(descriptors)
+            answer = self._ready.pop(0)
+            if answer.HasField("refused"):
+                raise refusal(answer.refused.reason, answer.refused.message)
+        except KVGrpcError:
+            for descriptor in descriptors:
                 os.close(descriptor)
-            raise PreconditionFailed(core_reason(answer.refused.reason), answer.refused.message)
-        return answer, descriptor
+            raise
+        return answer, descriptors[0] if descriptors else -1
 
-    def receive(self, timeout_s: float = 0.0) -> list[session_pb2.ServerFrame]:
-        """The frames that are there, waiting up to `timeout_s` for the first. Raises Unavailable at the end."""
+    def receive(self, timeout_s: float | None = 0.0) -> list[session_pb2.ServerFrame]:
+        """The frames that are there, waiting up to `timeout_s` for the first (None: as long as it takes).
+
+        Raises LeadDied at the end, once everything before it was taken.
+        """
         frames, self._ready = self._ready, []
         wait_s = 0.0 if frames else timeout_s
-        while select.select([self._socket], [], [], wait_s)[0]:
+        while self._wait(wait_s):
             wait_s = 0.0
             try:
-                data = self._socket.recv(READ_BYTES)
-            except OSError as error:
-                raise self._lost() from error
-            if not data:
-                if frames:
-                    break
-                raise self._lost()
-            frames += self._frames.feed(data)
+                frames += self._read()
+            except LeadDied:
+                if not frames:
+                    raise
+                break
         return frames
 
     def fileno(self) -> int:
-        """For an event loop of the engine's own: readable when there are events."""
+        """For an event loop of the engine's own: readable when there is something to receive."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -89,12 +101,44 @@ class Connection:
         self._socket.close()
 
     def shutdown(self) -> None:
-        """Wakes a thread that waits in `receive`, which then raises."""
+        """Ends the connection, and wakes a thread that waits in `receive`, which then raises. `close` follows."""
         self.closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
 
-    def _lost(self) -> Unavailable:
-        return Unavailable(Reason.PEER_LOST, "the lead is gone; its leases and transfers are over")
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Whether there is something to read, or the end. Not select(): that takes no descriptor above 1023."""
+        if self.fileno() < 0:
+            raise _lost()
+        return bool(self._readable.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1000)))
+
+    def _read(self, descriptors: list[int] | None = None) -> list[session_pb2.ServerFrame]:
+        """What one read gives; a descriptor beside it, which no child inherits, joins `descriptors`."""
+        try:
+            if descriptors is None:
+                data = self._socket.recv(READ_BYTES)
+            else:
+                data, received, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+                descriptors += received
+        except OSError as error:
+            raise _lost() from error
+        if not data:
+            raise _lost()
+        return list(self._frames.feed(data))
+
+
+_open: "weakref.WeakSet[Connection]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for connection in list(_open):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def _lost() -> LeadDied:
+    return LeadDied(Reason.PEER_LOST, "the session is over: the lead, or a worker of this engine, is gone")

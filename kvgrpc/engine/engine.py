@@ -2,33 +2,45 @@
 
 Calls are queued and leave with the next `poll` or `flush`; answers and events come with `poll`. Lease ids and grants
 are minted here, from the session's secret, so that handing over waits for nobody.
+
+When the lead dies, every call raises LeadDied, once. What is then true:
+
+* Leases, grants and transfers are over, at both ends: peers find the incarnation gone and use nothing of it.
+* Shared memory was moved by the lead alone. Once its process is gone (`close` waits for a lead of one's own) nothing
+  writes into it any more, and what the workers mapped stays theirs to read.
+* Private memory is moved by the workers. A rank's blocks are at rest when its `Rank.close` has returned.
+
+The seam for a replacement is `close` on this object and on every Rank, then a new `Engine` (`launch` starts a new
+lead) and new Ranks on the new ticket: a new incarnation, which knows of no hand-over or pull of the old one. The
+engine computes or pulls again what it was waiting for; references that it keeps per hand-over or pull are its own to
+drop then, since no BlocksReturned comes for them.
 """
 
-from collections.abc import Sequence
-from typing import Any, Self
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
 
 from kvgrpc.core import grants
-from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN, mint_lease_id
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import granted_ttl
-from kvgrpc.core.transfers import Next
 from kvgrpc.engine.connection import Connection
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
+from kvgrpc.engine.events import BlocksReturned, Event, Received
 from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks, usable_tokens
-from kvgrpc.engine.launch import LeadDied, LeadProcess
+from kvgrpc.engine.launch import LeadProcess
+from kvgrpc.engine.outbox import Outbox
+from kvgrpc.engine.refusals import LeadDied, refusal
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.engine.transfers import Transfers
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, limits_from_proto, pool_from_proto, pool_to_proto
-from kvgrpc.wire.values import core_reason, duration
+from kvgrpc.wire.frames import encode
+from kvgrpc.wire.values import duration
 
 CALL_TIMEOUT_S = 10.0
-_NEXT = {
-    common_pb2.NEXT_STEP_RETRY_HERE: Next.RETRY_HERE,
-    common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER: Next.RETRY_OTHER_CONSUMER,
-    common_pb2.NEXT_STEP_FIX_REQUEST: Next.FIX_REQUEST,
-}
+_T = TypeVar("_T")
 
 
 class Engine:
@@ -37,25 +49,29 @@ class Engine:
     def __init__(self, connection: Connection, socket_path: str, attach: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
         self._connection = connection
-        answer, _ = connection.attach(session_pb2.ClientFrame(attach=attach))
+        answer, _ = connection.attach(encode(session_pb2.ClientFrame(attach=attach)))
         attached = answer.attached
         self.engine_id = attached.header.engine_id
         self.incarnation = attached.header.incarnation
         self.address = attached.address
-        self.ticket = RankTicket(socket_path, attached.rank_ticket)
         self.pool = pool_from_proto(attached.pool, "pool")
         self.limits = limits_from_proto(attached.limits)
+        self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
         self._secret = attached.session_secret
         self._grant_key = grants.signing_key(self._secret)
         self._lead: LeadProcess | None = None
         self._leases = 0
-        self._last_call = 0
-        self._read_events = 0
-        self._calls: list[session_pb2.Call] = []
-        self._asked: dict[int, Pull | HandOver | None] = {}
-        self._answers: dict[int, session_pb2.CallAnswer] = {}
-        self._transfers: dict[str, Pull | HandOver] = {}
+        self._outbox = Outbox()
+        self._transfers = Transfers()
+        self._answers: dict[int, session_pb2.CallAnswer | None] = {}
+        """Of calls that somebody waits for."""
         self._events: list[Event] = []
+        self._abandoned: set[int] = set()
+        """Calls whose answer came too late for whoever waited."""
+        self._unsent: list[Pull] = []
+        self._events: list[Event] = []
+        # Numbers of the last event that was read, that `poll` has returned, and that the lead knows to be returned.
+        self._read_event = self._returned_event = self._acknowledged_event = 0
 
     @classmethod
     def attach(  # noqa: PLR0913 - by name, each with a default
@@ -72,7 +88,8 @@ class Engine:
         """Attaches to a running lead. `pool` None takes the lead's configured one.
 
         With `private_memory` the workers bring their own memory and move the bytes; else the lead makes shared memory
-        for every rank. Raises Unavailable, or PreconditionFailed with the lead's refusal.
+        for every rank. Raises Unavailable when no lead answers, or what the lead refuses it with: AlreadyExists
+        (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
         request = session_pb2.AttachRequest(
             engine_id=engine_id,
@@ -91,7 +108,7 @@ class Engine:
 
     @classmethod
     def launch(cls, *, listen: str = "127.0.0.1:0", flags: Sequence[str] = (), **attach: Any) -> Self:
-        """Starts a lead of this engine's own as a child process and attaches to it.
+        """Starts a lead of this engine's own as a child process and attaches to it. The lead ends with the engine.
 
         `flags` are further flags of `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
         """
@@ -122,12 +139,15 @@ class Engine:
         """Hands finished blocks over to readers. No round trip: the grant is minted here.
 
         The blocks belong to the hand-over until BlocksReturned. What the lead refuses arrives as Failed and
-        BlocksReturned.
+        BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
+        if len(transfer_key) < TRANSFER_KEY_BYTES_MIN:
+            what = f"transfer_key needs at least {TRANSFER_KEY_BYTES_MIN} random bytes"
+            raise InvalidRequest(Reason.INVALID_FIELD, what)
         ttl_s = granted_ttl(ttl_s, self.limits)
+        rows = group_blocks(blocks)
         self._leases += 1
         lease_id = mint_lease_id(self._secret, self.incarnation, "engine", self._leases)
-        rows = group_blocks(blocks)
         claims = grants.Claims(
             access=grants.Access.READ,
             engine_id=self.engine_id,
@@ -140,7 +160,7 @@ class Engine:
             token_count=content.tokens,
             on_abort=on_abort,
         )
-        handover = HandOver(grants.mint(claims, self._grant_key), lease_id, request_id)
+        token = grants.mint(claims, self._grant_key)
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=transfer_key,
             request_id=request_id,
@@ -154,7 +174,8 @@ class Engine:
             after_step=after_step,
             lease_id=lease_id,
         )
-        self._queue(handover, traceparent, finished_blocks=request)
+        handover = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id)
+        self._ask(handover, traceparent, finished_blocks=request)
         return handover
 
     def pull(  # noqa: PLR0913 - by name, each with a default
@@ -181,56 +202,64 @@ class Engine:
             use_tokens=use_tokens,
             priority=priority,
         )
-        pull = Pull(
-            request, self._give, self._cancel, usable_tokens(content.tokens, offer_tokens, use_tokens), request_id
-        )
-        self._queue(pull, traceparent, pull_blocks=request)
+        usable = usable_tokens(content.tokens, offer_tokens, use_tokens)
+        pull = Pull(ask=self._ask, request_id=request_id, use_tokens=usable)
+        pull.unsent = self._ask(pull, traceparent, pull_blocks=request).pull_blocks
+        self._unsent.append(pull)
         return pull
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
-        """Cancels everything under a key, also what is still to come."""
+        """Cancels everything under a key, also what is still to come: for one transfer, use its handle's `cancel`."""
         request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key, message=message)
-        self._queue(None, "", cancel_transfer=request)
+        self._ask(None, cancel_transfer=request)
 
     def step_done(self, step: int) -> None:
         """All work of steps up to `step` is done; for engines whose only rank is in this process."""
-        self._calls.append(session_pb2.Call(step_done=rank_pb2.StepReport(step=step)))
+        self._outbox.add_silent(step_done=rank_pb2.StepReport(step=step))
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
-        """Takes blocks of a SERVER_MANAGED pool; waits for the answer. Raises Exhausted when there are too few."""
+        """Takes blocks of a SERVER_MANAGED pool; waits for the answer.
+
+        Raises Exhausted (POOL_EXHAUSTED) when there are too few, PreconditionFailed (POOL_KIND_MISMATCH).
+        """
         request = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(group=group, count=count)])
-        answer = self._wait(self._queue(None, "", allocate_blocks=request))
+        answer = self._wait(allocate_blocks=request)
         runs = answer.allocate_blocks.blocks[0].blocks
         return [start + i for start, n in zip(runs.starts, runs.counts, strict=True) for i in range(n)]
 
     def free(self, blocks: BlockIds) -> None:
-        """Gives blocks of a SERVER_MANAGED pool back; waits for the answer."""
-        self._wait(self._queue(None, "", free_blocks=pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks))))
+        """Gives blocks of a SERVER_MANAGED pool back; waits for the answer. Pinned ones come free at their last unpin.
+
+        Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then none is given back.
+        """
+        self._wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks)))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.
 
-        Returning events acknowledges those of the poll before. Raises LeadDied when the lead is gone.
+        What is sent next tells the lead that these events were read. Raises LeadDied when the lead is gone.
         """
         self.flush()
-        if not self._events:
-            self._read(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not self._events and self._read(deadline - time.monotonic()):
+            pass
         events, self._events = self._events, []
+        self._returned_event = self._read_event
+        for event in events:
+            if isinstance(event, Received | BlocksReturned):
+                event.transfer.over = True
         return events
 
     def flush(self) -> None:
-        """Sends what is queued."""
-        if not self._calls:
+        """Sends what is queued. Raises LeadDied."""
+        if not self._outbox and self._acknowledged_event == self._returned_event:
             return
-        calls, self._calls = self._calls, []
-        for call in calls:
-            handle = self._asked.get(call.call_id)
-            if isinstance(handle, Pull):
-                handle.sent = True
-                if call.pull_blocks.HasField("grant"):
-                    call.pull_blocks.CopyFrom(handle.request)
-        batch = session_pb2.CallBatch(calls=calls, read_events=self._read_events)
-        self._guard(lambda: self._connection.send(session_pb2.ClientFrame(calls=batch)))
+        for pull in self._unsent:
+            pull.unsent = None
+        self._unsent.clear()
+        for frame in self._outbox.take(self._returned_event):
+            self._guard(lambda frame=frame: self._connection.send(frame))
+        self._acknowledged_event = self._returned_event
 
     def fileno(self) -> int:
         """Readable when `poll` has something; for an event loop of the engine's own."""
@@ -250,102 +279,55 @@ class Engine:
 
     # -- the session
 
-    def _queue(self, handle: Pull | HandOver | None, traceparent: str, **request: Any) -> int:
-        self._last_call += 1
-        self._calls.append(session_pb2.Call(call_id=self._last_call, traceparent=traceparent, **request))
-        self._asked[self._last_call] = handle
-        return self._last_call
+    def _ask(self, handle: HandOver | Pull | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
+        call = self._outbox.add(traceparent, **request)
+        if handle is not None:
+            self._transfers.asked(call.call_id, handle)
+        return call
 
-    def _give(self, request: handoff_pb2.PullBlocksRequest, pull: Pull) -> None:
-        self._queue(pull, "", pull_blocks=request)
-
-    def _cancel(self, pull: Pull, message: str) -> None:
-        if pull.transfer_id:
-            request = transfer_pb2.CancelTransferRequest(transfer_id=pull.transfer_id, message=message)
-        else:
-            key = grants.read_claims(pull.request.grant.token).transfer_key
-            request = transfer_pb2.CancelTransferRequest(transfer_key=key, message=message)
-        self._queue(None, "", cancel_transfer=request)
-
-    def _wait(self, call_id: int) -> session_pb2.CallAnswer:
-        """Waits for one answer; events that come meanwhile are kept for `poll`."""
+    def _wait(self, **request: Any) -> session_pb2.CallAnswer:
+        """Makes one call and waits for its answer; events that come meanwhile are kept for `poll`."""
+        call_id = self._ask(None, **request).call_id
+        self._answers[call_id] = None
         self.flush()
-        self._answers[call_id] = session_pb2.CallAnswer()
-        while not self._answers[call_id].call_id:
-            if not self._read(CALL_TIMEOUT_S):
-                raise Unavailable(Reason.DEADLINE, "the lead did not answer in time")
-        answer = self._answers.pop(call_id)
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        try:
+            while (answer := self._answers[call_id]) is None:
+                if not self._read(deadline - time.monotonic()):
+                    self._abandoned.add(call_id)
+                    what = f"the lead did not answer within {CALL_TIMEOUT_S:g} s"
+                    raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "session"})
+        finally:
+            del self._answers[call_id]
         if answer.HasField("failure"):
-            raise KVGrpcError(core_reason(answer.failure.reason), answer.failure.message)
+            raise refusal(answer.failure.reason, answer.failure.message)
         return answer
 
     def _read(self, timeout_s: float) -> bool:
-        """Takes in what is there; False when nothing came."""
+        """Takes in what is there and sends what was waiting for it; False when nothing came."""
         frames = self._guard(lambda: self._connection.receive(timeout_s))
         for frame in frames:
             for event in frame.events.events:
-                self._read_events = event.event_id
-                self._take(event)
+                self._read_event = event.event_id
+                if event.HasField("answer"):
+                    self._take_answer(event.answer)
+                self._events += self._transfers.take(event)
+        self.flush()
         return bool(frames)
 
-    def _guard(self, work: Any) -> Any:
-        try:
-            return work()
-        except Unavailable as error:
-            said = f": {self._lead.said()}" if self._lead and self._lead.exit_code() is not None else ""
-            raise LeadDied(Reason.PEER_LOST, error.message + said) from error
-
-    def _take(self, event: session_pb2.Event) -> None:
-        kind = event.WhichOneof("event")
-        if kind == "answer":
-            self._take_answer(event.answer)
-            return
-        if kind is None:
-            return
-        row = getattr(event, kind)
-        handle = self._transfers.get(row.transfer_id)
-        if handle is None:
-            return
-        if kind == "opened" and isinstance(handle, Pull):
-            self._events.append(PullOpened(handle, row.use_tokens))
-        elif kind == "received" and isinstance(handle, Pull):
-            self._end(handle)
-            self._events.append(Received(handle, row.use_tokens))
-        elif kind == "failed":
-            self._fail(handle, row.failure, cancelled=row.cancelled)
-        elif kind == "blocks_returned":
-            self._end(handle)
-            self._events.append(BlocksReturned(handle))
-
     def _take_answer(self, answer: session_pb2.CallAnswer) -> None:
-        handle = self._asked.pop(answer.call_id, None)
         if answer.call_id in self._answers:
             self._answers[answer.call_id] = answer
-        if handle is None:
-            return
-        if answer.HasField("failure"):
-            if not handle.transfer_id:
-                self._fail(handle, answer.failure)
-                self._end(handle)
-                self._events.append(BlocksReturned(handle))
-            else:
-                self._fail(handle, answer.failure)
-            return
-        if handle.transfer_id:
-            return
-        transfer = getattr(answer, answer.WhichOneof("response") or "pull_blocks").transfer
-        handle.transfer_id = transfer.transfer_id
-        self._transfers[handle.transfer_id] = handle
-        if isinstance(handle, Pull):
-            for request in handle.waiting:
-                request.transfer_id = handle.transfer_id
-                self._give(request, handle)
-            handle.waiting.clear()
+        elif answer.call_id in self._abandoned:
+            self._abandoned.discard(answer.call_id)
+            if answer.HasField("allocate_blocks"):
+                given = pool_pb2.FreeBlocksRequest(blocks=answer.allocate_blocks.blocks)
+                self._ask(None, free_blocks=given)
 
-    def _fail(self, handle: Pull | HandOver, failure: common_pb2.Failure, *, cancelled: bool = False) -> None:
-        next_step = _NEXT.get(failure.next, Next.RECOMPUTE)
-        self._events.append(Failed(handle, core_reason(failure.reason), failure.message, next_step, cancelled))
-
-    def _end(self, handle: Pull | HandOver) -> None:
-        handle.over = True
-        self._transfers.pop(handle.transfer_id, None)
+    def _guard(self, work: Callable[[], _T]) -> _T:
+        """Does it; adds to LeadDied what a lead of this engine's own said last."""
+        try:
+            return work()
+        except LeadDied as error:
+            said = self._lead.last_words() if self._lead is not None else ""
+            raise LeadDied(Reason.PEER_LOST, error.message + (f": {said}" if said else "")) from error

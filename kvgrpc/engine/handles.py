@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from numbers import Integral
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
 
 from kvgrpc.core import grants
 from kvgrpc.core.content import UNIT_TOKENS
-from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
+from kvgrpc.wire import values
 
-BlockIds = Sequence[int] | Sequence[Sequence[int]]
-"""Block ids of the one group, or one list for each group, in token order."""
+BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
+"""Block ids of the one group, or one list for each group, in token order. Arrays of integers will do."""
+
+IDS_MAX = 1 << 22
+"""Tokens or blocks in one call: above any request, and few enough for one frame."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +35,62 @@ class Content:
 def content(
     token_ids: Sequence[int] = (), *, adapter: str = "", cache_salt: str = "", opaque_id: bytes = b"", tokens: int = 0
 ) -> Content:
-    """The content of `token_ids`; or, for an engine that has none, an opaque id for `tokens` tokens."""
+    """The content of `token_ids`; or, for an engine that has none, an opaque id for `tokens` tokens.
+
+    Raises InvalidRequest or OutOfRange for what are no token ids.
+    """
     if opaque_id:
         return Content(common_pb2.Content(opaque_id=opaque_id, opaque_tokens=tokens))
-    value = common_pb2.TokenContent(token_ids=token_ids, adapter=adapter, cache_salt=cache_salt)
+    if len(token_ids) > IDS_MAX:
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{len(token_ids)} token ids in one content; at most {IDS_MAX}")
+    try:
+        value = common_pb2.TokenContent(token_ids=token_ids, adapter=adapter, cache_salt=cache_salt)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"token ids lie in [0, 2**32): {error}") from error
     return Content(common_pb2.Content(tokens=value))
 
 
-@dataclass(eq=False)
-class HandOver:
+class Ask(Protocol):
+    """Queues a call of an engine; `handle` gets what comes of it."""
+
+    def __call__(self, handle: "HandOver | Pull | None", traceparent: str = "", **request: Any) -> session_pb2.Call: ...
+
+
+@dataclass(eq=False, kw_only=True)
+class Handle:
+    """One transfer, from the asking to its end."""
+
+    ask: Ask = field(repr=False)
+    request_id: str = ""
+    transfer_id: str = ""
+    """Known once the lead answered."""
+    failed: bool = False
+    """The engine was told, or is about to be, that it failed."""
+    over: bool = False
+    """The engine was told the last event about it: nothing of it is with the lead any more."""
+    later: list[Callable[[], object]] = field(default_factory=list, repr=False)
+    """What waits for the transfer id."""
+
+    def cancel(self, message: str = "") -> None:
+        """Ends the transfer, if it is not over; what comes of it are Failed and BlocksReturned, as for other ends."""
+        if not self.over:
+            self.once_known(lambda: self.ask(None, cancel_transfer=_cancel(self.transfer_id, message)))
+
+    def once_known(self, work: Callable[[], object]) -> None:
+        """Does it now if the lead knows the transfer, else when it does."""
+        if self.transfer_id:
+            work()
+        else:
+            self.later.append(work)
+
+
+@dataclass(eq=False, kw_only=True)
+class HandOver(Handle):
     """Blocks handed over. The grant is valid as soon as `finished_blocks` returned."""
 
     grant: bytes
     """The token, for the consumer."""
     lease_id: str
-    request_id: str
-    transfer_id: str = ""
-    """Known once the lead answered."""
-    over: bool = False
 
     @property
     def kv_transfer_params(self) -> dict[str, Any]:
@@ -51,45 +98,42 @@ class HandOver:
         return grants.to_json(self.grant)
 
 
-@dataclass(eq=False)
-class Pull:
+@dataclass(eq=False, kw_only=True)
+class Pull(Handle):
     """A pull under way."""
 
-    request: handoff_pb2.PullBlocksRequest
-    send: Callable[[handoff_pb2.PullBlocksRequest, "Pull"], None]
-    cancel_: Callable[["Pull", str], None]
     use_tokens: int = 0
     """Tokens of KV that will be usable, from the start of the prompt, if the source agrees."""
-    request_id: str = ""
-    transfer_id: str = ""
-    """Known once the lead answered."""
-    sent: bool = False
-    over: bool = False
-    waiting: list[handoff_pb2.PullBlocksRequest] = field(default_factory=list)
+    unsent: handoff_pb2.PullBlocksRequest | None = field(default=None, repr=False)
+    """The request, while it waits in this process."""
+    started: bool = False
 
     def start(self, blocks: BlockIds = (), *, have_tokens: int = 0, after_step: int = 0) -> None:
         """Gives the blocks that the KV goes into: from the first that is not wholly held to the one of the last of
-        `use_tokens`.
+        `use_tokens`. Once.
 
         No blocks says that everything was found locally: the source is released. The blocks belong to the transfer
-        until Received or BlocksReturned.
+        until Received or BlocksReturned, also where the pull has failed and its engine does not know yet. Blocks that
+        the lead refuses end the pull: Failed says why. Raises PreconditionFailed for a pull that has its blocks
+        (TRANSFER_EXISTS) or is over (TRANSFER_ENDED), InvalidRequest for what are no block ids.
         """
+        if self.over:
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "this pull is over; pull again")
+        if self.started:
+            raise PreconditionFailed(Reason.TRANSFER_EXISTS, "this pull has its blocks already")
         destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens)
-        if not self.sent:
-            self.request.destination.CopyFrom(destination)
-            self.request.after_step = after_step
-            return
-        given = handoff_pb2.PullBlocksRequest(
+        self.started = True
+        if self.unsent is not None:
+            self.unsent.destination.CopyFrom(destination)
+            self.unsent.after_step = after_step
+        else:
+            self.once_known(lambda: self._give(destination, after_step))
+
+    def _give(self, destination: handoff_pb2.PullDestination, after_step: int) -> None:
+        request = handoff_pb2.PullBlocksRequest(
             transfer_id=self.transfer_id, destination=destination, after_step=after_step
         )
-        if self.transfer_id:
-            self.send(given, self)
-        else:
-            self.waiting.append(given)
-
-    def cancel(self, message: str = "") -> None:
-        """Ends the pull; Failed and BlocksReturned follow."""
-        self.cancel_(self, message)
+        self.ask(self, pull_blocks=request)
 
 
 def usable_tokens(own_tokens: int, offer_tokens: int, use_tokens: int) -> int:
@@ -98,20 +142,15 @@ def usable_tokens(own_tokens: int, offer_tokens: int, use_tokens: int) -> int:
 
 
 def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:
-    """Block ids as runs, one entry for each group that has blocks."""
-    groups: Sequence[Sequence[int]]
-    groups = [] if not len(blocks) else [blocks] if isinstance(blocks[0], int) else blocks  # type: ignore[list-item, assignment]
-    return [common_pb2.GroupBlocks(group=index, blocks=block_runs(ids)) for index, ids in enumerate(groups) if len(ids)]
+    """Block ids as runs, one entry for each group that has blocks. Raises InvalidRequest or OutOfRange."""
+    groups: Sequence[Any] = [blocks] if len(blocks) and isinstance(blocks[0], Integral) else blocks
+    if sum(len(ids) for ids in groups) > IDS_MAX:
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"more than {IDS_MAX} blocks in one call")
+    try:
+        return values.group_blocks(tuple((index, np.asarray(ids)) for index, ids in enumerate(groups)))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"block ids lie in [0, 2**32): {error}") from error
 
 
-def block_runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
-    """Ids as maximal runs of consecutive ones."""
-    starts: list[int] = []
-    counts: list[int] = []
-    for block in ids:
-        if starts and block == starts[-1] + counts[-1]:
-            counts[-1] += 1
-        else:
-            starts.append(block)
-            counts.append(1)
-    return common_pb2.BlockRuns(starts=starts, counts=counts)
+def _cancel(transfer_id: str, message: str) -> transfer_pb2.CancelTransferRequest:
+    return transfer_pb2.CancelTransferRequest(transfer_id=transfer_id, message=message)

@@ -1,26 +1,30 @@
-"""The lead as a child process: an engine's busy interpreter must not stall leases, streams or settles."""
+"""The lead as a child process: an engine's busy interpreter must not stall leases, streams or settles.
+
+It ends with the engine, however that ends: `--exit-with-engine` makes it watch its session, whose socket the kernel
+closes with the engine's process. (Not PR_SET_PDEATHSIG: that follows the thread that started the child.) It has a
+session of its own in the terminal's sense, so that Ctrl-C reaches the engine alone, which then ends it in order.
+"""
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.engine.refusals import LeadDied
+from kvgrpc.errors import Reason
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
-_LOOK_S = 0.02
-
-
-class LeadDied(Unavailable):
-    """The lead ended without being asked to. All that it knew is over; memory comes back only as proved."""
+LAST_WORDS_CHARS = 2_000
+DIED_S = 1.0
+"""A lead whose socket has just closed takes a moment to end."""
 
 
 class LeadProcess:
-    """A `kvgrpc serve` of this engine's own. It ends with the engine: its session socket then has nobody left."""
+    """A `kvgrpc serve` of this engine's own."""
 
     def __init__(self, flags: list[str]) -> None:
         """Starts it and waits until it serves. Raises LeadDied with what it said when it does not."""
@@ -30,29 +34,38 @@ class LeadProcess:
         ready = folder / "ready.json"
         command = [
             sys.executable, "-m", "kvgrpc", "serve", "--no-pool", "--session-socket", self.socket_path,
-            "--ready-file", str(ready), "--log-level", "warning", *flags,
+            "--exit-with-engine", "--ready-file", str(ready), "--log-level", "warning", *flags,
         ]  # fmt: skip
-        self._said = (folder / "stderr").open("w+")
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by stop
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._said, env=os.environ
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env=os.environ,
+            start_new_session=True,
         )
-        self.address = self._wait_ready(ready)
+        try:
+            self._wait_ready()
+            self.address: str = json.loads(ready.read_text())["address"]
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def said(self) -> str:
-        """What it wrote to its standard error."""
-        self._said.seek(0)
-        return self._said.read().strip()
+    def last_words(self) -> str:
+        """What it wrote to its standard error, if it has ended."""
+        try:
+            code = self._process.wait(DIED_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"it ended with exit code {code}. {self._stderr()}".strip()
 
     def stop(self) -> None:
-        """Asks it to end, and ends it if it does not. Idempotent."""
+        """Asks it to end, and ends it if it does not; it has ended then. Idempotent."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -63,16 +76,24 @@ class LeadProcess:
         if not self._said.closed:
             self._said.close()
             self._folder.cleanup()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
-    def _wait_ready(self, ready: Path) -> str:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if ready.exists():
-                address: str = json.loads(ready.read_text())["address"]
-                return address
-            if self._process.poll() is not None:
-                break
-            time.sleep(_LOOK_S)
-        said, code = self.said(), self._process.poll()
-        self.stop()
-        raise LeadDied(Reason.PEER_LOST, f"the lead did not start (exit code {code}): {said}")
+    def _wait_ready(self) -> None:
+        """It says one line on its standard output when it serves; the end of the output is its own."""
+        assert self._process.stdout is not None
+        readable = select.poll()
+        readable.register(self._process.stdout, select.POLLIN)
+        if readable.poll(READY_TIMEOUT_S * 1000):
+            if self._process.stdout.readline():
+                return
+            why = f"exit code {self._process.wait()}"
+        else:
+            why = f"no answer within {READY_TIMEOUT_S:g} s"
+        raise LeadDied(Reason.PEER_LOST, f"the lead did not start ({why}): {self._stderr()}")
+
+    def _stderr(self) -> str:
+        if self._said.closed:
+            return ""
+        self._said.seek(0)
+        return self._said.read()[-LAST_WORDS_CHARS:].strip()

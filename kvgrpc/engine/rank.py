@@ -5,6 +5,8 @@ brings tensors of its own, and the mover runs here, in a thread that posts and p
 released.
 """
 
+import logging
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
@@ -13,18 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core import events
+from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.engine.connection import Connection
+from kvgrpc.engine.refusals import LeadDied
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
-from kvgrpc.local_rank import LocalRank, make_paths
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import endpoint_from_proto, pool_from_proto
+from kvgrpc.wire.frames import encode
 
 CLOSE_S = 2.0
-_WAIT_S = 3600.0
-"""The command thread wakes for frames and for the end only."""
+_log = logging.getLogger(__name__)
 
 
 class Rank:
@@ -36,43 +39,51 @@ class Rank:
         rank: int = 0,
         tensors: Sequence[Any] = (),
         *,
-        data_paths: tuple[str, ...] = ("cma", "nixl"),
+        data_paths: tuple[str, ...] = ("shm", "cma", "nixl"),
         copy_threads: int = 2,
     ) -> None:
         """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets; none: shared.
 
-        Raises Unavailable, PermissionDenied, or PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size.
+        Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
+        with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
+        another engine, Unavailable when no lead answers. None of them ends the engine's life.
         """
         self.rank = rank
+        memory = PrivateMemory.of(*tensors) if tensors else None
+        if memory is not None and memory.nbytes != ticket.memory_bytes:
+            raise PreconditionFailed(
+                Reason.POOL_KIND_MISMATCH,
+                f"the tensors have {memory.nbytes} bytes; the pool has {ticket.memory_bytes} on each rank",
+            )
         self._connection = Connection(ticket.socket_path)
         self._send_lock = threading.Lock()
-        self._mover: LocalRank | None = None
         self._thread: threading.Thread | None = None
         self._shared: SharedMemory | None = None
         try:
-            self._attach(ticket, tensors, data_paths, copy_threads)
+            self._attach(ticket, memory, data_paths, copy_threads)
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The rank's shared pool, shape [total_bytes], writable."""
+        """The rank's shared pool, shape [total_bytes], writable. Views of it stay readable after the end."""
         if self._shared is None:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, "this rank brought its own memory")
         return self._shared.as_numpy()
 
     def step_done(self, step: int) -> None:
-        """All work of the engine's steps up to `step` is done on this rank."""
-        self._report(events.StepDone(self.rank, step))
+        """All work of the engine's steps up to `step` is done on this rank. Raises LeadDied when the session is over.
+
+        What a later kernel must not overtake is the caller's to wait for first.
+        """
+        self._send(events.StepDone(self.rank, step))
 
     def close(self) -> None:
-        """Detaches. Idempotent."""
+        """Detaches; memory of one's own is at rest then. Idempotent."""
         self._connection.shutdown()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
-        if self._mover is not None:
-            self._mover.close(CLOSE_S)
+        if self._thread is not None:
+            self._thread.join()
         self._connection.close()
         if self._shared is not None:
             self._shared.close()
@@ -84,28 +95,20 @@ class Rank:
         self.close()
 
     def _attach(
-        self, ticket: RankTicket, tensors: Sequence[Any], data_paths: tuple[str, ...], copy_threads: int
+        self, ticket: RankTicket, memory: PrivateMemory | None, data_paths: tuple[str, ...], copy_threads: int
     ) -> None:
-        request = session_pb2.AttachRankRequest(ticket=ticket.secret, rank=self.rank, private_memory=bool(tensors))
-        answer, descriptor = self._connection.attach(session_pb2.ClientFrame(attach_rank=request))
+        request = session_pb2.AttachRankRequest(ticket=ticket.secret, rank=self.rank, private_memory=memory is not None)
+        answer, descriptor = self._connection.attach(encode(session_pb2.ClientFrame(attach_rank=request)))
         self.pool = pool_from_proto(answer.rank_attached.pool, "pool")
-        if not tensors:
+        if memory is None:
             self._map(descriptor)
             return
-        memory = PrivateMemory.of(*tensors)
-        if memory.nbytes != self.pool.total_bytes:
-            raise PreconditionFailed(
-                Reason.POOL_KIND_MISMATCH,
-                f"the tensors have {memory.nbytes} bytes; the pool has {self.pool.total_bytes} on each rank",
-            )
         paths, _ = make_paths(memory, data_paths, copy_threads)
-        self._mover = LocalRank(self.rank, memory, paths, self._report)
-        self._thread = threading.Thread(target=self._obey, name=f"kvgrpc-rank-{self.rank}", daemon=True)
+        mover = LocalRank(self.rank, memory, paths, self._report)
+        self._thread = threading.Thread(target=self._obey, args=(mover,), name=f"kvgrpc-rank-{self.rank}", daemon=True)
         self._thread.start()
 
     def _map(self, descriptor: int) -> None:
-        import os
-
         if descriptor < 0:
             raise Unavailable(Reason.NO_POOL, "the lead sent no memory")
         try:
@@ -113,37 +116,49 @@ class Rank:
         finally:
             os.close(descriptor)
 
-    def _report(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         batch = session_pb2.RankReportBatch(reports=[wire.event_to_report(event)])
+        frame = encode(session_pb2.ClientFrame(reports=batch))
+        with self._send_lock:
+            self._connection.send(frame)
+
+    def _report(self, event: events.Event) -> None:
+        """What the mover reports, in its thread. When the session is over nobody is left to care."""
         try:
-            with self._send_lock:
-                self._connection.send(session_pb2.ClientFrame(reports=batch))
-        except Unavailable:
+            self._send(event)
+        except LeadDied:
             self._connection.shutdown()
 
-    def _obey(self) -> None:
-        """Performs the lead's commands until the connection ends."""
-        while not self._connection.closed:
-            try:
-                for frame in self._connection.receive(_WAIT_S):
-                    for command in frame.commands.commands:
-                        self._perform(command)
-            except (KVGrpcError, ValueError):
-                return
+    def _obey(self, mover: LocalRank) -> None:
+        """Performs the lead's commands until the session ends, and then ends the mover: its postings end first.
 
-    def _perform(self, command: rank_pb2.RankCommand) -> None:
-        mover = self._mover
-        assert mover is not None
-        match command.WhichOneof("command"):
-            case "offer":
-                mover.offer(command.offer.key)
-            case "connect":
-                mover.map_peer(command.connect.peer, endpoint_from_proto(command.connect.endpoint))
-            case "disconnect":
-                mover.unmap_peer(command.disconnect.peer)
-            case "post":
-                mover.post(command.post.posting_id, command.post.peer, wire.runs_of(command.post))
-            case "expect":
-                mover.expect(command.expect.access, command.expect.open)
-            case _:
-                return
+        A command that cannot be performed ends the session: the lead would wait for its report for ever.
+        """
+        try:
+            while not self._connection.closed:
+                for frame in self._connection.receive(None):
+                    for command in frame.commands.commands:
+                        _perform(mover, command)
+        except LeadDied:
+            _log.debug("the session of rank %d is over", self.rank)
+        except Exception:  # noqa: BLE001 - logged; the session ends
+            _log.exception("rank %d could not perform a command of its lead", self.rank)
+        finally:
+            self._connection.shutdown()
+            mover.close(CLOSE_S)
+
+
+def _perform(mover: LocalRank, command: rank_pb2.RankCommand) -> None:
+    match command.WhichOneof("command"):
+        case "offer":
+            mover.offer(command.offer.key)
+        case "connect":
+            mover.map_peer(command.connect.peer, endpoint_from_proto(command.connect.endpoint))
+        case "disconnect":
+            mover.unmap_peer(command.disconnect.peer)
+        case "post":
+            mover.post(command.post.posting_id, command.post.peer, wire.runs_of(command.post))
+        case "expect":
+            mover.expect(command.expect.access, command.expect.open)
+        case _:
+            return  # of a newer lead, which knows from the attach what this worker can

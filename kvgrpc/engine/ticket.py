@@ -9,3 +9,5 @@ class RankTicket:
 
     socket_path: str
     secret: bytes
+    memory_bytes: int
+    """What every rank's memory has."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from kvgrpc import __version__
 from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
@@ -43,7 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             oldest_transfer_id=oldest.id if oldest else "",
             oldest_transfer_age=duration(now - oldest.created) if oldest else None,
             progress_age=duration(lead.progress_age_s()),
-            version=__version__,
+            version=lead.version,
         )
 
     @unary

@@ -1,6 +1,5 @@
 """HandshakeService: who is there, and whether two engines can exchange blocks."""
 
-from kvgrpc import __version__
 from kvgrpc.core import actions, events
 from kvgrpc.core.compatibility import compare
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
@@ -33,7 +32,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
                 handshake_pb2.DataPathStatus(name=name, available=available, why=why)
                 for name, available, why in lead.data_paths()
             ],
-            version=__version__,
+            version=lead.version,
         )
 
     @unary

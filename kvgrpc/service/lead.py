@@ -29,6 +29,7 @@ class Lead:
         data_paths: Callable[[], list[tuple[str, bool, str]]],
         read_block: Callable[[int, int, int], bytes],
         progress_age_s: Callable[[], float],
+        version: str,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -36,6 +37,7 @@ class Lead:
         self.data_paths = data_paths
         self.read_block = read_block
         self.progress_age_s = progress_age_s
+        self.version = version
 
     @property
     def node(self) -> Node:

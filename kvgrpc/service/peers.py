@@ -188,7 +188,8 @@ class PeerChannels:
         stream = stub.KeepLiveness()
         try:
             while True:
-                await stream.write(peer_pb2.KeepLivenessRequest(caller=channel.caller))
+                with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
+                    await stream.write(peer_pb2.KeepLivenessRequest(caller=channel.caller))
                 beat = await asyncio.wait_for(stream.read(), interval_s * 2.5)
                 if beat is grpc.aio.EOF:
                     return

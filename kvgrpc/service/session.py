@@ -12,30 +12,38 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
-from kvgrpc.service.session_calls import answer_to_proto, call_to_event
-from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
+from kvgrpc.service.session_workers import Workers, write
+from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import limits_to_proto, pool_to_proto
-from kvgrpc.wire.frames import FrameReader, encode
-from kvgrpc.wire.values import reason
+from kvgrpc.wire.frames import FrameReader, encode, encode_rows
+from kvgrpc.wire.values import invalid, reason
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 5.0
-UNREAD_BYTES_MAX = 256 * 1024 * 1024
-"""Events that an engine may leave unread; one that is further behind is taken for dead."""
+FIRST_ENGINE_S = 60.0
+"""How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
+STOP_TIMEOUT_S = 1.0
+"""What a connection that is not read gets at the end."""
+PROBE_TIMEOUT_S = 1.0
+WORLD_SIZE_MAX = 4096
+ENGINE_ID_CHARS_MAX = 255
+POOL_BLOCKS_MAX = 1 << 24
+"""Of one group: what the lead keeps for each block is made at attach, before anything else can say no."""
+
+_Frames = AsyncIterator[session_pb2.ClientFrame]
 
 
 class Host(Protocol):
@@ -56,117 +64,112 @@ class Host(Protocol):
         ...
 
 
-class WorkerRank:
-    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it."""
+class Session:
+    """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
 
-    def __init__(self) -> None:
-        self._waiting: list[rank_pb2.RankCommand] = []
-        self._writer: asyncio.StreamWriter | None = None
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.secret = secrets.token_bytes(32)
+        self.ticket = secrets.token_bytes(32)
+        self.workers = Workers()
+        self._event_id = 0
+        self._unsent: list[session_pb2.Event] = []
+        self._unread: dict[int, str] = {}
+        """Transfers whose end was told, by the event that told it, until the engine read on."""
 
-    def connected(self, writer: asyncio.StreamWriter) -> None:
-        """The worker attached."""
-        self._writer = writer
-        for command in self._waiting:
-            self._send(command)
-        self._waiting.clear()
+    def tell(self, event: session_pb2.Event, ended: str = "") -> None:
+        """One more event, sent with all others of the same turn of the loop; `ended`: the transfer whose end it is."""
+        self._event_id += 1
+        event.event_id = self._event_id
+        if ended:
+            self._unread[event.event_id] = ended
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(event)
 
-    def offer(self, key: str) -> None:
-        self._send(wire.offer_command(key))
+    def read(self, event_id: int) -> tuple[str, ...]:
+        """The engine has read all events up to this one: the transfers whose ends it knows now."""
+        found = [id_ for id_ in self._unread if id_ <= event_id]
+        return tuple(self._unread.pop(id_) for id_ in found)
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
-        self._send(wire.connect_command(peer, endpoint))
+    def close(self) -> None:
+        """Ends its connections."""
+        self.writer.close()
+        self.workers.close()
 
-    def unmap_peer(self, peer: str) -> None:
-        self._send(wire.disconnect_command(peer))
-
-    def post(self, posting_id: str, peer: str, runs: Runs) -> None:
-        self._send(wire.post_command(posting_id, peer, runs))
-
-    def expect(self, access: str, open_: bool) -> None:
-        self._send(wire.expect_command(access, open_))
-
-    def _send(self, command: rank_pb2.RankCommand) -> None:
-        if self._writer is None:
-            self._waiting.append(command)
-        else:
-            batch = session_pb2.ServerFrame(commands=session_pb2.RankCommandBatch(commands=[command]))
-            self._writer.write(encode(batch))
+    def _flush(self) -> None:
+        rows, self._unsent = self._unsent, []
+        for frame in encode_rows(rows, _event_frame):
+            write(self.writer, frame)
 
 
 class Sessions:
-    """The session socket of a lead, and the engine that is attached; an EnginePort."""
+    """The session socket of a lead, and the engine that is attached; an EnginePort.
+
+    `over` is set when an engine has ended, or none has come: for a server that exits with its engine.
+    """
 
     def __init__(self, lead: Lead, host: Host, path: str) -> None:
         self._lead = lead
         self._host = host
         self._path = path
         self._server: asyncio.Server | None = None
-        self._scheduler: asyncio.StreamWriter | None = None
-        self.attaching = False
-        self._ticket = b""
-        self._workers: dict[int, WorkerRank] = {}
+        self._session: Session | None = None
+        self._attaching = False
+        self._life = asyncio.Lock()
+        """Held while an engine's life begins or ends: memory is made and given back meanwhile."""
+        self._stopping = False
         self._connections: set[asyncio.StreamWriter] = set()
-        self._event_id = 0
-        self._unsent: list[session_pb2.Event] = []
-        self._unread: dict[int, str] = {}
-        """Transfers whose end was told, by the event that told it, until the engine read on."""
+        self._first: asyncio.TimerHandle | None = None
+        self.over = asyncio.Event()
 
     async def start(self) -> None:
-        """Listens. The socket is the user's alone."""
-        _remove(self._path)
-        self._server = await asyncio.start_unix_server(self._serve, self._path)
-        _make_private(self._path)
+        """Listens. The socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
+        _make_room(self._path)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self._path)
+        except (OSError, ValueError) as error:
+            raise invalid("session_socket", f"{self._path} cannot be bound: {error}") from error
+        Path(self._path).chmod(0o600)
+        self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
     async def stop(self) -> None:
         """Ends all connections and removes the socket."""
+        self._stopping = True
         if self._server is None:
             return
+        assert self._first is not None
+        self._first.cancel()
         self._server.close()
         for writer in list(self._connections):
             writer.close()
-        await self._server.wait_closed()
-        _remove(self._path)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._server.wait_closed()
+        for writer in list(self._connections):
+            writer.transport.abort()
+        Path(self._path).unlink(missing_ok=True)
 
     def tell(self, news: actions.EngineNews) -> None:
-        """News for the engine: sent with all others of the same turn of the loop."""
-        event = self._next_event(wire.news_to_proto(news, 0))
-        if isinstance(news, actions.Received | actions.BlocksReturned):
-            self._unread[event.event_id] = news.transfer_id
-
-    def _next_event(self, event: session_pb2.Event) -> session_pb2.Event:
-        self._event_id += 1
-        event.event_id = self._event_id
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(event)
-        return event
-
-    def _flush(self) -> None:
-        batch, self._unsent = self._unsent, []
-        writer = self._scheduler
-        if writer is None or writer.is_closing():
-            return
-        writer.write(encode(session_pb2.ServerFrame(events=session_pb2.EventBatch(events=batch))))
-        if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            _log.error("the engine does not read its events; it is taken for dead")
-            writer.transport.abort()
+        """News for the engine."""
+        if self._session is not None:
+            ended = news.transfer_id if isinstance(news, actions.Received | actions.BlocksReturned) else ""
+            self._session.tell(wire.news_to_proto(news, 0), ended)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
-        frames = FrameReader(session_pb2.ClientFrame)
+        frames = _frames(reader)
         try:
             _check_user(writer)
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
-                first = await _first(reader, frames)
+                first = await anext(frames, None)
             if first is not None and first.HasField("attach"):
-                await self._serve_scheduler(first.attach, reader, writer, frames)
+                await self._serve_scheduler(first.attach, frames, writer)
             elif first is not None and first.HasField("attach_rank"):
-                await self._serve_worker(first.attach_rank, reader, writer, frames)
+                await self._serve_worker(first.attach_rank, frames, writer)
         except KVGrpcError as error:
-            refused = session_pb2.RefusedResponse(reason=reason(error.reason), message=error.message)
-            with contextlib.suppress(OSError):
-                writer.write(encode(session_pb2.ServerFrame(refused=refused)))
-                await writer.drain()
+            refused = session_pb2.RefusedResponse(reason=reason(error.reason), message=sentence(error))
+            write(writer, encode(session_pb2.ServerFrame(refused=refused)))
         except (OSError, TimeoutError):
             _log.debug("a session connection broke")
         finally:
@@ -176,76 +179,78 @@ class Sessions:
     # -- the scheduler
 
     async def _serve_scheduler(
-        self,
-        request: session_pb2.AttachRequest,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        frames: FrameReader[session_pb2.ClientFrame],
+        self, request: session_pb2.AttachRequest, frames: _Frames, writer: asyncio.StreamWriter
     ) -> None:
-        if self._scheduler is not None or self.attaching:
+        if self._session is not None or self._attaching:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
-        self.attaching = True
-        secret, self._ticket = secrets.token_bytes(32), secrets.token_bytes(32)
+        _check_attach(request)
+        session = Session(writer)
+        self._attaching = True
         try:
-            self._workers = {}
-            await self._host.begin_engine(request, secret, self._make_worker)
-            self._scheduler = writer
+            async with self._life:
+                await self._host.begin_engine(request, session.secret, session.workers.make_rank)
+                self._session = session
         finally:
-            self.attaching = False
+            self._attaching = False
+        assert self._first is not None
+        self._first.cancel()
         try:
-            writer.write(encode(session_pb2.ServerFrame(attached=self._attached(secret))))
-            while data := await reader.read(READ_BYTES):
-                for frame in frames.feed(data):
-                    self._take_calls(frame.calls)
+            write(writer, encode(session_pb2.ServerFrame(attached=self._attached(session))))
+            async for frame in frames:
+                self._take_calls(session, frame.calls)
         finally:
-            await self._engine_gone()
+            await self._end(session, "the engine is gone")
 
-    async def _engine_gone(self) -> None:
-        """The scheduler's connection, or a worker's, ended: so did the engine."""
-        if self._scheduler is None:
+    async def _end(self, session: Session, why: str) -> None:
+        """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
+        session.close()
+        if self._session is not session:
             return
-        self._scheduler.close()
-        self._scheduler = None
-        self._ticket = b""
-        self._unread.clear()
-        self._unsent.clear()
-        _log.info("the engine is gone")
-        await self._host.end_engine()
+        self._session = None
+        _log.info("%s", why)
+        try:
+            async with self._life:
+                if not self._stopping:
+                    await self._host.end_engine()
+        finally:
+            self.over.set()
 
-    def _attached(self, secret: bytes) -> session_pb2.AttachResponse:
+    def _attached(self, session: Session) -> session_pb2.AttachResponse:
         lead = self._lead
         engine = lead.node.state.pool
         return session_pb2.AttachResponse(
             header=lead.header(),
-            session_secret=secret,
-            rank_ticket=self._ticket,
+            session_secret=session.secret,
+            rank_ticket=session.ticket,
             pool=pool_to_proto(engine.pool, engine.pool_kind),
             limits=limits_to_proto(lead.config.limits),
             address=engine.address,
         )
 
-    def _take_calls(self, batch: session_pb2.CallBatch) -> None:
-        read = [id_ for id_ in self._unread if id_ <= batch.read_events]
-        if read:
-            ids = tuple(self._unread.pop(id_) for id_ in read)
+    def _take_calls(self, session: Session, batch: session_pb2.CallBatch) -> None:
+        ended = session.read(batch.read_events)
+        if ended:
             call = events.Call(self._lead.runner.next_call_id(), ENGINE)
-            self._lead.runner.feed(events.AcknowledgeTransfers(call, ids))
+            self._lead.runner.feed(events.AcknowledgeTransfers(call, ended))
         for row in batch.calls:
-            self._take_call(row)
+            self._take_call(session, row)
 
-    def _take_call(self, call: session_pb2.Call) -> None:
+    def _take_call(self, session: Session, call: session_pb2.Call) -> None:
         runner = self._lead.runner
         number = runner.next_call_id()
 
         def answered(answer: actions.Answer | KVGrpcError) -> None:
             if call.call_id or isinstance(answer, KVGrpcError):
                 made = answer_to_proto(self._lead, call.call_id, answer)
-                self._next_event(session_pb2.Event(answer=made))
+                session.tell(session_pb2.Event(answer=made))
 
         try:
             event = call_to_event(self._lead, call, number)
         except KVGrpcError as error:
             answered(error)
+            lost = refused_lease(call, number)
+            if lost is not None:
+                runner.submit(number, lost, lambda _: None)
             return
         if isinstance(event, events.StepDone):
             runner.feed(event)
@@ -254,39 +259,27 @@ class Sessions:
 
     # -- workers
 
-    def _make_worker(self, rank: int) -> Rank:
-        return self._workers.setdefault(rank, WorkerRank())
-
     async def _serve_worker(
-        self,
-        request: session_pb2.AttachRankRequest,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        frames: FrameReader[session_pb2.ClientFrame],
+        self, request: session_pb2.AttachRankRequest, frames: _Frames, writer: asyncio.StreamWriter
     ) -> None:
-        if not self._ticket or not secrets.compare_digest(request.ticket, self._ticket):
+        session = self._session
+        if session is None or not secrets.compare_digest(request.ticket, session.ticket):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
-        session = self._scheduler
+        session.workers.check(request)
         engine = self._lead.node.state.pool
-        pool = pool_to_proto(engine.pool, engine.pool_kind)
+        reply = session_pb2.AttachRankResponse(pool=pool_to_proto(engine.pool, engine.pool_kind))
         if request.private_memory:
-            reply = session_pb2.AttachRankResponse(pool=pool)
-            writer.write(encode(session_pb2.ServerFrame(rank_attached=reply)))
-            worker = self._workers.get(request.rank)
-            if worker is None:
-                raise PermissionDenied(Reason.NOT_OWNER, f"the engine has no rank {request.rank} with private memory")
-            worker.connected(writer)
+            write(writer, encode(session_pb2.ServerFrame(rank_attached=reply)))
         else:
-            fd, nbytes = self._host.shared_memory(request.rank)
-            reply = session_pb2.AttachRankResponse(pool=pool, shared_bytes=nbytes)
+            fd, reply.shared_bytes = self._host.shared_memory(request.rank)
             _send_with_descriptor(writer, encode(session_pb2.ServerFrame(rank_attached=reply)), fd)
+        session.workers.attached(request.rank, writer)
         try:
-            while data := await reader.read(READ_BYTES):
-                for frame in frames.feed(data):
+            async for frame in frames:
+                if self._session is session:
                     self._take_reports(request.rank, frame.reports)
         finally:
-            if self._scheduler is session:
-                await self._engine_gone()
+            await self._end(session, f"the worker of rank {request.rank} is gone, and with it its engine")
 
     def _take_reports(self, rank: int, batch: session_pb2.RankReportBatch) -> None:
         for report in batch.reports:
@@ -295,14 +288,26 @@ class Sessions:
                 self._lead.runner.feed(event)
 
 
-async def _first(
-    reader: asyncio.StreamReader, frames: FrameReader[session_pb2.ClientFrame]
-) -> session_pb2.ClientFrame | None:
-    """The first frame of a connection; None when it ended without one."""
+async def _frames(reader: asyncio.StreamReader) -> _Frames:
+    """The frames of a connection, until it ends. Raises KVGrpcError for what is none."""
+    found = FrameReader(session_pb2.ClientFrame)
     while data := await reader.read(READ_BYTES):
-        for frame in frames.feed(data):
-            return frame
-    return None
+        for frame in found.feed(data):
+            yield frame
+
+
+def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
+    return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=rows))
+
+
+def _check_attach(request: session_pb2.AttachRequest) -> None:
+    """Raises InvalidRequest for numbers that would cost this process its memory."""
+    if request.world_size > WORLD_SIZE_MAX:
+        raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
+    if len(request.engine_id) > ENGINE_ID_CHARS_MAX:
+        raise invalid("engine_id", f"has at most {ENGINE_ID_CHARS_MAX} characters")
+    if any(group.blocks > POOL_BLOCKS_MAX for group in request.pool.groups):
+        raise invalid("pool.groups.blocks", f"is at most {POOL_BLOCKS_MAX}")
 
 
 def _check_user(writer: asyncio.StreamWriter) -> None:
@@ -315,14 +320,26 @@ def _check_user(writer: asyncio.StreamWriter) -> None:
 
 
 def _send_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
-    """Sends a frame with a descriptor beside it; the connection has nothing else under way yet."""
+    """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
     with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
-        socket.send_fds(sock, [frame], [fd])
+        sent = socket.send_fds(sock, [frame], [fd])
+    if sent < len(frame):
+        write(writer, frame[sent:])
 
 
-def _remove(path: str) -> None:
-    Path(path).unlink(missing_ok=True)
-
-
-def _make_private(path: str) -> None:
-    Path(path).chmod(0o600)
+def _make_room(path: str) -> None:
+    """Removes the socket of a server that is gone. Raises InvalidRequest for anything else that is there."""
+    if not os.path.lexists(path):
+        return
+    if not Path(path).is_socket():
+        raise invalid("session_socket", f"{path} is there, and is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise invalid("session_socket", f"{path} cannot be used: {error}") from error
+    raise invalid("session_socket", f"another server listens at {path}")

@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.pull import NEXT_STEPS
 from kvgrpc.core.state import ENGINE
+from kvgrpc.core.transfers import Next
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.values import duration, error_row, grant, pool_blocks
+from kvgrpc.wire.values import NEXT, duration, error_row, grant, pool_blocks
 
 _METHODS = {
     "finished_blocks": "FinishedBlocks",
@@ -48,13 +50,24 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     return convert[kind]()
 
 
+def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
+    """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that whoever
+    waits for its lease learns it. None for calls that promised no lease.
+    """
+    lease_id = call.finished_blocks.lease_id if call.HasField("finished_blocks") else ""
+    if not lease_id or call.finished_blocks.validate_only:
+        return None
+    made = events.Call(call_id, ENGINE, call.traceparent)
+    return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
+
+
 def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError) -> session_pb2.CallAnswer:
     """The answer to a call."""
     made = session_pb2.CallAnswer(call_id=call_id)
     now = lead.runner.now
     match answer:
         case KVGrpcError():
-            made.failure.CopyFrom(error_row(answer))
+            made.failure.CopyFrom(_failure(answer))
         case actions.HandedOver(transfer=None):
             made.grant_lease.CopyFrom(
                 lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
@@ -83,6 +96,19 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
         case _:
             _pool_answer(made, answer)
     return made
+
+
+def _failure(error: KVGrpcError) -> common_pb2.Failure:
+    """A refusal with all that an engine can know of it: the fields that are wrong, and what would help."""
+    row = error_row(error)
+    row.message = sentence(error)
+    row.next = NEXT[NEXT_STEPS.get(error.reason, Next.RECOMPUTE)]
+    return row
+
+
+def sentence(error: KVGrpcError) -> str:
+    """What a refusal says, with the fields that are wrong."""
+    return str(error).removeprefix(f"{error.reason}: ")
 
 
 def _pool_answer(made: session_pb2.CallAnswer, answer: Any) -> None:

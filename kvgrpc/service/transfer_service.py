@@ -77,12 +77,15 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
                     Reason.INCARNATION_CHANGED, "that sequence number belongs to an earlier life of this engine"
                 )
             backlog = state.transfers.changes_after(request.after_event_seq)
-        changes = lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or [])
-        yield transfer_pb2.WatchTransfersResponse(header=lead.header(), history_lost=backlog is None)
-        async for change in changes:
-            header = lead.header()
-            header.event_seq = change.seq
-            yield transfer_pb2.WatchTransfersResponse(header=header, transfer=answers.transfer(change, lead.runner.now))
+        with lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or []) as watch:
+            yield transfer_pb2.WatchTransfersResponse(header=lead.header(), history_lost=backlog is None)
+            while True:
+                change = await watch.next()
+                header = lead.header()
+                header.event_seq = change.seq
+                yield transfer_pb2.WatchTransfersResponse(
+                    header=header, transfer=answers.transfer(change, lead.runner.now)
+                )
 
     @unary
     async def AcknowledgeTransfers(

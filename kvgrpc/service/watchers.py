@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import Exhausted, Reason
@@ -21,7 +22,7 @@ class Watchers:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._waiters: dict[str, list[tuple[Condition, asyncio.Future[None]]]] = {}
-        self._watches: list[_Watch] = []
+        self._watches: list[Watch] = []
         runner.on_transfer.append(self._changed)
 
     async def wait(self, transfer_id: str, condition: Condition, timeout_s: float) -> Transfer:
@@ -39,15 +40,15 @@ class Watchers:
         self._runner.advance()
         return self._runner.node.state.transfers.get(transfer_id)
 
-    async def watch(self, wanted: Condition, backlog: list[Transfer]) -> AsyncIterator[Transfer]:
-        """`backlog`, then every change that is wanted, in order. Raises Exhausted for one that is too slow."""
+    @contextmanager
+    def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:
+        """`backlog`, then every change from now on, as far as wanted. Raises Exhausted when too many watch."""
         if len(self._watches) >= WATCHES_MAX:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{WATCHES_MAX} watches are open", retry_delay_s=1.0)
-        watch = _Watch(wanted, backlog)
+        watch = Watch(wanted, backlog)
         self._watches.append(watch)
         try:
-            while True:
-                yield await watch.next()
+            yield watch
         finally:
             self._watches.remove(watch)
 
@@ -65,7 +66,9 @@ class Watchers:
             del self._waiters[transfer_id]
 
 
-class _Watch:
+class Watch:
+    """The changes that one watcher has not seen yet."""
+
     def __init__(self, wanted: Condition, backlog: list[Transfer]) -> None:
         self._wanted = wanted
         self._queue: deque[Transfer] = deque(filter(wanted, backlog))
@@ -80,6 +83,7 @@ class _Watch:
         self._news.set()
 
     async def next(self) -> Transfer:
+        """The next change, in order. Raises Exhausted for a watcher that is too slow."""
         while not self._queue:
             self._news.clear()
             await self._news.wait()

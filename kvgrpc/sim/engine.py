@@ -109,7 +109,7 @@ class Engine:
         """Pulls by their transfer."""
 
     def offer(self, offer: Offer) -> bytes | None:
-        """Computes a prompt and hands it over; the grant, or None without room. Blocks of the same prompt are shared."""
+        """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks."""
         shared = next((blocks for prompt, blocks in self._offers.values() if prompt == offer.prompt), None)
         if shared is not None:
             blocks: Blocks | None = self.blocks.share(shared)

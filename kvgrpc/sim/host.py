@@ -28,6 +28,7 @@ from kvgrpc.core.ids import peer_key
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.core.node import Node
+from kvgrpc.core.peers import PeerState
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.ledger import Ledger
@@ -112,9 +113,9 @@ class Host:
         faults = self._world.network.faults
         self._mover = Mover(self._world.agenda, self._rng, faults, self.handle)
         self._mover.memories = memories
-        self.ledger.life_began()
         self.engine = Engine(self, self.description, secret, memories)
         self.handle(LifeBegan(incarnation, secret, self.description, engine_attached=True))
+        self.ledger.life_began()
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
@@ -143,6 +144,11 @@ class Host:
     def handle(self, event: Event) -> None:
         """Gives the node an event, checks its invariants, and performs what it asks for."""
         self._feed(event, 0.0)
+
+    def knows(self, life: str) -> bool:
+        """Whether that life of a peer has a handshake here."""
+        peer = self.node.state.peers.get(life)
+        return peer is not None and peer.state is not PeerState.DEAD
 
     def check_idle(self) -> None:
         """Asserts that nothing is left of all that went on here."""

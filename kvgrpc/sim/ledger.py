@@ -25,13 +25,16 @@ class Ledger:
         """How many failed for which reason."""
 
     def life_began(self) -> None:
-        """A new life: what the old one left open is nobody's any more."""
+        """A new life: the old one has ended all that it had; what stays in quarantine is forgotten with it."""
+        assert all(transfer.over for transfer in self._transfers.values()), "a transfer outlives its life"
+        assert not self._expected, "reads are expected of a life that is over"
         self._transfers.clear()
-        self._expected.clear()
 
     def crashed(self) -> None:
         """Nobody answers any more."""
         self._calls.clear()
+        self._transfers.clear()
+        self._expected.clear()
 
     def called(self, call_id: int, give: Callable[[Answer | KVGrpcError], None]) -> None:
         """A call that must be answered once."""
@@ -58,8 +61,10 @@ class Ledger:
             assert not old.over or (new.failure, new.ended) == (old.failure, old.ended), "an end was changed"
         if not new.over or (old is not None and old.over):
             return
-        assert new.ended == now
-        assert now - new.created <= self._bound_s(new) + SLACK_S, f"{new.id} ended after {now - new.created:.3f} s"
+        assert new.ended is not None
+        assert new.ended <= now
+        age_s = new.ended - new.created
+        assert age_s <= self._bound_s(new) + SLACK_S, f"{new.id} ended after {age_s:.3f} s"
         assert (new.failure is None) == (new.state is State.SUCCEEDED)
         self.ends[new.direction, new.state] = self.ends.get((new.direction, new.state), 0) + 1
         if new.failure is not None:
@@ -70,7 +75,7 @@ class Ledger:
         assert not self._calls, f"{len(self._calls)} calls were never answered"
         unfinished = [t for t in self._transfers.values() if not t.over or t.memory is not Disposition.RETURNED]
         assert not unfinished, f"{unfinished[0].id} is {unfinished[0].state}, its memory {unfinished[0].memory}"
-        assert not self._expected, "reads are still expected"
+        assert not self._expected, f"reads are still expected: {self._expected}"
 
     def _bound_s(self, transfer: Transfer) -> float:
         limits = self._limits

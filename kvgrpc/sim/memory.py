@@ -118,9 +118,7 @@ class Memory:
         """The life is over: whoever still reads here reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
 
-    def _expected(
-        self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int
-    ) -> list[tuple[int, Cell]]:
+    def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int) -> list[tuple[int, Cell]]:
         found = []
         for number, region in enumerate(self._pool.regions):
             size = self._pool.groups[region.group].block_tokens

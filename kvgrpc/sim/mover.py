@@ -65,7 +65,7 @@ class Mover:
 
     def _step(self, posting: _Posting, chunk: int) -> None:
         delay_s = self._faults.draw(self._rng, self._faults.cell_s) * chunk
-        if 0 <= posting.stalls_at and len(posting.cells) <= posting.stalls_at + chunk:
+        if posting.stalls_at >= 0 and len(posting.cells) <= posting.stalls_at + chunk:
             posting.stalls_at = -1
             delay_s += self._faults.draw(self._rng, self._faults.stall_s)
         self._later(delay_s, lambda: self._copy(posting, chunk))

@@ -27,6 +27,8 @@ class Lead(Protocol):
 
     def handle(self, event: Event) -> None: ...
 
+    def knows(self, life: str) -> bool: ...
+
 
 class Network:
     """All links. Nothing is cut at first."""
@@ -59,12 +61,14 @@ class Network:
             if not self._hits(self.faults.lose_request):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer))
 
-    def stream(self, dialler: Lead, life: str) -> None:
-        """A liveness stream between the dialler and that life, which has just shaken hands, stands from now on."""
+    def stream(self, dialler: Lead, life: str) -> bool:
+        """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot."""
         for lead in self._leads.values():
-            if lead.up and lead.life == life and not self._is_cut(dialler, lead):
+            if lead.up and lead.life == life and lead.knows(dialler.life) and not self._is_cut(dialler, lead):
                 self._streams[dialler.life, life] = (dialler, lead)
                 lead.handle(PeerAlive(dialler.life))
+                return True
+        return False
 
     def hang_up(self, lead: Lead, life: str) -> None:
         """A lead closes its channel to a life of a peer: the stream ends at both."""
@@ -124,6 +128,9 @@ class Network:
 
     def _reconnect(self, pair: tuple[str, str]) -> None:
         if pair not in self._streams or self._is_cut(*self._streams[pair]):
+            return
+        if not self._streams[pair][1].knows(pair[0]):
+            del self._streams[pair]
             return
         for lead, own, peer in zip(self._streams[pair], pair, reversed(pair), strict=True):
             if lead.up and lead.life == own:

@@ -64,8 +64,11 @@ class PeerCalls:
             loopback = result.endpoints[0].loopback
             assert loopback is not None
             life = loopback.key.rpartition("/")[0]
-            self._network.stream(self._host, life)
-            self._host.handle(PeerAnswered(action.address, self._lives[life], result.endpoints))
+            if self._network.stream(self._host, life):
+                self._host.handle(PeerAnswered(action.address, self._lives[life], result.endpoints))
+            else:
+                lost = Unavailable(Reason.PEER_UNREACHABLE, f"no liveness stream to {action.address}")
+                self._host.handle(DialFailed(action.address, lost))
 
         self._network.rpc(
             self._host,

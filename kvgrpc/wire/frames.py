@@ -1,7 +1,7 @@
 """Frames of a session: a 4-byte big-endian length, then a message. No I/O: bytes in, messages out."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -12,12 +12,29 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 """A batch of calls; each call in it is bounded by the service's own limits."""
 _LENGTH = struct.Struct(">I")
 _M = TypeVar("_M", bound=Message)
+_T = TypeVar("_T")
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
+    """One frame. Raises OutOfRange (LIMIT_EXCEEDED) when it would be longer than any reader takes."""
     body = message.SerializeToString()
+    if len(body) > FRAME_BYTES_MAX:
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a frame of {len(body)} bytes; the limit is {FRAME_BYTES_MAX}")
     return _LENGTH.pack(len(body)) + body
+
+
+def encode_rows(rows: Sequence[_T], make: Callable[[Sequence[_T]], Message]) -> Iterator[bytes]:
+    """One frame of all rows, or as many as it takes. Raises OutOfRange for a row that is too long by itself."""
+    try:
+        frame = encode(make(rows))
+    except OutOfRange:
+        if len(rows) <= 1:
+            raise
+        half = len(rows) // 2
+        yield from encode_rows(rows[:half], make)
+        yield from encode_rows(rows[half:], make)
+    else:
+        yield frame
 
 
 class FrameReader(Generic[_M]):
@@ -28,7 +45,10 @@ class FrameReader(Generic[_M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[_M]:
-        """The messages that are complete now. Raises OutOfRange or InvalidRequest for what is no frame."""
+        """The messages that are complete now; what is not taken comes with the next call.
+
+        Raises OutOfRange or InvalidRequest for what is no frame; nothing can be read after that.
+        """
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
@@ -40,6 +60,7 @@ class FrameReader(Generic[_M]):
             body = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
             try:
-                yield self._kind.FromString(body)
+                message = self._kind.FromString(body)
             except DecodeError as error:
                 raise InvalidRequest(Reason.INVALID_FIELD, "a frame does not hold the message expected") from error
+            yield message

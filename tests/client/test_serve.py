@@ -122,7 +122,7 @@ async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
     ends: set[str] = set()
 
     async def watch(count: int) -> None:
-        async with aclosing(pair.destination.watch(after=start.header, pace=pace)) as events:  # type: ignore[type-var]
+        async with aclosing(pair.destination.watch(after=start.header, pace=pace)) as events:
             async for event in events:
                 assert isinstance(event, WatchTransfersResponse), event
                 seen.append(event.header.event_seq)
@@ -147,9 +147,9 @@ async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
 
 async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
     taken = await pair.source.allocate(1)
-    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=1.0, labels={"owner": "router"}) as held:
+    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=2.0, labels={"owner": "router"}) as held:
         async with asyncio.timeout(UNTIL_S):
-            while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewals < 4:
+            while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewals < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert dict(lease.labels) == {"owner": "router"}
         assert [row.lease_id for row in (await pair.source.list_leases()).leases] == [held.lease_id]

@@ -106,12 +106,12 @@ async def test_a_lease_is_kept_alive_and_its_loss_is_told(server: FakeServer) ->
     expired = threading.Event()
 
     def grant(request: Any, context: Any) -> GrantLeaseResponse:
-        return GrantLeaseResponse(lease=Lease(lease_id="l", remaining=duration(0.3)), grant=Grant(token=b"t"))
+        return GrantLeaseResponse(lease=Lease(lease_id="l", remaining=duration(1.2)), grant=Grant(token=b"t"))
 
     async def keep_alive(requests: Any, context: Any) -> AsyncIterator[KeepAliveResponse]:
         async for _ in requests:
             over = expired.is_set()
-            row = RenewedLease(reason=FAILURE_REASON_LEASE_EXPIRED) if over else RenewedLease(remaining=duration(0.3))
+            row = RenewedLease(reason=FAILURE_REASON_LEASE_EXPIRED) if over else RenewedLease(remaining=duration(1.2))
             yield KeepAliveResponse(leases=[row])
 
     server.answers.update(GrantLease=grant, KeepAlive=keep_alive)

@@ -1,7 +1,7 @@
 """A watch neither repeats nor loses a change, however its streams end, and says so where it cannot know."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,10 +73,10 @@ class Log:
         return [first, *(change(seq, self.incarnation) for seq in range(after + 1, self.seq + 1))]
 
 
-async def read(events: AsyncIterator[WatchEvent], last_seq: int) -> list[WatchEvent]:
+async def read(events: AsyncGenerator[WatchEvent, None], last_seq: int) -> list[WatchEvent]:
     """Events up to the change number `last_seq`."""
     found = []
-    async with asyncio.timeout(UNTIL_S), aclosing(events) as stream:  # type: ignore[type-var]
+    async with asyncio.timeout(UNTIL_S), aclosing(events) as stream:
         async for event in stream:
             found.append(event)
             if isinstance(event, WatchTransfersResponse) and event.header.event_seq == last_seq:

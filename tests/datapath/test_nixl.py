@@ -226,12 +226,17 @@ def test_loading_nixl_leaves_logging_and_the_environment_as_the_program_set_them
     assert "written after" in (tmp_path / "log").read_text()
 
 
+def test_tcp_that_nobody_asked_for_is_refused_with_the_way_to_accept_it(peer: NixlPeer) -> None:
+    result = scenario("", peer, {"UCX_TLS": "^cma"})
+    assert "UCX_TLS=tcp in the environment of both accepts that" in result.stderr
+
+
 def test_ucx_tls_forces_tcp_and_the_path_says_so(peer: NixlPeer) -> None:
     code = "assert finish(post()) is PostingState.DONE; print(remote.why)"
     by_default = scenario(code, peer)
     forced = scenario(code, peer, TCP)
     assert (by_default.returncode, forced.returncode) == (0, 0)
-    assert by_default.stdout.startswith("NIXL over UCX: ")
+    assert by_default.stdout.startswith("NIXL over UCX by ")
     assert "tcp/" in forced.stdout
     assert "cma" not in forced.stdout
 

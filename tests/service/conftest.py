@@ -5,6 +5,7 @@ The pair is shared by all tests of a worker process: a test leaves nothing behin
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,14 @@ def destination(shared_pair: tuple[Engine, Engine], source: Engine) -> Iterator[
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts engines of its own for a test, all at once: one for each tuple of flags."""
+    numbers = count()
     with ExitStack() as stack:
 
         def begin(*flags: tuple[str, ...], settings: str = SETTINGS, **environment: str) -> list[Engine]:
+            folders = [tmp_path / f"engine-{next(numbers)}" for _ in flags]
             processes = [
-                ServeProcess(tmp_path / f"engine-{i}", *SHARED, *row, settings=settings, environment=environment)
-                for i, row in enumerate(flags)
+                ServeProcess(folder, *SHARED, *row, settings=settings, environment=environment)
+                for folder, row in zip(folders, flags, strict=True)
             ]
             for process in processes:
                 stack.callback(process.end)

@@ -196,11 +196,11 @@ async def test_a_watcher_that_is_too_slow_is_told_so_after_what_was_kept_for_it(
     await hand_over(server)
     runner = server._runner
     (transfer,) = runner.node.state.transfers
-    changes = server._lead.watchers.watch(lambda _: True, [])
-    for seq in range(WATCH_BACKLOG_MAX + 5):
-        for listener in runner.on_transfer:
-            listener(replace(transfer, seq=seq))
-    for seq in range(WATCH_BACKLOG_MAX):
-        assert (await anext(changes)).seq == seq
-    with pytest.raises(Exhausted):
-        await anext(changes)
+    with server._lead.watchers.watch(lambda _: True, []) as watch:
+        for seq in range(WATCH_BACKLOG_MAX + 5):
+            for listener in runner.on_transfer:
+                listener(replace(transfer, seq=seq))
+        for seq in range(WATCH_BACKLOG_MAX):
+            assert (await watch.next()).seq == seq
+        with pytest.raises(Exhausted):
+            await watch.next()

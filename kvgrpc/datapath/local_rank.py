@@ -1,5 +1,6 @@
 """A rank in the lead's own process: its memory, its data paths, its mover, and their reports as events."""
 
+import contextlib
 from collections.abc import Callable
 
 from kvgrpc.core import events
@@ -10,6 +11,7 @@ from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.errors import PreconditionFailed
 
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
@@ -33,7 +35,7 @@ def make_paths(
 
 
 _WHY = {
-    "shm": "pools on one host are mapped read-only and copied",
+    "shm": "shared pools of peers on this host are mapped read-only and copied",
     "cma": "memory of this user's processes on one host is read with process_vm_readv",
     "nixl": "NIXL is installed; UCX chooses the transport",
 }
@@ -43,8 +45,6 @@ def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int) ->
     if name == "shm":
         from kvgrpc.datapath.shm import ShmPath
 
-        if not isinstance(memory, SharedMemory):
-            raise DataPathUnavailable("the engine's memory is its own, not a shared pool")
         return ShmPath(memory, copy_threads=copy_threads)
     if name == "cma":
         from kvgrpc.datapath.cma import CmaPath
@@ -90,6 +90,12 @@ class LocalRank:
             self._mover.expect(access)
         else:
             self._mover.unexpect(access)
+
+    def forbid_new_writers(self) -> None:
+        """Nobody but this process will ever write the shared pool; where the kernel can promise that, it does."""
+        assert isinstance(self.memory, SharedMemory)
+        with contextlib.suppress(PreconditionFailed):
+            self.memory.forbid_new_writers()
 
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()

@@ -1,0 +1,115 @@
+"""Latency: what one small pull takes, what single calls cost, and what a server costs that does nothing."""
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from kvgrpc.bench.hosts import Host
+from kvgrpc.bench.plan import Plan
+from kvgrpc.bench.pulls import Puller, content, group_blocks
+from kvgrpc.bench.result import Result
+from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
+
+_POOL = {"block_bytes": 16 << 10, "blocks": 64}
+_WARM = 20
+_CALL_S = 30.0
+_SETTLE_DOWN_S = 0.5
+LEASES_RENEWED = 1_000
+
+
+class Latency:
+    """Measures with two servers of small pools; the pulls take the best of the plan's data paths."""
+
+    def __init__(self, plan: Plan, source: Host, destination: Host, baseline: Host) -> None:
+        self._plan = plan
+        self._source = source
+        self._destination = destination
+        self._baseline = baseline
+
+    async def run(self, found: Result) -> None:
+        """Fills in the figures."""
+        source, destination = self._start(self._source), self._start(self._destination)
+        async with Puller(source, destination) as puller:
+            await puller.allocate(_POOL["blocks"])
+            await self._pulls(puller, found)
+            await self._calls(puller, found)
+            found.renew_1000_ms = await self._renewals(puller)
+        for busy in (False, True):
+            self._embedded(source, found, busy=busy)
+        found.idle_core_percent = await self._idle()
+
+    def _start(self, host: Host) -> str:
+        arguments: dict[str, Any] = {"copy_threads": self._plan.copy_threads, **_POOL}
+        answer, fd = host.ask_fd("start", data_paths=list(self._plan.data_paths), **arguments)
+        os.close(fd)
+        return str(answer["address"])
+
+    async def _pulls(self, puller: Puller, found: Result) -> None:
+        """Pulls of one block by a client in a process of its own."""
+        await puller.one_block(_WARM)
+        self._destination.ask("stamps")
+        pulled = await puller.one_block(self._plan.pulls)
+        ends = self._destination.ask("stamps")["ended_ns"]
+        tails = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ends, strict=True)]
+        found.one_block_pull_ms_p50 = statistics.median(one.seconds * 1e3 for one in pulled)
+        found.completion_to_waiter_ms_p50 = statistics.median(tails)
+
+    def _embedded(self, source: str, found: Result, *, busy: bool) -> None:
+        """Pulls by the destination's own process; `busy`: beside a thread of it that runs pure Python."""
+        answer = self._destination.ask("embedded_pulls", source=source, count=self._plan.pulls, busy=busy)
+        total, tail = (statistics.median(answer[key]) for key in ("total_ms", "tail_ms"))
+        if busy:
+            found.one_block_pull_ms_p50_busy, found.completion_to_waiter_ms_p50_busy = total, tail
+        else:
+            found.details |= {"embedded_one_block_pull_ms_p50": total, "embedded_completion_to_waiter_ms_p50": tail}
+
+    async def _calls(self, puller: Puller, found: Result) -> None:
+        """Our lightest call and an empty one, in turn."""
+        lightest = transfer_pb2_grpc.TransferServiceStub(puller.destination).AcknowledgeTransfers
+        address = self._baseline.ask("empty_server")["address"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            empty: Any = channel.unary_unary("/Empty/Call")
+            pairs = []
+            for _ in range(self._plan.pulls + _WARM):
+                theirs = await _timed(lambda: empty(b"", timeout=_CALL_S))
+                ours = await _timed(lambda: lightest(transfer_pb2.AcknowledgeTransfersRequest(), timeout=_CALL_S))
+                pairs.append((ours, theirs))
+        del pairs[:_WARM]
+        found.unary_ratio_empty = statistics.median(ours / theirs for ours, theirs in pairs)
+        found.details["empty_call_ms_p50"] = statistics.median(theirs for _, theirs in pairs) * 1e3
+
+    async def _renewals(self, puller: Puller) -> float:
+        """Milliseconds of one RenewLeases of 1,000 leases."""
+        stub = lease_pb2_grpc.LeaseServiceStub(puller.source)
+        block = np.zeros(1, dtype=np.int64)
+        grant = lease_pb2.GrantLeaseRequest(blocks=group_blocks(block), content=content(1))
+        granted = [await stub.GrantLease(grant, timeout=_CALL_S) for _ in range(LEASES_RENEWED)]
+        refs = [lease_pb2.LeaseRef(lease_id=one.lease.lease_id) for one in granted]
+        request = lease_pb2.RenewLeasesRequest(leases=refs)
+        seconds = []
+        for _ in range(self._plan.renewals + 1):
+            seconds.append(await _timed(lambda: stub.RenewLeases(request, timeout=_CALL_S)))
+        for ref in refs:
+            await stub.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref), timeout=_CALL_S)
+        return statistics.median(seconds[1:]) * 1e3
+
+    async def _idle(self) -> float:
+        """Percent of a core that a server takes while it has a peer and nothing to do."""
+        await asyncio.sleep(_SETTLE_DOWN_S)
+        before, began = self._destination.ask("processor_s")["seconds"], time.monotonic()
+        await asyncio.sleep(self._plan.idle_s)
+        after, ended = self._destination.ask("processor_s")["seconds"], time.monotonic()
+        return float((after - before) / (ended - began) * 100)
+
+
+async def _timed(call: Callable[[], Awaitable[object]]) -> float:
+    """Seconds that a call takes."""
+    began = time.perf_counter()
+    await call()
+    return time.perf_counter() - began

@@ -1,0 +1,103 @@
+"""The baseline of every transfer between two processes: NIXL as its users call it, without anything round it.
+
+One agent per process. A read is what nobody can leave out: descriptor lists from arrays of addresses, one transfer made
+of them and posted, and its state asked for until it is DONE.
+"""
+
+import importlib
+import os
+import secrets
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import Segment
+from kvgrpc.datapath.addresses import to_rows
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
+
+_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
+_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}  # as for our own data path
+_BACKEND = "UCX"
+_WHOLE = 1 << 62
+POLL_S = 0.0001
+
+
+class RawNixl:
+    """An agent with `memory` registered; with NIXL's progress thread, or progressed by `poll`."""
+
+    def __init__(self, memory: Memory, progress_thread: bool) -> None:
+        api = _load()
+        self._memory = memory
+        self.name = f"bench-{secrets.token_hex(4)}"
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=progress_thread, backends=[_BACKEND])
+            self._agent = api.nixl_agent(self.name, config)
+            regions = [(segment.address, segment.nbytes, 0, "") for segment in memory.segments]
+            self._registered = self._agent.register_memory(regions, "DRAM", [_BACKEND])
+            self.metadata: bytes = self._agent.get_agent_metadata()
+        except Exception as error:  # NIXL's errors have no other base
+            raise DataPathUnavailable(f"NIXL does not start: {error}") from error
+        self._peers: list[str] = []
+        self._polling: threading.Event | None = None
+        self._poller: threading.Thread | None = None
+
+    def connect(self, metadata: bytes) -> None:
+        """Loads the agent of a peer."""
+        name = self._agent.add_remote_agent(metadata)
+        self._peers.append(name.decode() if isinstance(name, bytes) else name)
+
+    def read(self, runs: Runs, source: tuple[Segment, ...]) -> float:
+        """Reads `runs` out of the peer's memory, which lies there at `source`. Returns seconds."""
+        rows = to_rows(runs, source, self._memory.segments, _WHOLE)
+        own, there = (np.zeros((len(rows), 3), dtype=np.uint64) for _ in range(2))
+        own[:, 0], there[:, 0] = rows[:, 0], rows[:, 1]
+        own[:, 1] = there[:, 1] = rows[:, 2]
+        agent, peer = self._agent, self._peers[-1]
+        began = time.monotonic()
+        lists = agent.get_xfer_descs(own, "DRAM"), agent.get_xfer_descs(there, "DRAM")
+        handle = agent.initialize_xfer("READ", *lists, peer)
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        seconds = time.monotonic() - began
+        if state != "DONE":
+            raise DataPathFailed(f"NIXL answered {state}")
+        agent.release_xfer_handle(handle)
+        return seconds
+
+    def poll(self, on: bool) -> None:
+        """Makes progress for peers every 100 us, in a thread, or stops that."""
+        if self._polling is not None and self._poller is not None:
+            self._polling.set()
+            self._poller.join()
+            self._polling = None
+        if on:
+            self._polling = threading.Event()
+            self._poller = threading.Thread(target=self._poll, args=(self._polling,), daemon=True)
+            self._poller.start()
+
+    def close(self) -> None:
+        """Ends all in the order that NIXL needs."""
+        self.poll(False)
+        for peer in self._peers:
+            self._agent.remove_remote_agent(peer)
+        self._agent.deregister_memory(self._registered)
+        self._agent.agent = None
+
+    def _poll(self, ended: threading.Event) -> None:
+        while not ended.wait(POLL_S):
+            self._agent.get_new_notifs()
+
+
+def _load() -> Any:
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    for package in _PACKAGES:
+        try:
+            return importlib.import_module(f"{package}._api")
+        except ImportError:
+            continue
+    raise DataPathUnavailable("NIXL is not installed")

@@ -1,0 +1,101 @@
+"""Role "server" of a child process: a kvgrpc server on the event loop of the process, stamped and measured.
+
+The same process may call its own server, beside a thread that runs pure Python: a server that is embedded in an engine.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from kvgrpc.bench.host import Answer
+from kvgrpc.bench.plan import pool
+from kvgrpc.bench.pulls import Puller
+from kvgrpc.bench.stamps import Stamps
+from kvgrpc.config import Config
+from kvgrpc.errors import InternalError, Reason
+from kvgrpc.server import Server
+
+_WARM_PULLS = 10
+
+
+class Serving:
+    """The commands of this role: its public coroutine methods."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+        self._stamps = Stamps()
+        self._stamps.install()
+
+    async def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Answer:  # noqa: ARG002
+        """Performs one command."""
+        answer: Answer = await getattr(self, command)(**arguments)
+        return answer
+
+    async def close(self) -> None:
+        await self.stop()
+
+    async def start(self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int) -> Answer:
+        """A server with a pool. Gives its address and the pool's descriptor."""
+        await self.stop()
+        config = Config(
+            listen="127.0.0.1:0",
+            data_paths=tuple(data_paths),
+            pool=pool(block_bytes, blocks),
+            copy_threads=copy_threads,
+        )
+        self._server = Server(config)
+        await self._server.start()
+        fd, nbytes = self._server.shared_memory(0)
+        return {"address": self._server.address, "nbytes": nbytes}, [fd]
+
+    async def stop(self) -> Answer:
+        """Ends the server."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
+        return {}, []
+
+    async def stamps(self) -> Answer:
+        """When the last byte of each read landed, since this was asked last; nanoseconds."""
+        return {"ended_ns": self._stamps.take()}, []
+
+    async def processor_s(self) -> Answer:
+        """Processor time of this process so far, in seconds."""
+        return {"seconds": time.process_time()}, []
+
+    async def embedded_pulls(self, source: str, count: int, busy: bool) -> Answer:
+        """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull."""
+        if self._server is None:
+            raise InternalError(Reason.INTERNAL, "start comes first")
+        beside = running_python() if busy else contextlib.nullcontext()
+        async with Puller(source, self._server.address) as puller:
+            await puller.one_block(_WARM_PULLS)
+            self._stamps.take()
+            with beside:
+                pulled = await puller.one_block(count)
+        ended_ns = self._stamps.take()
+        total_ms = [one.seconds * 1e3 for one in pulled]
+        tail_ms = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ended_ns, strict=True)]
+        return {"total_ms": total_ms, "tail_ms": tail_ms}, []
+
+
+@contextlib.contextmanager
+def running_python() -> Iterator[None]:
+    """A thread that runs pure Python all the time and never lets go of the interpreter by itself."""
+    ended = threading.Event()
+
+    def compute() -> None:
+        total = 0
+        while not ended.is_set():
+            for i in range(10_000):
+                total += i & 3
+
+    thread = threading.Thread(target=compute, name="busy", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,98 @@
+"""Workers of a session: the ranks whose memory is private, and who is attached for which rank."""
+
+import asyncio
+import logging
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
+from kvgrpc.service.ranks import Rank
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire import session as wire
+from kvgrpc.wire.frames import encode
+
+_log = logging.getLogger(__name__)
+
+UNREAD_BYTES_MAX = 256 * 1024 * 1024
+"""What a connection may leave unread; one that is further behind is taken for dead."""
+
+
+class WorkerRank:
+    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[rank_pb2.RankCommand] = []
+        self._writer: asyncio.StreamWriter | None = None
+
+    def connected(self, writer: asyncio.StreamWriter) -> None:
+        """The worker attached."""
+        self._writer = writer
+        for command in self._waiting:
+            self._send(command)
+        self._waiting.clear()
+
+    def offer(self, key: str) -> None:
+        self._send(wire.offer_command(key))
+
+    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
+        self._send(wire.connect_command(peer, endpoint))
+
+    def unmap_peer(self, peer: str) -> None:
+        self._send(wire.disconnect_command(peer))
+
+    def post(self, posting_id: str, peer: str, runs: Runs) -> None:
+        self._send(wire.post_command(posting_id, peer, runs))
+
+    def expect(self, access: str, open_: bool) -> None:
+        self._send(wire.expect_command(access, open_))
+
+    def _send(self, command: rank_pb2.RankCommand) -> None:
+        if self._writer is None:
+            self._waiting.append(command)
+            return
+        batch = session_pb2.RankCommandBatch(commands=[command])
+        write(self._writer, encode(session_pb2.ServerFrame(commands=batch)))
+
+
+class Workers:
+    """The workers of one session."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, WorkerRank] = {}
+        """Ranks with private memory."""
+        self._attached: dict[int, asyncio.StreamWriter] = {}
+
+    def make_rank(self, rank: int) -> Rank:
+        """A rank with private memory, whose worker is still to come."""
+        return self._ranks.setdefault(rank, WorkerRank())
+
+    def check(self, request: session_pb2.AttachRankRequest) -> None:
+        """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
+        if request.rank in self._attached:
+            raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
+        if request.private_memory != bool(self._ranks):
+            kind = "private" if self._ranks else "shared"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+        if self._ranks and request.rank not in self._ranks:
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
+
+    def attached(self, rank: int, writer: asyncio.StreamWriter) -> None:
+        """A worker attached, and was told so."""
+        self._attached[rank] = writer
+        if rank in self._ranks:
+            self._ranks[rank].connected(writer)
+
+    def close(self) -> None:
+        """The session is over: what its workers still say is about an engine that is gone."""
+        for writer in self._attached.values():
+            writer.close()
+
+
+def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    """Sends a frame, unless the connection is closing; ends a connection whose reader is too far behind."""
+    if writer.is_closing():
+        return
+    writer.write(frame)
+    if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        _log.error("a session's connection is not read; its process is taken for dead")
+        writer.transport.abort()

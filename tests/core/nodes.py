@@ -1,0 +1,349 @@
+"""A node under test: `Lead` feeds it events at times of the test's choosing and keeps what it asks for.
+
+Peers are played by hand: `admit` and `connect` do a whole handshake, the rest is written out where it is tested. Two
+leads can also be joined: `Pair` carries messages between them, one at a time, so that a test may drop or double one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.actions import Action
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.content import Claim, Content, chain
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.events import BlockLists, Call, Destination, Event
+from kvgrpc.core.grants import Access, Claims, OnAbort, mint, signing_key
+from kvgrpc.core.ids import peer_key
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.node import Node
+from kvgrpc.core.state import ENGINE
+from kvgrpc.core.transfers import Transfer
+from kvgrpc.errors import KVGrpcError, Reason
+
+_A = TypeVar("_A")
+KEY = b"key of a request"
+SECRET = b"secret of a session, 32 bytes..."
+BLOCK_TOKENS = 16
+
+
+def full(blocks: int = 64, layers: int = 2) -> PoolLayout:
+    """One group of full attention: blocks of 16 tokens and 8 bytes a layer."""
+    return uniform_layout(Group("full", GroupKind.FULL_ATTENTION, layers, 16, blocks, 1, 1, "uint8"), 8)
+
+
+def hybrid(kind: GroupKind = GroupKind.FULL_ATTENTION, blocks: int = 64) -> PoolLayout:
+    """A fine group of 16 tokens a block, and a second one of 32."""
+    groups = (
+        Group("fine", GroupKind.FULL_ATTENTION, 1, 16, blocks, 1, 1, "uint8"),
+        Group("other", kind, 1, 32, blocks, 1, 1, "uint8"),
+    )
+    return PoolLayout(groups, (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 8 * blocks, 8, 8)), 16 * blocks)
+
+
+def describe(engine_id: str = "p", incarnation: int = 1, **changes: Any) -> EngineDescription:
+    """An engine; `changes` are fields of its description."""
+    made = EngineDescription(
+        engine_id=engine_id,
+        incarnation=incarnation,
+        address=f"{engine_id}:1",
+        protocol_min=1,
+        protocol_max=1,
+        weights_revision="w",
+        pool=full(),
+        pool_kind=PoolKind.ENGINE_MANAGED,
+        world_size=1,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def key_of(description: EngineDescription) -> str:
+    return peer_key(description.engine_id, description.incarnation)
+
+
+def endpoint(rank: int = 0, key: str = "m") -> RankEndpoint:
+    return RankEndpoint(rank, loopback=LoopbackEndpoint(key, 1024))
+
+
+def endpoints(description: EngineDescription, key: str = "m") -> tuple[RankEndpoint, ...]:
+    return tuple(endpoint(rank, key) for rank in range(description.world_size))
+
+
+def ids(*blocks: int) -> Any:
+    return np.array(blocks, dtype=np.int64)
+
+
+def lists(*groups: Sequence[int]) -> BlockLists:
+    """Block lists, one for each group."""
+    return tuple((i, ids(*blocks)) for i, blocks in enumerate(groups))
+
+
+def content(tokens: int, first: int = 0) -> Content:
+    """The content of `tokens` tokens that start with `first`."""
+    return chain(range(first, first + tokens), weights_revision="w")
+
+
+def claim(tokens: int, first: int = 0) -> Claim:
+    return Claim(tokens, content(tokens, first).digest(tokens))
+
+
+def access_id(number: int = 1) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def grant(
+    source: EngineDescription, *, tokens: int = 32, key: bytes = KEY, on_abort: OnAbort = OnAbort.RELEASE,
+    access: Access = Access.READ, lease_id: str = "l-1", secret: bytes = SECRET,
+) -> bytes:  # fmt: skip
+    """A grant of a source that is played by the test."""
+    claims = Claims(
+        access, source.engine_id, source.incarnation, source.address, lease_id, key, 30.0, -(-tokens // 16), tokens,
+        on_abort,
+    )  # fmt: skip
+    return mint(claims, signing_key(secret))
+
+
+@contextlib.contextmanager
+def refused(reason: Reason, kind: type[KVGrpcError] = KVGrpcError) -> Iterator[None]:
+    """Expects an error of that reason."""
+    with pytest.raises(kind) as caught:
+        yield
+    assert caught.value.reason is reason, caught.value
+
+
+class Lead:
+    """One node, its clock and its calls."""
+
+    def __init__(self, description: EngineDescription | None = None, limits: Limits | None = None) -> None:
+        self.node = Node(limits)
+        self.now = 100.0
+        self.done: list[Action] = []
+        """What the last event led to."""
+        self._calls = itertools.count(1)
+        self._answers: dict[int, actions.Answer | KVGrpcError] = {}
+        self.begin(description or describe())
+
+    @property
+    def state(self) -> Any:
+        return self.node.state
+
+    @property
+    def me(self) -> EngineDescription:
+        found = self.node.state.description
+        assert found is not None
+        return found
+
+    def begin(self, description: EngineDescription | None, *, attached: bool = True) -> list[Action]:
+        incarnation = description.incarnation if description else self.node.state.incarnation + 1
+        return self.feed(events.LifeBegan(incarnation, SECRET, description, attached))
+
+    def feed(self, event: Event, after_s: float = 0.0) -> list[Action]:
+        """What the event leads to, `after_s` seconds later than the last one."""
+        self.now += after_s
+        self.done = self.node.handle(event, self.now)
+        self.node.check()
+        for action in self.done:
+            if isinstance(action, actions.Reply | actions.Refuse):
+                assert action.call_id not in self._answers, "a call is answered twice"
+                self._answers[action.call_id] = (
+                    action.answer if isinstance(action, actions.Reply) else action.error
+                )
+        return self.done
+
+    def tick(self, after_s: float) -> list[Action]:
+        """What the passing of time leads to."""
+        return self.feed(events.Tick(), after_s)
+
+    def ask(self, make: Callable[[Call], Event], principal: str = ENGINE, **call: Any) -> int:
+        """Makes a call; its number, for `answer`."""
+        number = next(self._calls)
+        self.feed(make(Call(number, principal, **call)))
+        return number
+
+    def answer(self, call: int) -> Any:
+        """The answer to a call, None when there is none yet; raises a refusal."""
+        answer = self._answers.get(call)
+        if isinstance(answer, KVGrpcError):
+            raise answer
+        return answer
+
+    def call(self, make: Callable[[Call], Event], principal: str = ENGINE, **call: Any) -> Any:
+        """Makes a call that is answered at once."""
+        number = self.ask(make, principal, **call)
+        assert number in self._answers, "the call was not answered"
+        return self.answer(number)
+
+    def seen(self, kind: type[_A]) -> list[_A]:
+        """Those of the last actions that are of that kind."""
+        return [action for action in self.done if isinstance(action, kind)]
+
+    def one(self, kind: type[_A]) -> _A:
+        """The only one of the last actions that is of that kind."""
+        (found,) = self.seen(kind)
+        return found
+
+    def news(self) -> list[Any]:
+        """What the engine was told last."""
+        return [action.news for action in self.seen(actions.TellEngine)]
+
+    def transfer(self, transfer_id: str) -> Transfer:
+        found: Transfer = self.node.state.transfers.get(transfer_id)
+        return found
+
+    # -- as a source
+
+    def finish(self, tokens: int = 32, *blocks: Sequence[int], principal: str = ENGINE, **fields: Any) -> Any:
+        """FinishedBlocks of the first blocks, or of those given; `fields` are of the event or its call."""
+        call = {name: fields.pop(name) for name in ("key", "method", "body", "trace") if f"call_{name}" in fields}
+        fields.setdefault("key", KEY)
+        fields.setdefault("content", content(tokens))
+        where = lists(*blocks) if blocks else lists(*(range(g.blocks_of(tokens)) for g in self.me.pool.groups))
+        return self.call(lambda c: events.FinishedBlocks(c, blocks=where, **fields), principal, **call)
+
+    def admit(self, peer: EngineDescription) -> str:
+        """A peer shakes hands with this lead; its key."""
+        call = self.ask(lambda c: events.HandshakeReceived(c, peer, endpoints(peer)), principal="peer")
+        self._offer()
+        assert isinstance(self.answer(call), actions.Introduced)
+        self.map(peer)
+        self.feed(events.PeerAlive(key_of(peer)))
+        return key_of(peer)
+
+    def open(self, peer: EngineDescription, *openings: Opening) -> int:
+        """OpenAccess by a peer; the call's number."""
+        return self.ask(
+            lambda c: events.OpenAccess(c, peer.engine_id, peer.incarnation, openings), principal=peer.engine_id
+        )
+
+    def opened(self, peer: EngineDescription, *openings: Opening) -> tuple[Any, ...]:
+        """The rows of an OpenAccess that is answered at once."""
+        answer = self.answer(self.open(peer, *openings))
+        assert isinstance(answer, actions.Openings)
+        return answer.rows
+
+    def settle(self, peer: EngineDescription, number: int = 1, *, last: bool = True, nbytes: int = 0) -> Any:
+        """The verdict on an access."""
+        row = events.Settling(access_id(number), last, nbytes)
+        answer = self.call(
+            lambda c: events.SettleAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
+        )
+        return answer.rows[0]
+
+    def close(
+        self, peer: EngineDescription, number: int = 1, *, dropped: bool = False, token: bytes = b""
+    ) -> bool:
+        """Whether the access was open."""
+        row = events.Closing(access_id(number), dropped, quiesced=True, token=token)
+        answer = self.call(
+            lambda c: events.CloseAccess(c, peer.engine_id, peer.incarnation, (row,)), principal=peer.engine_id
+        )
+        found: bool = answer.rows[0]
+        return found
+
+    # -- as a destination
+
+    def pull(
+        self, token: bytes, tokens: int = 32, *blocks: Sequence[int], number: int = 1, have_tokens: int = 0,
+        principal: str = ENGINE, **fields: Any,
+    ) -> Transfer:  # fmt: skip
+        """PullBlocks into the blocks given; without any, the destination comes later."""
+        fields.setdefault("content", content(tokens))
+        if blocks:
+            fields["destination"] = Destination(lists(*blocks), have_tokens)
+        answer = self.call(
+            lambda c: events.PullBlocks(c, token, access_id=access_id(number), **fields), principal
+        )
+        transfer: Transfer = answer.transfer
+        return transfer
+
+    def give(self, transfer_id: str, *blocks: Sequence[int], have_tokens: int = 0, **fields: Any) -> Transfer:
+        """PullBlocks by transfer id."""
+        destination = Destination(lists(*blocks), have_tokens)
+        answer = self.call(lambda c: events.GiveDestination(c, transfer_id, destination, **fields))
+        transfer: Transfer = answer.transfer
+        return transfer
+
+    def connect(self, peer: EngineDescription) -> list[Action]:
+        """Answers the dial of this lead to a peer; what follows from the last report."""
+        self._offer()
+        self.feed(events.PeerAnswered(peer.address, peer, endpoints(peer)))
+        return self.map(peer)
+
+    def map(self, peer: EngineDescription, data_path: str = "loopback") -> list[Action]:
+        """Reports that all ranks reached a peer's memory, if they were asked to."""
+        done = self.done
+        for action in self.seen(actions.MapPeer):
+            rejected = () if data_path else (("shm", "it is on another host"),)
+            done = self.feed(events.PeerMapped(action.rank, action.peer, data_path, "why", rejected))
+        return done
+
+    def _offer(self) -> None:
+        maps = self.seen(actions.MapPeer)
+        for action in self.seen(actions.MakeOffer):
+            self.feed(events.EndpointOffered(action.rank, action.key, endpoint(action.rank)))
+        self.done = [*maps, *self.done]
+
+
+def answer_of(source: EngineDescription, tokens: int = 32, *blocks: Sequence[int], **changes: Any) -> events.Opened:
+    """What a source that is played by the test answers to OpenAccess."""
+    where = lists(*blocks) if blocks else lists(*(range(g.blocks_of(tokens)) for g in source.pool.groups))
+    made = events.Opened(where, tokens, tokens, 30.0, 30.0, source.memory_generation, "t-source", "l-1")
+    return dataclasses.replace(made, **changes)
+
+
+class Pair:
+    """Two leads and the messages between them."""
+
+    def __init__(self, limits: Limits | None = None, **changes: Any) -> None:
+        self.p = Lead(describe("p", 1, **changes), limits)
+        self.d = Lead(describe("d", 2, **changes), limits)
+
+
+def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: PLR0911 - one return for each kind
+    """All that can be reached from an object, as plain values that compare by equality."""
+    seen = {} if seen is None else seen
+    if value is None or isinstance(value, bool | int | float | str | bytes | enum.Enum | type):
+        return value
+    if id(value) in seen:
+        return ("seen", seen[id(value)])
+    if callable(value):
+        return getattr(value, "__qualname__", repr(type(value)))
+    seen[id(value)] = len(seen)
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    if isinstance(value, dict):
+        return [(snapshot(k, seen), snapshot(v, seen)) for k, v in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return [snapshot(item, seen) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(snapshot(item, seen)) for item in value)
+    if isinstance(value, itertools.count):
+        return repr(value)
+    return (type(value).__name__, snapshot(vars(value), seen))
+
+
+def check_table(table: dict[Any, frozenset[Any]], move: Callable[[Any, Any], Any]) -> None:
+    """Walks a table of states: what it allows happens, what it does not is refused and changes nothing.
+
+    `move(before, after)` makes something in state `before`, moves it, and returns the state it is in then.
+    """
+    states = list(next(iter(table)).__class__)
+    assert set(table) == set(states), "the table has a row for each state"
+    for before, after in itertools.product(states, states):
+        if after in table[before]:
+            assert move(before, after) is after
+        elif after is not before:
+            with pytest.raises(AssertionError):
+                move(before, after)

@@ -1,0 +1,29 @@
+"""Identifiers contain their incarnation, and lease ids cannot be guessed."""
+
+from kvgrpc.core.ids import format_incarnation, mint_lease_id, peer_key, transfer_id
+
+
+def test_an_incarnation_is_written_in_16_hex_digits() -> None:
+    assert format_incarnation(0) == "0" * 16
+    assert format_incarnation(2**64 - 1) == "f" * 16
+
+
+def test_ids_of_two_incarnations_differ() -> None:
+    assert transfer_id(1, 5) != transfer_id(2, 5)
+    assert mint_lease_id(b"s", 1, "lead", 5) != mint_lease_id(b"s", 2, "lead", 5)
+    assert peer_key("p", 1) != peer_key("p", 2)
+
+
+def test_a_lease_id_depends_on_the_secret_the_minter_and_the_number() -> None:
+    made = {
+        mint_lease_id(secret, 1, minter, number)
+        for secret in (b"s", b"t")
+        for minter in ("lead", "engine")
+        for number in (1, 11)
+    }
+    assert len(made) == 8
+    assert mint_lease_id(b"s", 1, "lead", 1) == mint_lease_id(b"s", 1, "lead", 1)
+
+
+def test_no_two_lives_have_one_key_whatever_the_engine_is_called() -> None:
+    assert peer_key("p@" + "0" * 16, 1) != peer_key("p", 0)

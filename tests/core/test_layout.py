@@ -1,0 +1,169 @@
+"""Layouts: no two blocks share a byte, none leaves the memory, each layer is somewhere once; and nothing a peer says
+about its layout costs more than its message did.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.core.layout import BYTES_MAX, LAYERS_MAX, REGIONS_MAX, Group, GroupKind, PoolLayout, Region, uniform_layout
+from kvgrpc.errors import InvalidRequest, Reason
+from tests.core.nodes import full, hybrid
+
+GROUP = Group("g", GroupKind.FULL_ATTENTION, 2, 16, 4, 1, 1, "uint8")
+TWO = (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 8))
+
+
+def violations(*regions: Region, groups: tuple[Group, ...] = (GROUP,), total: int = 64) -> list[str]:
+    """The fields of a layout that are wrong."""
+    try:
+        PoolLayout(groups, regions, total)
+    except InvalidRequest as error:
+        assert error.reason is Reason.INVALID_FIELD
+        return [violation.field for violation in error.violations]
+    return []
+
+
+def test_a_dense_layout_has_a_region_for_each_layer() -> None:
+    layout = uniform_layout(GROUP, 8)
+    assert layout == PoolLayout((GROUP,), TWO, 64)
+    assert layout.block_bytes(0) == 16
+    assert uniform_layout(GROUP, 8, layers_per_region=2).regions == (Region(0, 0, 2, 0, 16, 16),)
+
+
+def test_layers_may_stand_side_by_side_in_the_rows_of_one_array() -> None:
+    assert violations(Region(0, 0, 1, 0, 16, 8), Region(0, 1, 1, 8, 16, 8)) == []
+    # In any order, with a gap, and with another array behind.
+    assert violations(Region(0, 1, 1, 8, 20, 8), Region(0, 0, 1, 0, 20, 8), total=80) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 31, 8, 8)),  # arrays share a byte
+        (Region(0, 0, 1, 0, 16, 9), Region(0, 1, 1, 8, 16, 8)),  # neighbours in a row share a byte
+        (Region(0, 0, 1, 0, 16, 8), Region(0, 1, 1, 9, 16, 8)),  # the row is too short for both
+        (Region(0, 0, 1, 0, 16, 8), Region(0, 1, 1, 8, 17, 8)),  # the rows have different lengths
+        (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 0, 8, 8)),  # the same bytes
+    ],
+)
+def test_two_blocks_that_share_a_byte_are_refused(first: Region, second: Region) -> None:
+    assert violations(first, second, total=200) == ["regions[1].offset"]
+
+
+def test_an_overlap_is_found_behind_a_region_that_lies_between() -> None:
+    groups = tuple(replace(GROUP, name=f"g{blocks}", layers=1, blocks=blocks) for blocks in (10, 2, 5))
+    long, short, last = Region(0, 0, 1, 0, 16, 8), Region(1, 0, 1, 8, 16, 8), Region(2, 0, 1, 160, 8, 8)
+    assert violations(long, short, last, groups=groups, total=500) == []
+    assert violations(long, short, replace(last, offset=96), groups=groups, total=500) == ["regions[2].offset"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"group": 1}, "regions[1].group"),
+        ({"group": -1}, "regions[1].group"),
+        ({"layers": 0}, "regions[1]"),
+        ({"block_bytes": 0}, "regions[1]"),
+        ({"offset": -1}, "regions[1]"),
+        ({"stride_bytes": 7}, "regions[1].stride_bytes"),
+        ({"offset": 33}, "regions[1]"),
+        ({"first_layer": 0}, "groups[0].layers"),
+        ({"first_layer": 2}, "groups[0].layers"),
+        ({"first_layer": -1}, "groups[0].layers"),
+        ({"layers": 2}, "groups[0].layers"),
+        ({"layers": 2**32}, "groups[0].layers"),
+    ],
+)
+def test_each_wrong_field_of_a_region_is_named(change: dict[str, int], field: str) -> None:
+    assert field in violations(TWO[0], replace(TWO[1], **change))
+
+
+@pytest.mark.parametrize("field", ["layers", "block_tokens", "blocks", "kv_heads", "head_dim"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_counts_of_a_group_are_positive(field: str, value: int) -> None:
+    assert f"groups[0].{field}" in violations(*TWO, groups=(replace(GROUP, **{field: value}),))  # type: ignore[arg-type]
+
+
+def test_a_pool_has_groups_of_different_names_and_a_known_order() -> None:
+    assert "groups" in violations(groups=())
+    assert "groups" in violations(*TWO, groups=(GROUP, replace(GROUP, layers=1)))
+    assert violations(*TWO, groups=(replace(GROUP, order="diagonal"),)) == ["groups[0].order"]
+    assert violations(*TWO, groups=(replace(GROUP, order="head_major"),)) == []
+
+
+@pytest.mark.parametrize("total", [0, -1, BYTES_MAX + 1])
+def test_the_size_of_the_memory_is_bounded(total: int) -> None:
+    assert violations(*TWO, total=total) == ["total_bytes"]
+
+
+def test_what_a_peer_says_is_bounded_before_it_is_looked_at() -> None:
+    assert "groups[0].layers" in violations(*TWO, groups=(replace(GROUP, layers=LAYERS_MAX + 1),))
+    assert violations(*(TWO[0],) * (REGIONS_MAX + 1)) == ["regions"]
+    many = [Region(0, i, 1, i, 1 << 20, 1) for i in range(20_000)]
+    groups = (replace(GROUP, layers=20_000),)
+    assert violations(*many, groups=groups, total=1 << 30) == []
+    assert len(violations(*[replace(r, offset=0) for r in many], groups=groups, total=1 << 30)) == 19_999
+
+
+def test_blocks_of_tokens_are_rounded_up_and_a_state_is_one_block() -> None:
+    assert [GROUP.blocks_of(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    state = replace(GROUP, kind=GroupKind.STATE)
+    assert [state.blocks_of(tokens) for tokens in (0, 1, 16, 1000)] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "h"},
+        {"kind": GroupKind.MLA},
+        {"layers": 4},
+        {"block_tokens": 32},
+        {"kv_heads": 2},
+        {"head_dim": 2},
+        {"dtype": "int8"},
+        {"order": "head_major"},
+        {"window_tokens": 128},
+    ],
+)
+def test_the_fingerprint_changes_with_what_two_pools_must_share(change: dict[str, Any]) -> None:
+    other = uniform_layout(replace(GROUP, **change), 8)
+    assert other.fingerprint() != uniform_layout(GROUP, 8).fingerprint()
+
+
+def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
+    layout = uniform_layout(GROUP, 8)
+    shifted = tuple(replace(r, offset=r.offset + 100, stride_bytes=8) for r in layout.regions)
+    assert PoolLayout((GROUP,), shifted, 200).fingerprint() == layout.fingerprint()
+    assert full(blocks=64).fingerprint() == full(blocks=8).fingerprint()
+    assert full().fingerprint() != hybrid().fingerprint()
+    packed = uniform_layout(GROUP, 8, layers_per_region=2)
+    assert packed.fingerprint() != layout.fingerprint()
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(0, 8), st.integers(1, 4)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_an_accepted_layout_has_no_two_blocks_that_share_a_byte(shapes: list[tuple[int, int, int, int]]) -> None:
+    groups = tuple(replace(GROUP, name=f"g{i}", layers=1, blocks=b) for i, (_, _, _, b) in enumerate(shapes))
+    regions = [Region(i, 0, 1, o, n + gap, n) for i, (o, n, gap, _) in enumerate(shapes)]
+    used: set[int] = set()
+    shared = False
+    for region, group in zip(regions, groups, strict=True):
+        for block in range(group.blocks):
+            start = region.offset + block * region.stride_bytes
+            here = set(range(start, start + region.block_bytes))
+            shared |= bool(used & here)
+            used |= here
+    found = violations(*regions, groups=groups, total=1000)
+    if shared:
+        assert found
+    elif len(shapes) <= 2 and len({r.stride_bytes for r in regions}) == 1 and not found:
+        assert len(used) == sum(r.block_bytes * g.blocks for r, g in zip(regions, groups, strict=True))

@@ -1,0 +1,34 @@
+"""TTLs and timeouts: positive, clamped, and what was granted is told."""
+
+import math
+
+import pytest
+
+from kvgrpc.core.limits import Limits, granted_timeout, granted_ttl
+from kvgrpc.errors import InvalidRequest, Reason
+from tests.core.nodes import refused
+
+LIMITS = Limits(lease_ttl_s=30.0, lease_cap_s=600.0)
+
+
+def test_no_ttl_takes_the_default() -> None:
+    assert granted_ttl(None, LIMITS) == 30.0
+    assert granted_timeout(None, 5.0, LIMITS) == 5.0
+
+
+@pytest.mark.parametrize("asked", [0.001, 30.0, 600.0])
+def test_what_is_asked_is_granted(asked: float) -> None:
+    assert granted_ttl(asked, LIMITS) == granted_timeout(asked, 5.0, LIMITS) == asked
+
+
+@pytest.mark.parametrize("asked", [600.1, 1e300, math.inf])
+def test_what_is_past_the_cap_is_clamped(asked: float) -> None:
+    assert granted_ttl(asked, LIMITS) == granted_timeout(asked, 5.0, LIMITS) == 600.0
+
+
+@pytest.mark.parametrize("asked", [0.0, -0.0, -1.0, -math.inf, math.nan])
+def test_zero_negative_and_nothing_at_all_are_refused(asked: float) -> None:
+    with refused(Reason.TTL_INVALID, InvalidRequest):
+        granted_ttl(asked, LIMITS)
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        granted_timeout(asked, 5.0, LIMITS)

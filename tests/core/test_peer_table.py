@@ -1,0 +1,91 @@
+"""Lives of other engines: which state may follow which, and when one can be used."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvgrpc.core.peers import STATES, Peer, PeerState
+from kvgrpc.core.transfers import RankPath
+from tests.core.nodes import check_table, describe, endpoints
+
+TWO_RANKS = describe("q", 0xAB, world_size=2)
+
+
+def path(rank: int, data_path: str = "shm") -> RankPath:
+    return RankPath(rank, rank, data_path, "why")
+
+
+def peer(state: PeerState = PeerState.CONNECTED, *paths: RankPath) -> Peer:
+    made = Peer(TWO_RANKS, endpoints(TWO_RANKS), heard=10.0, state=state)
+    made.paths = {p.rank: p for p in paths}
+    return made
+
+
+def test_every_move_of_the_table_happens_and_no_other() -> None:
+    def move(before: PeerState, after: PeerState) -> PeerState:
+        made = peer(before)
+        made.move(after)
+        return made.state
+
+    check_table(STATES, move)
+
+
+@pytest.mark.parametrize("state", PeerState)
+def test_staying_is_no_move_and_a_refused_one_changes_nothing(state: PeerState) -> None:
+    made = peer(state)
+    made.move(state)
+    for after in set(PeerState) - STATES[state] - {state}:
+        with pytest.raises(AssertionError):
+            made.move(after)
+    assert made.state is state
+
+
+def test_a_dead_peer_stays_dead() -> None:
+    assert STATES[PeerState.DEAD] == frozenset()
+    assert all(PeerState.DEAD in after for state, after in STATES.items() if state is not PeerState.DEAD)
+
+
+def test_a_life_has_a_key_of_its_own() -> None:
+    assert peer().key == "q@00000000000000ab"
+    assert Peer(replace(TWO_RANKS, incarnation=1), (), 0.0).key != peer().key
+
+
+@pytest.mark.parametrize(
+    ("paths", "reachable"),
+    [
+        ((), False),
+        ((path(0),), False),
+        ((path(0), path(1, "")), False),
+        ((path(0), path(1, "nixl")), True),
+    ],
+)
+def test_a_peer_is_reachable_when_every_rank_reaches_its_memory(paths: tuple[RankPath, ...], reachable: bool) -> None:
+    assert peer(PeerState.CONNECTED, *paths).reachable is reachable
+    assert peer(PeerState.CONNECTED, *paths).usable is reachable
+
+
+@pytest.mark.parametrize("state", PeerState)
+def test_only_a_connected_peer_that_knows_us_is_usable(state: PeerState) -> None:
+    made = peer(state, path(0), path(1))
+    assert made.usable is (state is PeerState.CONNECTED)
+    made.forgotten = True
+    assert not made.usable
+
+
+def test_a_view_is_the_peer_at_one_moment_with_its_paths_in_the_order_of_the_ranks() -> None:
+    made = peer(PeerState.SUSPECT, path(1), path(0))
+    made.accesses[b"a"] = None
+    view = made.view(now=12.5)
+    assert (view.engine_id, view.incarnation, view.state) == ("q", 0xAB, PeerState.SUSPECT)
+    assert view.paths == (path(0), path(1))
+    assert view.silence_s == 2.5
+    assert view.open_accesses == 1
+    made.move(PeerState.DEAD)
+    assert view.state is PeerState.SUSPECT
+
+
+def test_a_view_shows_the_address_that_was_dialled_or_the_one_stated() -> None:
+    made = peer()
+    assert made.view(11.0).address == TWO_RANKS.address
+    made.dialled = "10.0.0.9:5"
+    assert made.view(11.0).address == "10.0.0.9:5"

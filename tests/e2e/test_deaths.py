@@ -1,0 +1,261 @@
+"""A side of a transfer dies or stands still: the other one notices in time, and nobody's blocks are lost."""
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
+from tests.service.conftest import Start
+from tests.service.engines import (
+    FAILED,
+    QUARANTINED,
+    RETURNED,
+    SUCCEEDED,
+    Engine,
+    ServeProcess,
+    wait_until,
+)
+from tests.service.values import prompt
+
+ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
+DEAD = handshake_pb2.PEER_STATE_DEAD
+CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
+TOKENS = prompt(256)
+BLOCKS = 16
+# 16 blocks of 2 KiB take half a second.
+SLOW = ("--bandwidth-limit-bytes-per-s", "60000")
+LIMITS = """[limits]
+peer_grace_s = 0.6
+connect_timeout_s = 1.0
+queue_timeout_s = 3.0
+transfer_timeout_s = 3.0
+settle_timeout_s = 1.0
+"""
+PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
+
+
+def peer_states(engine: Engine) -> list[int]:
+    return [peer.state for peer in engine.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers]
+
+
+def all_free(engine: Engine) -> bool:
+    counts = engine.counts()
+    return counts.pinned == 0
+
+
+def begin_slow_pull(source: Engine, destination: Engine, **fields: int) -> tuple[str, transfer_pb2.Transfer]:
+    """(lease, pull) of a transfer whose bytes are on their way."""
+    handed = source.hand_over(TOKENS, **fields)
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(BLOCKS))
+    wait_until(lambda: destination.get(pulled.transfer_id).state == ACTIVE)
+    return handed.lease.lease_id, pulled
+
+
+def check_a_good_pull(source: Engine, destination: Engine) -> None:
+    blocks, target = source.allocate(2), destination.allocate(2)
+    written = source.write(blocks, seed=99)
+    grant = source.hand_over(prompt(32, seed=7), blocks).grant
+    assert destination.wait(destination.pull(grant, prompt(32, seed=7), target).transfer_id).state == SUCCEEDED
+    assert destination.read(target) == written
+
+
+@pytest.mark.parametrize("data_path", ["shm", "nixl"])
+def test_a_source_that_is_killed_while_it_is_read_fails_the_pull_in_time(start: Start, data_path: str) -> None:
+    paths = ("--data-paths", data_path)
+    source, destination = start(paths, (*paths, *SLOW), settings=LIMITS)
+    _, pulled = begin_slow_pull(source, destination)
+    source.process.kill()
+    end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.memory) == (FAILED, RETURNED)
+    assert end.failure.reason in {
+        common_pb2.FAILURE_REASON_PEER_LOST,
+        common_pb2.FAILURE_REASON_DATA_PATH_FAILED,
+        common_pb2.FAILURE_REASON_SETTLE_TIMEOUT,
+    }
+    assert all_free(destination)
+    wait_until(lambda: peer_states(destination) == [DEAD])
+
+
+def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:
+    source, destination = start((), (), settings=LIMITS)
+    pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, None)
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    source.process.kill()
+    end = destination.wait(pulled.transfer_id)
+    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_PEER_LOST, "queue")
+
+
+@pytest.mark.parametrize(
+    ("on_abort", "lease_state"),
+    [
+        (common_pb2.ON_ABORT_RELEASE, lease_pb2.LEASE_STATE_DONE),
+        (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE),
+    ],
+)
+def test_a_consumer_that_is_killed_loses_its_access_after_the_grace(
+    start: Start, on_abort: int, lease_state: int
+) -> None:
+    source, destination = start((), SLOW, settings=LIMITS)
+    lease_id, _ = begin_slow_pull(source, destination, on_abort=on_abort)
+    assert source.lease(lease_id).open_accesses == 1
+    destination.process.kill()
+    wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+    assert source.lease(lease_id).state == lease_state
+    assert peer_states(source) == [DEAD]
+    assert all_free(source) is (lease_state == lease_pb2.LEASE_STATE_DONE)
+
+
+def restart(start: Start, engine: Engine, *flags: str) -> Engine:
+    """The same engine id at the same address, in another life."""
+    (again,) = start(("--listen", engine.address, "--engine-id", engine.engine_id, *flags), settings=PATIENT)
+    assert (again.address, again.engine_id) == (engine.address, engine.engine_id)
+    return again
+
+
+def test_a_grant_of_an_earlier_life_is_refused_and_a_new_one_works(start: Start) -> None:
+    source, destination = start(("--engine-id", "p"), (), settings=PATIENT)
+    check_a_good_pull(source, destination)
+    old = source.hand_over(TOKENS).grant
+    source.process.kill()
+    source = restart(start, source)
+    target = destination.allocate(BLOCKS)
+    end = destination.wait(destination.pull(old, TOKENS, target).transfer_id)
+    assert (end.state, end.memory) == (FAILED, RETURNED)
+    assert end.failure.reason == common_pb2.FAILURE_REASON_INCARNATION_CHANGED
+    assert end.failure.next == common_pb2.NEXT_STEP_RECOMPUTE
+    check_a_good_pull(source, destination)
+    states = peer_states(destination)
+    assert states[0] == CONNECTED
+    assert set(states[1:]) == {DEAD}
+    refusal = source.api.refusal(lambda: source.api.leases.GetLease({"lease": {"grant": old}}))  # type: ignore[arg-type]
+    assert (refusal.code, refusal.reason) == ("ABORTED", "INCARNATION_CHANGED")
+
+
+def test_a_source_that_restarts_while_it_is_read_is_not_believed(start: Start) -> None:
+    source, destination = start(("--engine-id", "p"), SLOW, settings=LIMITS)
+    _, pulled = begin_slow_pull(source, destination)
+    source.process.kill()
+    restart(start, source)
+    end = destination.wait(pulled.transfer_id)
+    assert end.state == FAILED
+    assert end.failure.reason in {
+        common_pb2.FAILURE_REASON_INCARNATION_CHANGED,
+        common_pb2.FAILURE_REASON_PEER_LOST,
+        common_pb2.FAILURE_REASON_SETTLE_TIMEOUT,
+    }
+
+
+# ---- a process that stands still: it holds its connections and answers nothing
+
+
+def test_a_source_that_stands_still_before_the_handshake_is_unreachable(start: Start) -> None:
+    source, destination = start((), (), settings=LIMITS)
+    grant = source.hand_over(TOKENS).grant
+    with source.process.stopped():
+        pulled = destination.pull(grant, TOKENS, destination.allocate(BLOCKS))
+        end = destination.wait(pulled.transfer_id)
+    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_PEER_UNREACHABLE, "handshake")
+    assert end.failure.next == common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER
+    assert all_free(destination)
+    check_a_good_pull(source, destination)
+
+
+def test_a_source_that_stands_still_at_the_opening_is_given_up(start: Start) -> None:
+    source, destination = start((), (), settings=LIMITS)
+    check_a_good_pull(source, destination)
+    handed = source.hand_over(TOKENS)
+    with source.process.stopped():
+        pulled = destination.pull(handed.grant, TOKENS, destination.allocate(BLOCKS))
+        end = destination.wait(pulled.transfer_id)
+    assert end.failure.reason in {
+        common_pb2.FAILURE_REASON_QUEUE_TIMEOUT,
+        common_pb2.FAILURE_REASON_PEER_LOST,
+        common_pb2.FAILURE_REASON_PEER_UNREACHABLE,
+    }
+    assert all_free(destination)
+    wait_until(lambda: source.lease(handed.lease.lease_id).open_accesses == 0)
+    check_a_good_pull(source, destination)
+
+
+def test_a_source_that_stands_still_at_the_settle_is_not_believed(start: Start) -> None:
+    source, destination = start((), SLOW, settings=PATIENT)
+    _, pulled = begin_slow_pull(source, destination)
+    with source.process.stopped():
+        end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.failure.phase) == (FAILED, "settle")
+    assert end.failure.reason == common_pb2.FAILURE_REASON_SETTLE_TIMEOUT
+    check_a_good_pull(source, destination)
+
+
+def test_a_source_that_stands_still_under_a_nixl_read_leaves_the_blocks_in_quarantine_until_the_read_ends(
+    start: Start,
+) -> None:
+    paths = ("--data-paths", "nixl")
+    settings = LIMITS.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 0.6")
+    source, destination = start(paths, (*paths, *SLOW), settings=settings, UCX_TLS="tcp")
+    check_a_good_pull(source, destination)
+    with source.process.stopped():
+        pass
+    _, pulled = begin_slow_pull(source, destination)
+    with source.process.stopped():
+        end = destination.wait(pulled.transfer_id, returned=False)
+        assert end.state == FAILED
+        assert end.failure.reason in {
+            common_pb2.FAILURE_REASON_TRANSFER_TIMEOUT,
+            common_pb2.FAILURE_REASON_PEER_LOST,
+        }
+        assert destination.get(pulled.transfer_id).memory == QUARANTINED
+        (pin,) = destination.pins()
+        assert pin.kind == admin_pb2.PIN_KIND_QUARANTINE
+    assert destination.wait(pulled.transfer_id).memory == RETURNED
+    assert all_free(destination)
+    check_a_good_pull(source, destination)
+
+
+def test_a_cancel_reaches_a_source_that_stood_still(start: Start) -> None:
+    source, destination = start((), (), settings=PATIENT)
+    handed = source.hand_over(TOKENS)
+    pulled = destination.pull(handed.grant, TOKENS, None)
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    with source.process.stopped():
+        assert destination.cancel(pulled.transfer_id).transfers[0].memory == RETURNED
+    assert source.wait(handed.transfer.transfer_id).state == transfer_pb2.TRANSFER_STATE_CANCELLED
+
+
+def test_a_consumer_that_stood_still_beyond_the_grace_never_gets_a_valid_verdict(start: Start) -> None:
+    source, destination = start((), SLOW, settings=LIMITS)
+    lease_id, pulled = begin_slow_pull(source, destination, on_abort=common_pb2.ON_ABORT_KEEP)
+    with destination.process.stopped():
+        wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+        source.release(lease_id)
+    end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.memory) == (FAILED, RETURNED)
+    check_a_good_pull(source, destination)
+
+
+def test_a_short_stand_still_costs_nothing_but_time(start: Start) -> None:
+    source, destination = start((), SLOW, settings=PATIENT)
+    for victim in (source.process, destination.process):
+        _, pulled = begin_slow_pull(source, destination)
+        _pause(victim, lambda: None)
+        assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+def _pause(process: ServeProcess, then: Callable[[], None]) -> None:
+    process.signal(signal.SIGSTOP)
+    then()
+    process.signal(signal.SIGCONT)
+
+
+def test_a_server_that_is_told_to_end_lets_a_transfer_finish_and_exits_with_0(start: Start) -> None:
+    source, destination = start(("--drain-s", "15"), SLOW, settings=LIMITS)
+    blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
+    written = source.write(blocks, seed=3)
+    grant = source.hand_over(TOKENS, blocks).grant
+    pulled = destination.pull(grant, TOKENS, target)
+    wait_until(lambda: destination.get(pulled.transfer_id).state == ACTIVE)
+    source.process.signal(signal.SIGTERM)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    assert destination.read(target) == written
+    assert source.process.wait_exit() == 0

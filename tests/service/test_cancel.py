@@ -1,0 +1,234 @@
+"""CancelTransfer: at any time, from either side; the answer says at once what is known of the memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, transfer_pb2
+from tests.service.api import refused
+from tests.service.conftest import SETTINGS, SHARED
+from tests.service.engines import (
+    CANCELLED,
+    QUARANTINED,
+    RETURNED,
+    SUCCEEDED,
+    Engine,
+    ServeProcess,
+    unchanged,
+    wait_until,
+)
+from tests.service.values import content, group, new_key, prompt
+
+BEFORE = transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS
+IN_FLIGHT = transfer_pb2.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT
+ENDED = transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED
+TOMBSTONED = transfer_pb2.CANCEL_OUTCOME_TOMBSTONED
+ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
+BYTES_PER_S = 60_000
+"""16 blocks take half a second: long enough to act in between."""
+
+
+@pytest.fixture(scope="module")
+def shared_slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    flags = (*SHARED, "--bandwidth-limit-bytes-per-s", str(BYTES_PER_S))
+    engine = Engine(ServeProcess(tmp_path_factory.mktemp("slow"), *flags, settings=SETTINGS))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def slow(shared_slow: Engine, source: Engine) -> Iterator[Engine]:
+    """A destination whose bytes take their time."""
+    yield shared_slow
+    shared_slow.reset()
+
+
+def cancel_key(engine: Engine, key: bytes, message: str = "") -> transfer_pb2.CancelTransferResponse:
+    request = transfer_pb2.CancelTransferRequest(transfer_key=key, message=message)
+    return engine.api.transfers.CancelTransfer(request)
+
+
+def test_a_hand_over_that_nobody_reads_is_cancelled_before_access(source: Engine) -> None:
+    blocks = source.allocate(2)
+    handed = source.hand_over(prompt(32), blocks)
+    reply = source.cancel(handed.transfer.transfer_id, "the client went away")
+    assert reply.outcome == BEFORE
+    (ended,) = reply.transfers
+    assert (ended.state, ended.memory) == (CANCELLED, RETURNED)
+    assert source.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_RELEASED
+    assert sorted(source.free(blocks)) == blocks
+
+
+@pytest.mark.parametrize(
+    ("on_abort", "lease_state", "send_state"),
+    [
+        (common_pb2.ON_ABORT_UNSPECIFIED, lease_pb2.LEASE_STATE_DONE, CANCELLED),
+        (common_pb2.ON_ABORT_RELEASE, lease_pb2.LEASE_STATE_DONE, CANCELLED),
+        (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE, ACTIVE),
+    ],
+)
+def test_a_pull_that_waits_for_blocks_is_cancelled_and_its_source_learns_it(
+    source: Engine, destination: Engine, on_abort: int, lease_state: int, send_state: int
+) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens, on_abort=on_abort)
+    lease_id = handed.lease.lease_id
+    pulled = destination.pull(handed.grant, tokens, None)
+    wait_until(lambda: source.lease(lease_id).open_accesses == 1)
+    reply = destination.cancel(pulled.transfer_id)
+    assert reply.outcome == BEFORE
+    assert [(t.state, t.memory) for t in reply.transfers] == [(CANCELLED, RETURNED)]
+    wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+    assert source.lease(lease_id).state == lease_state
+    assert source.get(handed.transfer.transfer_id).state == send_state
+
+
+def test_a_kept_offer_serves_the_next_consumer(source: Engine, destination: Engine, slow: Engine) -> None:
+    tokens = prompt(16)
+    blocks = source.allocate(1)
+    written = source.write(blocks, seed=5)
+    handed = source.hand_over(tokens, blocks, on_abort=common_pb2.ON_ABORT_KEEP)
+    given_up = destination.pull(handed.grant, tokens, None)
+    destination.cancel(given_up.transfer_id)
+    target = slow.allocate(1)
+    assert slow.wait(slow.pull(handed.grant, tokens, target).transfer_id).state == SUCCEEDED
+    assert slow.read(target) == written
+
+
+def test_a_cancel_in_flight_quarantines_the_blocks_until_the_bytes_are_at_rest(source: Engine, slow: Engine) -> None:
+    tokens = prompt(256)
+    handed = source.hand_over(tokens)
+    target = slow.allocate(16)
+    pulled = slow.pull(handed.grant, tokens, target)
+    wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
+    reply = slow.cancel(pulled.transfer_id, "enough")
+    assert reply.outcome == IN_FLIGHT
+    (ended,) = reply.transfers
+    assert (ended.state, ended.memory) == (CANCELLED, QUARANTINED)
+    assert (ended.failure.reason, ended.failure.phase) == (common_pb2.FAILURE_REASON_CANCELLED, "wire")
+    assert ended.failure.message == "enough"
+    (pin,) = slow.pins()
+    assert (pin.kind, pin.owner) == (admin_pb2.PIN_KIND_QUARANTINE, pulled.transfer_id)
+    assert pin.missing_proof
+    assert (slow.counts().quarantined, slow.counts().targets) == (16, 0)
+    assert slow.free(target) == [], "a quarantined block is not free"
+    end = slow.wait(pulled.transfer_id, returned=False)
+    assert (end.state, end.memory) == (CANCELLED, QUARANTINED)
+    assert slow.wait(pulled.transfer_id, returned=True).memory == RETURNED
+    assert slow.counts().free == slow.counts().blocks
+
+
+def test_quarantined_blocks_take_no_other_bytes(source: Engine, slow: Engine) -> None:
+    tokens = prompt(256)
+    handed = source.hand_over(tokens, on_abort=common_pb2.ON_ABORT_KEEP)
+    target = slow.allocate(16)
+    pulled = slow.pull(handed.grant, tokens, target)
+    wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
+    slow.cancel(pulled.transfer_id)
+    with refused(slow.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
+        slow.pull(handed.grant, tokens, target)
+    with refused(slow.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
+        slow.hand_over(tokens, target)
+    slow.wait(pulled.transfer_id, returned=True)
+    again = slow.pull(handed.grant, tokens, target)
+    assert slow.wait(again.transfer_id).state == SUCCEEDED
+
+
+def test_cancelling_at_the_source_makes_the_pull_fail(source: Engine, slow: Engine) -> None:
+    tokens = prompt(256)
+    handed = source.hand_over(tokens)
+    pulled = slow.pull(handed.grant, tokens, slow.allocate(16))
+    wait_until(lambda: slow.get(pulled.transfer_id).state == ACTIVE)
+    assert source.cancel(handed.transfer.transfer_id).transfers[0].memory == RETURNED
+    end = slow.wait(pulled.transfer_id)
+    assert end.failure.reason == common_pb2.FAILURE_REASON_LEASE_RELEASED
+
+
+def test_a_cancel_after_the_end_changes_nothing(source: Engine, destination: Engine) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens)
+    pulled = destination.pull(handed.grant, tokens, destination.allocate(1))
+    destination.wait(pulled.transfer_id)
+    source.wait(handed.transfer.transfer_id)
+    with unchanged(source, destination):
+        for engine, id_ in ((destination, pulled.transfer_id), (source, handed.transfer.transfer_id)):
+            reply = engine.cancel(id_, "too late")
+            assert reply.outcome == ENDED
+            assert [t.state for t in reply.transfers] == [SUCCEEDED]
+
+
+def test_cancelling_twice_finds_it_ended(source: Engine) -> None:
+    handed = source.hand_over(prompt(16))
+    assert source.cancel(handed.transfer.transfer_id).outcome == BEFORE
+    assert source.cancel(handed.transfer.transfer_id).outcome == ENDED
+
+
+def test_a_key_cancels_all_transfers_that_have_it(source: Engine, destination: Engine) -> None:
+    tokens, key = prompt(16), new_key()
+    handed = source.hand_over(tokens, transfer_key=key)
+    pulls = [destination.pull(handed.grant, tokens, None) for _ in range(2)]
+    reply = cancel_key(destination, key)
+    assert reply.outcome == BEFORE
+    assert {t.transfer_id for t in reply.transfers} == {pull.transfer_id for pull in pulls}
+    assert {t.state for t in reply.transfers} == {CANCELLED}
+
+
+def test_a_key_that_is_cancelled_first_refuses_its_transfer_when_it_comes(source: Engine, destination: Engine) -> None:
+    tokens, key = prompt(16), new_key()
+    handed = source.hand_over(tokens, transfer_key=key)
+    reply = cancel_key(destination, key, "nobody waits for it")
+    assert (reply.outcome, len(reply.transfers)) == (TOMBSTONED, 0)
+    blocks = destination.allocate(1)
+    with unchanged(source, destination):
+        refusal = destination.api.refusal(lambda: destination.pull(handed.grant, tokens, blocks))
+        assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "CANCELLED")
+        assert "nobody waits for it" in refusal.message
+        refusal = destination.api.refusal(lambda: destination.hand_over(tokens, blocks, transfer_key=key))
+        assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "CANCELLED")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason"),
+    [
+        pytest.param({}, "INVALID_ARGUMENT", "INVALID_FIELD", id="nothing"),
+        pytest.param({"transfer_id": ""}, "INVALID_ARGUMENT", "INVALID_FIELD", id="empty-id"),
+        pytest.param({"transfer_key": b""}, "INVALID_ARGUMENT", "INVALID_FIELD", id="empty-key"),
+        pytest.param({"transfer_key": b"short"}, "INVALID_ARGUMENT", "INVALID_FIELD", id="short-key"),
+        pytest.param({"transfer_key": b"x" * 1_000_000}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long-key"),
+        pytest.param({"transfer_id": "t-0-1"}, "NOT_FOUND", "TRANSFER_NOT_FOUND", id="unknown-id"),
+        pytest.param(
+            {"transfer_id": "t-0-1", "message": "x" * 100_000}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long-message"
+        ),
+    ],
+)
+def test_a_cancel_of_nothing_that_can_be_is_refused(
+    source: Engine, fields: dict[str, Any], code: str, reason: str
+) -> None:
+    with unchanged(source), refused(source.api, code, reason):
+        source.api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(**fields))
+
+
+def test_a_pull_is_not_given_blocks_after_its_end(source: Engine, destination: Engine) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens)
+    pulled = destination.pull(handed.grant, tokens, None)
+    destination.cancel(pulled.transfer_id)
+    source.wait(handed.transfer.transfer_id)
+    blocks = destination.allocate(1)
+    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "TRANSFER_ENDED"):
+        destination.give(pulled.transfer_id, blocks)
+
+
+def test_a_refused_pull_leaves_the_offer_to_others(source: Engine, destination: Engine) -> None:
+    tokens = prompt(16)
+    handed = source.hand_over(tokens)
+    request = handoff_pb2.PullBlocksRequest(
+        grant=handed.grant,
+        content=content(tokens),
+        destination=handoff_pb2.PullDestination(blocks=[group([0, 1, 2])]),
+    )
+    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_COUNT_MISMATCH"):
+        destination.api.handoff.PullBlocks(request)
+    pulled = destination.pull(handed.grant, tokens, destination.allocate(1))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED

@@ -1,0 +1,200 @@
+"""Idempotency keys and validate_only: asking twice acts once, and asking whether acts not at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from tests.service.api import read_refusal, refused, without
+from tests.service.conftest import SETTINGS, Start
+from tests.service.engines import SUCCEEDED, Engine, into, unchanged, wait_until
+from tests.service.values import content, dur, group, new_key, prompt
+
+TOKENS = prompt(16)
+Send = Callable[[Any], Message]
+
+
+def call_and_other_body(engine: Engine, peer: Engine, rpc: str, key: str) -> tuple[Send, Message, Message]:
+    """A mutating call under a key, and the same with another body."""
+    blocks = engine.allocate(1)
+    id_key = {"idempotency_key": key}
+    first: Message
+    other: Message
+    if rpc == "FinishedBlocks":
+        row = {"transfer_key": new_key(), "blocks": [group(blocks)], "content": content(TOKENS), "last": True}
+        first = handoff_pb2.FinishedBlocksRequest(**id_key, **row)
+        other = handoff_pb2.FinishedBlocksRequest(**id_key, **row, request_id="other")
+        return engine.api.handoff.FinishedBlocks, first, other
+    if rpc == "PullBlocks":
+        pull = {"grant": peer.hand_over(TOKENS).grant, "content": content(TOKENS)}
+        first = handoff_pb2.PullBlocksRequest(**id_key, **pull, destination=into(blocks))
+        other = handoff_pb2.PullBlocksRequest(**id_key, **pull)
+        return engine.api.handoff.PullBlocks, first, other
+    if rpc == "GrantLease":
+        lease = {"blocks": [group(blocks)], "content": content(TOKENS)}
+        first = lease_pb2.GrantLeaseRequest(**id_key, **lease)
+        other = lease_pb2.GrantLeaseRequest(**id_key, **lease, ttl=dur(5))
+        return engine.api.leases.GrantLease, first, other
+    if rpc == "ReleaseLease":
+        refs = [lease_pb2.LeaseRef(lease_id=engine.hand_over(TOKENS).lease.lease_id) for _ in range(2)]
+        first, other = (lease_pb2.ReleaseLeaseRequest(**id_key, lease=ref) for ref in refs)
+        return engine.api.leases.ReleaseLease, first, other
+    if rpc == "CancelTransfer":
+        ids = [engine.hand_over(TOKENS).transfer.transfer_id for _ in range(2)]
+        first, other = (transfer_pb2.CancelTransferRequest(**id_key, transfer_id=id_) for id_ in ids)
+        return engine.api.transfers.CancelTransfer, first, other
+    if rpc == "AcknowledgeTransfers":
+        first, other = (
+            transfer_pb2.AcknowledgeTransfersRequest(**id_key, transfer_ids=[id_]) for id_ in ("t-1", "t-2")
+        )
+        return engine.api.transfers.AcknowledgeTransfers, first, other
+    if rpc == "AllocateBlocks":
+        first, other = (
+            pool_pb2.AllocateBlocksRequest(**id_key, counts=[pool_pb2.GroupCount(count=n)], ttl=dur(60)) for n in (1, 2)
+        )
+        return engine.api.pool.AllocateBlocks, first, other
+    assert rpc == "FreeBlocks"
+    more = engine.allocate(1)
+    first, other = (pool_pb2.FreeBlocksRequest(**id_key, blocks=[group(ids)]) for ids in (blocks, more))
+    return engine.api.pool.FreeBlocks, first, other
+
+
+MUTATING = [
+    "FinishedBlocks", "PullBlocks", "GrantLease", "ReleaseLease", "CancelTransfer", "AcknowledgeTransfers",
+    "AllocateBlocks", "FreeBlocks",
+]  # fmt: skip
+
+
+def end_allocations(engine: Engine, reply: Message) -> None:
+    if isinstance(reply, pool_pb2.AllocateBlocksResponse):
+        engine.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=reply.blocks))
+
+
+def answer(reply: Message) -> str:
+    return without(reply, "event_seq", "age", "remaining", "cap_remaining", "duration")
+
+
+@pytest.mark.parametrize("rpc", MUTATING)
+def test_the_same_key_and_body_get_the_same_answer_and_act_once(
+    source: Engine, destination: Engine, rpc: str
+) -> None:
+    send, request, other = call_and_other_body(destination, source, rpc, new_key().hex())
+    first = send(request)
+    for id_ in destination_transfers(first):
+        destination.wait(id_)
+    with unchanged(destination):
+        assert answer(send(request)) == answer(first)
+        assert answer(send(request)) == answer(first)
+        with refused(destination.api, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"):
+            send(other)
+    end_allocations(destination, first)
+
+
+def destination_transfers(reply: Message) -> list[str]:
+    """What goes on by itself after the reply."""
+    return [reply.transfer.transfer_id] if isinstance(reply, handoff_pb2.PullBlocksResponse) else []
+
+
+@pytest.mark.parametrize("rpc", MUTATING)
+def test_without_a_key_nothing_is_remembered(source: Engine, destination: Engine, rpc: str) -> None:
+    send, _, other = call_and_other_body(destination, source, rpc, "")
+    end_allocations(destination, send(other))
+    try:
+        end_allocations(destination, send(other))
+    except grpc.RpcError as error:
+        refusal = read_refusal(rpc, error)
+        assert refusal.reason in {"TRANSFER_EXISTS", "BLOCK_NOT_ALLOCATED"}
+
+
+def test_a_key_belongs_to_its_method(source: Engine) -> None:
+    key = new_key().hex()
+    allocation = pool_pb2.AllocateBlocksRequest(idempotency_key=key, counts=[pool_pb2.GroupCount(count=1)])
+    allocated = source.api.pool.AllocateBlocks(allocation)
+    source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(idempotency_key=key, blocks=allocated.blocks))
+
+
+def test_a_refused_call_does_not_use_its_key_up(source: Engine) -> None:
+    key = new_key().hex()
+    request = pool_pb2.AllocateBlocksRequest(idempotency_key=key, counts=[pool_pb2.GroupCount(count=1000)])
+    with refused(source.api, "RESOURCE_EXHAUSTED", "POOL_EXHAUSTED"):
+        source.api.pool.AllocateBlocks(request)
+    request.counts[0].count = 1
+    end_allocations(source, source.api.pool.AllocateBlocks(request))
+
+
+def test_a_key_has_a_length(source: Engine) -> None:
+    request = pool_pb2.AllocateBlocksRequest(idempotency_key="k" * 257, counts=[pool_pb2.GroupCount(count=1)])
+    with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        source.api.pool.AllocateBlocks(request)
+
+
+def acknowledged(engine: Engine, key: str, id_: str) -> bool:
+    """Whether the call went through; else its key still stands for another body."""
+    request = transfer_pb2.AcknowledgeTransfersRequest(idempotency_key=key, transfer_ids=[id_])
+    try:
+        engine.api.transfers.AcknowledgeTransfers(request)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        return False
+    return True
+
+
+@pytest.mark.parametrize("rpc", ["FinishedBlocks", "GrantLease", "AllocateBlocks"])
+def test_a_key_is_kept_as_long_as_what_it_created(start: Start, rpc: str) -> None:
+    engine, peer = start((), (), settings=SETTINGS + "idempotency_s = 0.3\n")
+    send, request, _ = call_and_other_body(engine, peer, rpc, "kept")
+    first = send(request)
+    assert acknowledged(engine, "short", "t-1")
+    # By the time that a younger key is forgotten, the first one's least time is over too.
+    wait_until(lambda: acknowledged(engine, "short", "t-2"))
+    with unchanged(engine):
+        assert answer(send(request)) == answer(first)
+    end_allocations(engine, first)
+
+
+def test_validate_only_of_a_hand_over_changes_nothing(source: Engine) -> None:
+    blocks = source.allocate(1)
+    with unchanged(source):
+        reply = source.hand_over(TOKENS, blocks, validate_only=True)
+    assert not reply.HasField("grant")
+    assert not reply.HasField("transfer")
+    assert source.hand_over(TOKENS, blocks).HasField("grant")
+
+
+def test_validate_only_of_a_pull_changes_nothing(source: Engine, destination: Engine) -> None:
+    handed, blocks = source.hand_over(TOKENS), destination.allocate(1)
+    with unchanged(source, destination):
+        assert not destination.pull(handed.grant, TOKENS, blocks, validate_only=True).transfer_id
+    pulled = destination.pull(handed.grant, TOKENS, blocks)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+def test_validate_only_of_the_blocks_of_a_pull_changes_nothing(source: Engine, destination: Engine) -> None:
+    handed, blocks = source.hand_over(TOKENS), destination.allocate(1)
+    pulled = destination.pull(handed.grant, TOKENS, None)
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    request = handoff_pb2.PullBlocksRequest(
+        transfer_id=pulled.transfer_id,
+        destination=handoff_pb2.PullDestination(blocks=[group(blocks)]),
+        validate_only=True,
+    )
+    with unchanged(source, destination):
+        destination.api.handoff.PullBlocks(request)
+    request.destination.blocks[0].CopyFrom(group([*blocks, *blocks]))
+    with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_DUPLICATE"):
+        destination.api.handoff.PullBlocks(request)
+    destination.give(pulled.transfer_id, blocks)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+@pytest.mark.parametrize("wrong", [{"transfer_key": b"short"}, {"ttl": dur(-1)}, {"consumers": 4_000_000}])
+def test_validate_only_refuses_what_the_call_would_refuse(source: Engine, wrong: dict[str, Any]) -> None:
+    blocks = source.allocate(1)
+    refusals = [
+        source.api.refusal(lambda: source.hand_over(TOKENS, blocks, validate_only=only, **wrong))  # noqa: B023
+        for only in (True, False)
+    ]
+    assert refusals[0] == refusals[1]
