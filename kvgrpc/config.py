@@ -97,8 +97,6 @@ class Config:
         unknown = [name for name in self.data_paths if name not in DATA_PATHS]
         if unknown or not self.data_paths:
             raise _invalid("data_paths", f"{', '.join(unknown) or 'none'}: choose from {', '.join(DATA_PATHS)}")
-        if self.exit_with_engine and not self.session_socket:
-            raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
         if self.copy_threads < 1:
             raise _invalid("copy_threads", "at least 1")
         if self.bandwidth_limit_bytes_per_s is not None and self.bandwidth_limit_bytes_per_s <= 0:
@@ -108,6 +106,11 @@ class Config:
                 raise _invalid(f"limits.{limit.name}", "is positive")
         if self.pool is not None:
             self.pool.layout()
+        self._check_session()
+
+    def _check_session(self) -> None:
+        if self.exit_with_engine and not self.session_socket:
+            raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
 
     def may_dial(self, address: str) -> bool:
         """Whether `address` (host:port) is on the dial list."""

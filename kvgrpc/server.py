@@ -139,7 +139,8 @@ class Server:
     async def end_engine(self) -> None:
         """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
         await self._begin(None, b"", {}, [])
-        await self._begin_idle()
+        if self.config.pool is not None:
+            await self._begin_idle()
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
         """The pool of a rank of the attached engine, for its worker."""

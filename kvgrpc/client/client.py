@@ -31,7 +31,7 @@ from kvgrpc.client.values import (
     lease_ref,
 )
 from kvgrpc.client.waiting import wait
-from kvgrpc.client.watch import Cursor, Pace, Watch, WatchEvent
+from kvgrpc.client.watch import Cursor, Pace, Reply, Watch, WatchEvent, point_of
 from kvgrpc.errors import NotFound, PreconditionFailed
 from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, transfer_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
@@ -94,8 +94,10 @@ class Client:
 
     async def close(self) -> None:
         """Ends calls, watches and renewals. Transfers and leases live on at the server."""
-        await self._keeper.close()
-        await self.channel.close()
+        try:
+            await self._keeper.close()
+        finally:
+            await self.channel.close()
 
     # ---- who is there
 
@@ -240,20 +242,19 @@ class Client:
         return await wait(self._call, self._transfers, transfer_id, returned, timeout_s)
 
     async def list_transfers(self, **options: Unpack[opt.Listing]) -> transfer_pb2.ListTransfersResponse:
-        """Transfers that match, newest first. Watching after the reply's header misses nothing."""
+        """Transfers that match, newest first. A watch after this reply misses nothing."""
         call: dict[str, object] = {name: options.pop(name) for name in ("limit", "timeout_s") if name in options}
         request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(**fields(options)))
         return await self._call.pages(self._transfers.ListTransfers, request, call, "transfers")
 
     def watch(
-        self, *, after: ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
+        self, *, after: Reply | ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
     ) -> AsyncGenerator[WatchEvent, None]:
-        """Every change of the transfers that match, from now on, or after any earlier reply's header. It survives
-        lost connections and restarts; `HistoryLost` and `IncarnationChanged` mark where to list again.
+        """Every change of the transfers that match, from now on, or after an earlier reply, for example that of
+        `pull_blocks` or `list_transfers`. It survives lost connections and restarts; `HistoryLost` and
+        `IncarnationChanged` mark where to list again.
         """
-        cursor = Cursor(transfer_pb2.TransferFilter(**fields(which)))
-        if after is not None:
-            cursor.incarnation, cursor.seq = after.incarnation, after.event_seq
+        cursor = Cursor(transfer_pb2.TransferFilter(**fields(which)), *point_of(after))
         return Watch(self._call, self._transfers.WatchTransfers, cursor, pace or Pace()).events()
 
     async def acknowledge(

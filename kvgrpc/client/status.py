@@ -18,7 +18,6 @@ from grpc import aio
 
 from kvgrpc.errors import (
     BY_CODE,
-    DeadlineExceeded,
     FieldViolation,
     InternalError,
     KVGrpcError,
@@ -70,11 +69,6 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
         retry_delay_s=_retry_delay_s(details.get("google.rpc.RetryInfo", b"")),
         metadata=metadata,
     )
-
-
-def deadline(message: str, phase: str, metadata: dict[str, str]) -> DeadlineExceeded:
-    """A bounded wait of the client's own ended."""
-    return DeadlineExceeded(Reason.DEADLINE, message, metadata={**metadata, "phase": phase})
 
 
 def _details(failed: aio.AioRpcError) -> Iterator[tuple[str, bytes]]:

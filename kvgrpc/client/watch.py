@@ -13,13 +13,14 @@ import random
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from grpc import aio
 
 from kvgrpc.client.calls import Caller
 from kvgrpc.errors import DeadlineExceeded, Exhausted, KVGrpcError, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.v1.transfer_pb2 import TransferFilter, WatchTransfersRequest, WatchTransfersResponse
+from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersRequest, WatchTransfersResponse
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,27 @@ class IncarnationChanged:
 
 WatchEvent = WatchTransfersResponse | HistoryLost | IncarnationChanged
 """A change (its `transfer` is the whole transfer after it), or a marker in place of changes."""
+
+
+class Reply(Protocol):
+    """Any reply of this engine."""
+
+    @property
+    def header(self) -> ResponseHeader: ...
+
+
+def point_of(after: Reply | ResponseHeader | None) -> tuple[int, int]:
+    """Incarnation and number to watch after. A reply with one transfer counts as old as the transfer in it, so that no
+    change of that one is missed.
+    """
+    if after is None:
+        return 0, 0
+    if isinstance(after, ResponseHeader):
+        return after.incarnation, after.event_seq
+    transfer = getattr(after, "transfer", None)
+    seen = transfer.event_seq if isinstance(transfer, Transfer) and transfer.event_seq else after.header.event_seq
+    return after.header.incarnation, min(seen, after.header.event_seq)
+
 
 Method = aio.UnaryStreamMultiCallable[WatchTransfersRequest, WatchTransfersResponse]
 
@@ -84,7 +106,7 @@ class Cursor:
         )
 
     def start_over(self) -> None:
-        """The server has no such life: the next stream starts with the present, and its header will tell."""
+        """The server cannot go on from there: the next stream starts with the present, and its header tells why."""
         self.seq = 0
 
     def take(self, message: WatchTransfersResponse, *, first: bool) -> Iterator[WatchEvent]:
@@ -159,9 +181,9 @@ class Watch:
         """Raises when there is no use in another stream."""
         if isinstance(ended, DeadlineExceeded):
             ended.metadata["phase"] = "watch"
-        restarted = ended.reason is Reason.INCARNATION_CHANGED
-        passing = restarted or isinstance(ended, Unavailable | Exhausted | DeadlineExceeded)
+        unknown = ended.reason in (Reason.INCARNATION_CHANGED, Reason.HISTORY_LOST)
+        passing = unknown or isinstance(ended, Unavailable | Exhausted | DeadlineExceeded)
         if not passing or away_s > self.pace.give_up_s:
             raise ended
-        if restarted:
+        if unknown:
             self.cursor.start_over()

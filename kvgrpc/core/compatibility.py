@@ -126,7 +126,7 @@ def _compare_pools(here: PoolLayout, there: PoolLayout) -> list[Difference]:
         found += _compare_groups(i, a, b)
     shape_here = [(r.group, r.first_layer, r.layers, r.block_bytes) for r in here.regions]
     shape_there = [(r.group, r.first_layer, r.layers, r.block_bytes) for r in there.regions]
-    if not found and shape_here != shape_there:
+    if all(d.bridgeable for d in found) and shape_here != shape_there:
         found.append(
             Difference(
                 "pool.regions",

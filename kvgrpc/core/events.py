@@ -322,13 +322,15 @@ class PeerMapped:
 
 @dataclass(frozen=True)
 class PostingEnded:
-    """A posting is over: no access of it follows."""
+    """A posting is over: no access of it follows, unless it is not `quiesced`."""
 
     posting_id: str
     done: bool
     nbytes: int = 0
     wire_s: float = 0.0
     message: str = ""
+    quiesced: bool = True
+    """False: it failed, and nobody can say that no access follows."""
 
 
 @dataclass(frozen=True)

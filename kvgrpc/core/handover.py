@@ -198,6 +198,7 @@ class HandOver:
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
         """Everything that can be wrong with a hand-over, before anything changes."""
         state = self._state
+        state.check_open()
         if not TRANSFER_KEY_BYTES_MIN <= len(event.key) <= TRANSFER_KEY_BYTES_MAX:
             raise InvalidRequest(
                 Reason.INVALID_FIELD,

@@ -219,6 +219,16 @@ class Peering:
         """A peer no longer knows us: the next use of it dials again."""
         self._state.peers[key].forgotten = True
 
+    def map_anew(self, key: str) -> None:
+        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again."""
+        peer = self._state.peers.get(key)
+        if peer is None or peer.state is PeerState.DEAD or not peer.paths:
+            return
+        peer.forgotten = True
+        peer.paths.clear()
+        for rank in range(peer.description.world_size):
+            self._state.emit(UnmapPeer(rank, peer.key))
+
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: nobody knows the next one yet."""
         state = self._state

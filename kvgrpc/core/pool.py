@@ -26,6 +26,7 @@ class Pool:
         if event.allocation_id:
             allocation_id, blocks = event.allocation_id, self._find(event.allocation_id)
         else:
+            state.check_open()
             counts = self._check_counts(event)
             allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made + 1}"
             blocks = state.allocator.allocate(allocation_id, counts)

@@ -82,6 +82,10 @@ class PullTable:
         pull.postings.add(posting_id)
         self._by_posting[posting_id] = pull
 
+    def of_posting(self, posting_id: str) -> Pull | None:
+        """The pull of a posting that is not over."""
+        return self._by_posting.get(posting_id)
+
     def take_posting(self, posting_id: str) -> Pull | None:
         """The pull of a posting that is over."""
         pull = self._by_posting.pop(posting_id, None)

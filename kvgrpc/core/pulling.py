@@ -51,6 +51,7 @@ class Pulls:
     def start(self, event: PullBlocks) -> None:
         """PullBlocks with a grant: a RECEIVE transfer that opens its access at once."""
         state = self._state
+        state.check_open()
         claims, claim = check_pull(state, event)
         queue_s = granted_timeout(event.queue_timeout_s, state.limits.queue_timeout_s, state.limits)
         transfer_s = granted_timeout(event.transfer_timeout_s, state.limits.transfer_timeout_s, state.limits)
@@ -212,6 +213,9 @@ class Pulls:
 
     def posting_ended(self, event: PostingEnded) -> None:
         """A posting is over. The last one of a finished transfer proves its blocks to be at rest."""
+        if not event.quiesced:
+            self._lost(event)
+            return
         pull = self._pulls.take_posting(event.posting_id)
         if pull is None:
             return
@@ -224,8 +228,15 @@ class Pulls:
         elif not event.done:
             rank = int(event.posting_id.rpartition("/")[2])
             self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank)
+            self._peering.map_anew(pull.peer)
         elif not pull.postings:
             self._steps.settle(pull)
+
+    def _lost(self, event: PostingEnded) -> None:
+        """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""
+        pull = self._pulls.of_posting(event.posting_id)
+        if pull is not None and pull.stage is not Stage.ENDED:
+            self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message)
 
     def step_done(self) -> None:
         """Pulls that waited for the engine's step are tried again."""

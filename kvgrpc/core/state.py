@@ -184,6 +184,11 @@ class NodeState:
                 Reason.CANCELLED, f"this transfer was cancelled before it came: {self.cancelled_keys[key]}"
             )
 
+    def check_open(self) -> None:
+        """Raises Unavailable (DRAINING) while the server takes no new leases, pulls and allocations."""
+        if self.draining:
+            raise Unavailable(Reason.DRAINING, "this server is shutting down and takes no new work")
+
     def check_room(self) -> None:
         """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""
         if self.transfers.live >= self.limits.transfers:

@@ -53,7 +53,7 @@ class Timers:
         self._when[key] = when
         heapq.heappush(self._heap, (when, next(self._order), key))
         if len(self._heap) > 2 * len(self._when) + STALE_MIN:
-            self._heap = [entry for entry in self._heap if self._when.get(entry[2]) == entry[0]]
+            self._heap = list({entry[2]: entry for entry in self._heap if self._when.get(entry[2]) == entry[0]}.values())
             heapq.heapify(self._heap)
 
     def clear(self, timer: Timer, name: str) -> None:

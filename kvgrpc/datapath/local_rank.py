@@ -118,8 +118,12 @@ class LocalRank:
                 self._feed(events.PeerMapped(self._rank, report.peer, report.path, report.why, report.rejected))
             case reports.ConnectFailed():
                 self._feed(events.PeerMapped(self._rank, report.peer, "", "", report.rejected))
-            case reports.PostingEnded() if report.quiesced:
+            case reports.PostingEnded():
                 done = report.state is PostingState.DONE
-                self._feed(events.PostingEnded(report.posting, done, report.nbytes, report.wire_s, report.error))
-            case _:
-                pass  # an end without proof is none: the blocks stay in quarantine
+                self._feed(
+                    events.PostingEnded(
+                        report.posting, done, report.nbytes, report.wire_s, report.error, report.quiesced
+                    )
+                )
+            case reports.Disconnected():
+                pass  # nobody waits for it: a peer is mapped again under a new handshake

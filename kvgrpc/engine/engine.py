@@ -18,6 +18,7 @@ drop then, since no BlocksReturned comes for them.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from kvgrpc.core import grants
@@ -65,7 +66,6 @@ class Engine:
         self._transfers = Transfers()
         self._answers: dict[int, session_pb2.CallAnswer | None] = {}
         """Of calls that somebody waits for."""
-        self._events: list[Event] = []
         self._abandoned: set[int] = set()
         """Calls whose answer came too late for whoever waited."""
         self._unsent: list[Pull] = []
@@ -258,7 +258,7 @@ class Engine:
             pull.unsent = None
         self._unsent.clear()
         for frame in self._outbox.take(self._returned_event):
-            self._guard(lambda frame=frame: self._connection.send(frame))
+            self._guard(partial(self._connection.send, frame))
         self._acknowledged_event = self._returned_event
 
     def fileno(self) -> int:
@@ -305,7 +305,7 @@ class Engine:
 
     def _read(self, timeout_s: float) -> bool:
         """Takes in what is there and sends what was waiting for it; False when nothing came."""
-        frames = self._guard(lambda: self._connection.receive(timeout_s))
+        frames = self._guard(partial(self._connection.receive, timeout_s))
         for frame in frames:
             for event in frame.events.events:
                 self._read_event = event.event_id

@@ -88,7 +88,7 @@ class Handle:
 class HandOver(Handle):
     """Blocks handed over. The grant is valid as soon as `finished_blocks` returned."""
 
-    grant: bytes
+    grant: bytes = field(repr=False)
     """The token, for the consumer."""
     lease_id: str
 

@@ -1,4 +1,4 @@
-"""What a lead answers when it refuses, as errors: a session's rows carry reason and sentence, the class follows here."""
+"""What a lead answers when it refuses, as errors: a session carries reason and sentence; the class follows here."""
 
 from kvgrpc.errors import (
     AlreadyExists,

@@ -1,6 +1,6 @@
 """What a scheduler hands to its workers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -8,6 +8,6 @@ class RankTicket:
     """Lets a worker attach its rank to its engine's lead. Secret; send it over the engine's own channels."""
 
     socket_path: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     memory_bytes: int
     """What every rank's memory has."""

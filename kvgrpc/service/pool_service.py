@@ -93,6 +93,8 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
                 Reason.READ_BLOCKS_DISABLED, "this server does not hand out KV (setting read_blocks)"
             )
         layout = lead.node.state.pool.pool
+        if not request.HasField("blocks"):
+            raise invalid("blocks", "is required")
         group = request.blocks.group
         if group >= len(layout.groups):
             raise invalid("blocks.group", f"the pool has {len(layout.groups)} groups")
@@ -104,6 +106,8 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         first, count = 0, layout.groups[group].layers
         if request.HasField("layers"):
             first, count = request.layers.first, request.layers.count
+            if not 0 < count <= layout.groups[group].layers - first:
+                raise invalid("layers", f"lie within the group's {layout.groups[group].layers}, at least one")
         regions = [r for r in layout.regions if r.group == group and first <= r.first_layer < first + count]
         total = sum(r.block_bytes for r in regions) * len(ids)
         if total > READ_BYTES_MAX:

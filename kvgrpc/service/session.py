@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -72,6 +73,7 @@ class Session:
         self.secret = secrets.token_bytes(32)
         self.ticket = secrets.token_bytes(32)
         self.workers = Workers()
+        self.over = asyncio.Event()
         self._event_id = 0
         self._unsent: list[session_pb2.Event] = []
         self._unread: dict[int, str] = {}
@@ -130,7 +132,7 @@ class Sessions:
             self._server = await asyncio.start_unix_server(self._serve, self._path)
         except (OSError, ValueError) as error:
             raise invalid("session_socket", f"{self._path} cannot be bound: {error}") from error
-        Path(self._path).chmod(0o600)
+        _make_private(self._path)
         self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
     async def stop(self) -> None:
@@ -148,7 +150,7 @@ class Sessions:
                 await self._server.wait_closed()
         for writer in list(self._connections):
             writer.transport.abort()
-        Path(self._path).unlink(missing_ok=True)
+        _remove(self._path)
 
     def tell(self, news: actions.EngineNews) -> None:
         """News for the engine."""
@@ -181,6 +183,8 @@ class Sessions:
     async def _serve_scheduler(
         self, request: session_pb2.AttachRequest, frames: _Frames, writer: asyncio.StreamWriter
     ) -> None:
+        if self._session is not None and _hung_up(self._session.writer):
+            await self._session.over.wait()
         if self._session is not None or self._attaching:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
         _check_attach(request)
@@ -207,6 +211,7 @@ class Sessions:
         if self._session is not session:
             return
         self._session = None
+        session.over.set()
         _log.info("%s", why)
         try:
             async with self._life:
@@ -319,12 +324,29 @@ def _check_user(writer: asyncio.StreamWriter) -> None:
         raise PermissionDenied(Reason.NOT_OWNER, "only processes of this server's user may attach")
 
 
+def _hung_up(writer: asyncio.StreamWriter) -> bool:
+    """Whether the other end is closed, also while this end has not read all: an engine that restarts is not refused
+    because of itself.
+    """
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def _send_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
     """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
     with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
         sent = socket.send_fds(sock, [frame], [fd])
     if sent < len(frame):
         write(writer, frame[sent:])
+
+
+def _remove(path: str) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+def _make_private(path: str) -> None:
+    Path(path).chmod(0o600)
 
 
 def _make_room(path: str) -> None:
@@ -338,7 +360,7 @@ def _make_room(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            Path(path).unlink(missing_ok=True)
+            _remove(path)
             return
         except OSError as error:
             raise invalid("session_socket", f"{path} cannot be used: {error}") from error

@@ -78,7 +78,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "posting":
             end = report.posting
             wire_s = end.wire.seconds + end.wire.nanos / 1e9
-            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message)
+            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message, not end.unquiesced)
         case "step":
             return events.StepDone(rank, report.step.step)
         case _:
@@ -107,6 +107,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     nbytes=event.nbytes,
                     wire=duration(event.wire_s),
                     message=event.message,
+                    unquiesced=not event.quiesced,
                 )
             )
         case events.StepDone():

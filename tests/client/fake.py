@@ -51,7 +51,7 @@ class FakeServer:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
+    async def start(self, credentials: grpc.ServerCredentials | None = None) -> None:
         """Starts, on the same port as before if it ran before."""
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         for file in FILES:
@@ -59,7 +59,10 @@ class FakeServer:
                 handlers = {method.name: self._handler(method) for method in service.methods}
                 generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
                 self._server.add_generic_rpc_handlers((generic,))
-        self.port = self._server.add_insecure_port(self.address)
+        if credentials:
+            self.port = self._server.add_secure_port(self.address, credentials)
+        else:
+            self.port = self._server.add_insecure_port(self.address)
         await self._server.start()
 
     async def stop(self) -> None:

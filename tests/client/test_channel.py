@@ -4,10 +4,14 @@ import asyncio
 import json
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 
 from kvgrpc.client import connect
 from kvgrpc.client.channel import CHANNEL_OPTIONS, SERVICE_CONFIG
+from kvgrpc.errors import Unavailable
+from tests.client.fake import FakeServer
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -22,6 +26,26 @@ def test_only_unavailable_is_retried_and_nothing_waits_for_a_server() -> None:
 
 def test_every_language_has_the_same_service_config() -> None:
     assert json.loads((ROOT / "clients/go/service_config.json").read_text()) == SERVICE_CONFIG
+
+
+async def test_with_credentials_the_connection_is_encrypted() -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    server = FakeServer()
+    await server.start(grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)]))
+    try:
+        trusting = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        async with connect(server.address, credentials=trusting) as client:
+            await client.status()
+        async with connect(server.address, credentials=grpc.ssl_channel_credentials()) as client:
+            with pytest.raises(Unavailable):  # an authority that nobody knows
+                await client.status()
+        async with connect(server.address) as client:
+            with pytest.raises(Unavailable):
+                await client.status()
+    finally:
+        await server.stop()
 
 
 def test_a_client_needs_a_running_event_loop() -> None:

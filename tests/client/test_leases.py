@@ -44,7 +44,7 @@ class Ledger:
 
     server: FakeServer
     ttl_s: float = 1.2
-    """Long enough that a busy machine does not lose a lease or find a stream slow; short ones are for leases that end."""
+    """Long enough that a busy machine loses no lease and finds no stream slow; short ones are for leases that end."""
     reason: FailureReason.ValueType = 0  # type: ignore[assignment]
     """Why no lease is renewed any more."""
     renewed: asyncio.Queue[list[str]] = field(default_factory=asyncio.Queue)
@@ -364,7 +364,7 @@ async def test_closing_the_client_ends_the_renewals_and_says_so(server: FakeServ
 
 async def test_a_server_that_answers_with_too_few_rows_is_not_believed(client: Client, ledger: Ledger) -> None:
     ledger.rows = lambda request, way: []  # type: ignore[method-assign]
-    ledger.ttl_s = 0.3
+    ledger.ttl_s = 0.6
     async with client.lease([1], [2], request_id="a") as held, asyncio.timeout(UNTIL_S):
         assert await held.wait_over() is Reason.LEASE_EXPIRED
         with pytest.raises(PreconditionFailed, match="0 rows"):

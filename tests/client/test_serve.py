@@ -122,7 +122,7 @@ async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
     ends: set[str] = set()
 
     async def watch(count: int) -> None:
-        async with aclosing(pair.destination.watch(after=start.header, pace=pace)) as events:
+        async with aclosing(pair.destination.watch(after=start, pace=pace)) as events:
             async for event in events:
                 assert isinstance(event, WatchTransfersResponse), event
                 seen.append(event.header.event_seq)

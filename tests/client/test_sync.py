@@ -1,9 +1,11 @@
 """The synchronous client is the asynchronous one, method by method."""
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 import grpc
@@ -174,6 +176,32 @@ async def test_one_client_serves_many_threads(server: FakeServer) -> None:
 
     await in_thread(work, server)
     assert len(server.seen) == 8
+
+
+async def test_closing_a_client_ends_what_other_threads_wait_for(server: FakeServer) -> None:
+    reading = threading.Event()
+
+    async def silent(request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        reading.set()
+        await asyncio.Event().wait()
+        yield WatchTransfersResponse()
+
+    server.answers["WatchTransfers"] = silent
+
+    def read(client: SyncClient) -> None:
+        with contextlib.suppress(CancelledError):
+            next(client.watch())
+
+    def work(address: str) -> None:
+        client = connect_sync(address)
+        reader = threading.Thread(target=read, args=(client,))
+        reader.start()
+        assert reading.wait(20)
+        client.close()
+        reader.join(20)
+        assert not reader.is_alive()
+
+    await in_thread(work, server)
 
 
 async def test_a_closed_client_says_so(server: FakeServer) -> None:

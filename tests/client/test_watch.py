@@ -15,7 +15,14 @@ from kvgrpc.client import Client, HistoryLost, IncarnationChanged, Pace, WatchEv
 from kvgrpc.client.watch import Cursor
 from kvgrpc.errors import DeadlineExceeded, PermissionDenied, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.v1.transfer_pb2 import Transfer, TransferFilter, WatchTransfersRequest, WatchTransfersResponse
+from kvgrpc.v1.handoff_pb2 import PullBlocksResponse
+from kvgrpc.v1.transfer_pb2 import (
+    ListTransfersResponse,
+    Transfer,
+    TransferFilter,
+    WatchTransfersRequest,
+    WatchTransfersResponse,
+)
 from tests.client.fake import FakeServer, fail, retry_info
 
 BRISK = Pace(give_up_s=5.0, stream_s=60.0, pause_first_s=0.001, pause_max_s=0.01)
@@ -175,6 +182,17 @@ async def test_a_slow_reader_that_the_server_drops_resumes(server: FakeServer, c
     assert seqs(await read(client.watch(after=after(5), pace=BRISK), 9)) == [6, 7, 8, 9]
 
 
+async def test_a_watch_after_a_reply_misses_no_change_of_the_transfer_in_it(server: FakeServer, client: Client) -> None:
+    """Even if the header of the reply is younger than the transfer."""
+    log = Log(seq=9)
+    server.answers["WatchTransfers"] = log.watch
+    pull = PullBlocksResponse(header=after(6), transfer=Transfer(event_seq=4))
+    assert seqs(await read(client.watch(after=pull, pace=BRISK), 9)) == [5, 6, 7, 8, 9]
+    assert seqs(await read(client.watch(after=ListTransfersResponse(header=after(7)), pace=BRISK), 9)) == [8, 9]
+    dry = PullBlocksResponse(header=after(8))  # of a validate_only
+    assert seqs(await read(client.watch(after=dry, pace=BRISK), 9)) == [9]
+
+
 # ---- where it cannot know
 
 
@@ -184,6 +202,18 @@ async def test_a_marker_says_that_history_was_lost(server: FakeServer, client: C
     found = await read(client.watch(after=after(2), pace=BRISK), 11)
     assert found[0] == HistoryLost(after(10))
     assert seqs(found) == [11]
+
+
+async def test_a_refusal_to_go_on_from_there_is_a_marker_too(server: FakeServer, client: Client) -> None:
+    async def refuses(request: WatchTransfersRequest, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        if request.after_event_seq:
+            await fail(context, grpc.StatusCode.OUT_OF_RANGE, "HISTORY_LOST")
+        yield stands(8)
+        yield change(9)
+        await asyncio.Event().wait()
+
+    server.answers["WatchTransfers"] = refuses
+    assert await read(client.watch(after=after(2), pace=BRISK), 9) == [HistoryLost(after(8)), change(9)]
 
 
 async def test_a_marker_says_that_the_engine_started_over(server: FakeServer, client: Client) -> None:

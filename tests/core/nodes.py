@@ -157,9 +157,7 @@ class Lead:
         for action in self.done:
             if isinstance(action, actions.Reply | actions.Refuse):
                 assert action.call_id not in self._answers, "a call is answered twice"
-                self._answers[action.call_id] = (
-                    action.answer if isinstance(action, actions.Reply) else action.error
-                )
+                self._answers[action.call_id] = action.answer if isinstance(action, actions.Reply) else action.error
         return self.done
 
     def tick(self, after_s: float) -> list[Action]:
@@ -204,13 +202,17 @@ class Lead:
 
     # -- as a source
 
-    def finish(self, tokens: int = 32, *blocks: Sequence[int], principal: str = ENGINE, **fields: Any) -> Any:
-        """FinishedBlocks of the first blocks, or of those given; `fields` are of the event or its call."""
-        call = {name: fields.pop(name) for name in ("key", "method", "body", "trace") if f"call_{name}" in fields}
+    def finish(
+        self, tokens: int = 32, *blocks: Sequence[int], principal: str = ENGINE, call: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Any:  # fmt: skip
+        """FinishedBlocks of the first blocks, or of those given; `fields` are of the event, `call` of its call."""
         fields.setdefault("key", KEY)
         fields.setdefault("content", content(tokens))
-        where = lists(*blocks) if blocks else lists(*(range(g.blocks_of(tokens)) for g in self.me.pool.groups))
-        return self.call(lambda c: events.FinishedBlocks(c, blocks=where, **fields), principal, **call)
+        if "blocks" not in fields:
+            where = blocks or [range(group.blocks_of(tokens)) for group in self.me.pool.groups]
+            fields["blocks"] = lists(*where)
+        return self.call(lambda c: events.FinishedBlocks(c, **fields), principal, **(call or {}))
 
     def admit(self, peer: EngineDescription) -> str:
         """A peer shakes hands with this lead; its key."""
@@ -241,9 +243,7 @@ class Lead:
         )
         return answer.rows[0]
 
-    def close(
-        self, peer: EngineDescription, number: int = 1, *, dropped: bool = False, token: bytes = b""
-    ) -> bool:
+    def close(self, peer: EngineDescription, number: int = 1, *, dropped: bool = False, token: bytes = b"") -> bool:
         """Whether the access was open."""
         row = events.Closing(access_id(number), dropped, quiesced=True, token=token)
         answer = self.call(
@@ -262,9 +262,7 @@ class Lead:
         fields.setdefault("content", content(tokens))
         if blocks:
             fields["destination"] = Destination(lists(*blocks), have_tokens)
-        answer = self.call(
-            lambda c: events.PullBlocks(c, token, access_id=access_id(number), **fields), principal
-        )
+        answer = self.call(lambda c: events.PullBlocks(c, token, access_id=access_id(number), **fields), principal)
         transfer: Transfer = answer.transfer
         return transfer
 

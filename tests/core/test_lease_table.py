@@ -1,6 +1,5 @@
 """Leases: a renewal never shortens one, nothing passes its cap, and it ends once, for ever."""
 
-from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -150,7 +149,7 @@ def test_an_ended_lease_can_still_be_asked_until_others_ended_after_it() -> None
 
 
 class Leases(RuleBasedStateMachine):
-    """A table of leases against a dictionary of what each should be, on a clock that the rules move."""
+    """A table of leases against what each should be, on a clock that the rules move."""
 
     @initialize(kept=st.integers(1, 3))
     def begin(self, kept: int) -> None:
@@ -159,9 +158,12 @@ class Leases(RuleBasedStateMachine):
         self.now = 0.0
         self.made = 0
         self.deadlines: dict[str, float] = {}
+        """Of the live ones, oldest first."""
         self.caps: dict[str, float] = {}
-        self.ends: OrderedDict[str, LeaseState] = OrderedDict()
-        self.readers: dict[str, dict[bytes, str]] = {}
+        self.ended: dict[str, LeaseState] = {}
+        """In the order of their ends; all of them."""
+        self.open: dict[str, dict[bytes, str]] = {}
+        self.finished: dict[str, set[str]] = {}
 
     @rule(asked=st.none() | st.sampled_from([0.5, 10.0, 30.0, 1000.0]))
     def grant(self, asked: float | None) -> None:
@@ -172,54 +174,84 @@ class Leases(RuleBasedStateMachine):
         self.table.add(lease(name, self.now, ttl_s))
         self.deadlines[name] = self.now + ttl_s
         self.caps[name] = self.now + LIMITS.lease_cap_s
-        self.readers[name] = {}
+        self.open[name], self.finished[name] = {}, set()
 
     @rule(seconds=st.sampled_from([0.0, 0.25, 7.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         for name in [name for name, deadline in self.deadlines.items() if deadline <= self.now]:
-            self._end(name, LeaseState.EXPIRED)
+            self.end(name, LeaseState.EXPIRED)
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data(), ttl_s=st.none() | st.sampled_from([0.5, 20.0, 100.0]))
     def renew(self, data: st.DataObject, ttl_s: float | None) -> None:
-        name = self._one(data)
+        name = self.one(data)
         found = self.table.get(name)
+        before, renewals = found.deadline, found.renewals
         found.renew(self.now, ttl_s)
         wanted = self.now + (found.ttl_s if ttl_s is None else ttl_s)
         self.deadlines[name] = max(self.deadlines[name], min(wanted, self.caps[name]))
+        assert before <= found.deadline <= found.cap
+        assert found.renewals == renewals + 1
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data(), consumer=st.sampled_from("de"), number=st.integers(0, 3))
-    def open_or_close(self, data: st.DataObject, consumer: str, number: int) -> None:
-        name = self._one(data)
-        access = bytes([number])
-        if access in self.readers[name]:
+    def open_or_close_an_access(self, data: st.DataObject, consumer: str, number: int) -> None:
+        name, access = self.one(data), bytes([number])
+        if self.open[name].pop(access, None):
             self.table.get(name).closed(access)
-            del self.readers[name][access]
         else:
             self.table.get(name).opened(access, consumer)
-            self.readers[name][access] = consumer
+            self.open[name][access] = consumer
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data(), consumer=st.sampled_from("de"))
-    def consumer_finishes(self, data: st.DataObject, consumer: str) -> None:
-        self.table.get(self._one(data)).finished.add(consumer)
+    def finish_a_consumer(self, data: st.DataObject, consumer: str) -> None:
+        name = self.one(data)
+        self.table.get(name).finished.add(consumer)
+        self.finished[name].add(consumer)
 
     @precondition(lambda self: self.deadlines)
     @rule(data=st.data(), state=st.sampled_from(ENDS))
-    def ends(self, data: st.DataObject, state: LeaseState) -> None:  # type: ignore[override,unused-ignore]
-        self._end(self._one(data), state)
+    def end_one(self, data: st.DataObject, state: LeaseState) -> None:
+        self.end(self.one(data), state)
 
-    def _one(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.deadlines)))
+    def one(self, data: st.DataObject) -> str:
+        name: str = data.draw(st.sampled_from(sorted(self.deadlines)))
+        return name
 
-    def _end(self, name: str, state: LeaseState) -> None:
+    def end(self, name: str, state: LeaseState) -> None:
         found = self.table.get(name)
         found.end(state)
         self.table.ended(found)
+        self.ended[name] = state
         del self.deadlines[name]
 
     @invariant()
-    def nothing_else_is_live(self) -> None:
+    def exactly_those_not_ended_are_live_with_their_deadlines(self) -> None:
+        assert {one.id: one.deadline for one in self.table} == self.deadlines
         assert [one.id for one in self.table] == list(self.deadlines)
+        assert len(self.table) == len(self.deadlines)
+        assert all(one.live and self.now < one.deadline for one in self.table)
+
+    @invariant()
+    def the_latest_ends_are_remembered_and_never_change(self) -> None:
+        names = list(self.ended)
+        for name in names[-self.kept :]:
+            assert self.table.known(name)
+            assert self.table.get(name).state is self.ended[name]
+        for name in names[: -self.kept]:
+            assert not self.table.known(name)
+            assert self.table.find(name) is None
+
+    @invariant()
+    def consumers_are_counted_by_identity(self) -> None:
+        for one in self.table:
+            readers = set(self.open[one.id].values())
+            assert one.done == len(self.finished[one.id] - readers)
+            assert one.accesses == self.open[one.id]
+            assert set(one.readers) == readers
+
+
+TestLeases = Leases.TestCase
+TestLeases.settings = settings(max_examples=60, stateful_step_count=40)

@@ -97,6 +97,18 @@ def test_stale_entries_never_outnumber_what_is_set_by_much() -> None:
     assert timers.next_deadline() == 1e6
 
 
+def test_setting_a_deadline_again_to_the_same_moments_costs_no_memory() -> None:
+    """A lease that reached its cap is renewed again and again without its deadline moving."""
+    timers = Timers()
+    longest = 0
+    for i in range(3 * STALE_MIN):
+        timers.set(Timer.LEASE, "at its cap", 5.0)
+        timers.set(Timer.RENEW, "to and fro", 6.0 + i % 2)
+        longest = max(longest, len(timers._heap))
+    assert longest <= 2 * len(timers) + STALE_MIN + 1
+    assert drain(timers, 9.0) == [(Timer.LEASE, "at its cap"), (Timer.RENEW, "to and fro")]
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 9)))), st.integers(0, 9))
 def test_it_is_a_table_of_the_latest_settings(steps: list[tuple[int, int | None]], now: int) -> None:
     timers = Timers()

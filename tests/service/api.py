@@ -76,7 +76,7 @@ class Api:
             answer = call()
         except grpc.RpcError as error:
             return read_refusal(self.last_method, error)
-        raise AssertionError(f"not refused: {answer}")
+        raise AssertionError(f"not refused: {str(answer)[:500]}")
 
     def close(self) -> None:
         self._plain.close()

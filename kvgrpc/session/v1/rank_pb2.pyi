@@ -359,7 +359,7 @@ Global___RejectedPath: _TypeAlias = RejectedPath  # noqa: Y015
 
 @_typing.final
 class PostingReport(_message.Message):
-    """The end of a posting: no access of it follows."""
+    """The end of a posting: no access of it follows, unless it is `unquiesced`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,6 +368,7 @@ class PostingReport(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    UNQUIESCED_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     done: _builtins.bool
@@ -376,6 +377,8 @@ class PostingReport(_message.Message):
     """Bytes moved."""
     message: _builtins.str
     """Why it failed."""
+    unquiesced: _builtins.bool
+    """It failed, and nobody can say that no access follows."""
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:
         """How long the bytes took."""
@@ -388,10 +391,11 @@ class PostingReport(_message.Message):
         nbytes: _builtins.int = ...,
         wire: _duration_pb2.Duration | None = ...,
         message: _builtins.str = ...,
+        unquiesced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "posting_id", b"posting_id", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "posting_id", b"posting_id", "unquiesced", b"unquiesced", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

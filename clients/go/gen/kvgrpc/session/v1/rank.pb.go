@@ -769,7 +769,7 @@ func (x *RejectedPath) GetWhy() string {
 	return ""
 }
 
-// The end of a posting: no access of it follows.
+// The end of a posting: no access of it follows, unless it is `unquiesced`.
 type PostingReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
@@ -781,7 +781,9 @@ type PostingReport struct {
 	// How long the bytes took.
 	Wire *durationpb.Duration `protobuf:"bytes,4,opt,name=wire,proto3" json:"wire,omitempty"`
 	// Why it failed.
-	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// It failed, and nobody can say that no access follows.
+	Unquiesced    bool `protobuf:"varint,6,opt,name=unquiesced,proto3" json:"unquiesced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -849,6 +851,13 @@ func (x *PostingReport) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *PostingReport) GetUnquiesced() bool {
+	if x != nil {
+		return x.Unquiesced
+	}
+	return false
 }
 
 // All work of steps up to this one is done on the rank.
@@ -957,14 +966,17 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\brejected\x18\x04 \x03(\v2\x1f.kvgrpc.session.v1.RejectedPathR\brejected\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
 	"\tdata_path\x18\x01 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\xa3\x01\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xc3\x01\n" +
 	"\rPostingReport\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x16\n" +
 	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12-\n" +
 	"\x04wire\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wire\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\"O\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1e\n" +
+	"\n" +
+	"unquiesced\x18\x06 \x01(\bR\n" +
+	"unquiesced\"O\n" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +

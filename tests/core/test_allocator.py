@@ -1,0 +1,137 @@
+"""Allocation in a pool that the server manages: a block is given out when it is neither allocated nor pinned."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvgrpc.core.allocator import Allocator
+from kvgrpc.core.pins import PinKind, PinTable
+from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
+from tests.core.nodes import ids, refused
+
+
+def make(*sizes: int) -> tuple[Allocator, PinTable]:
+    pins = PinTable(sizes)
+    return Allocator(sizes, pins), pins
+
+
+def test_the_lowest_ids_are_taken_first() -> None:
+    allocator, _ = make(8, 4)
+    taken = allocator.allocate("a", {0: 3, 1: 1})
+    assert [group.tolist() for group in taken] == [[0, 1, 2], [0]]
+    assert [group.tolist() for group in allocator.allocate("b", {0: 2})] == [[3, 4], []]
+    assert (allocator.allocated(0), allocator.free_count(0)) == (5, 3)
+
+
+def test_a_run_is_preferred_to_scattered_blocks() -> None:
+    allocator, _ = make(8)
+    allocator.allocate("a", {0: 8})
+    allocator.free((ids(1, 3, 4, 6, 7),))
+    assert allocator.allocate("b", {0: 2})[0].tolist() == [3, 4]
+    assert allocator.allocate("c", {0: 3})[0].tolist() == [1, 6, 7]
+
+
+def test_all_or_none() -> None:
+    allocator, _ = make(8, 2)
+    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+        allocator.allocate("a", {0: 1, 1: 3})
+    assert allocator.free_count(0) == 8
+    assert not allocator.known("a")
+
+
+def test_a_pinned_block_comes_free_at_its_last_unpin() -> None:
+    allocator, pins = make(2)
+    allocator.allocate("a", {0: 2})
+    pins.add("l", PinKind.LEASE, (ids(0),), 0.0)
+    assert [group.tolist() for group in allocator.free((ids(0, 1),))] == [[1]]
+    assert allocator.allocate("b", {0: 1})[0].tolist() == [1]
+    with refused(Reason.POOL_EXHAUSTED):
+        allocator.allocate("c", {0: 1})
+    pins.drop("l", PinKind.LEASE)
+    assert allocator.allocate("c", {0: 1})[0].tolist() == [0]
+
+
+def test_freeing_what_is_not_allocated_is_refused_and_frees_nothing() -> None:
+    allocator, _ = make(4)
+    allocator.allocate("a", {0: 2})
+    with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
+        allocator.free((ids(0, 2),))
+    assert allocator.allocated(0) == 2
+
+
+def test_an_allocation_is_known_until_its_last_block_is_freed() -> None:
+    allocator, _ = make(4, 4)
+    allocator.allocate("a", {0: 2, 1: 1})
+    allocator.free((ids(0), ids()))
+    found = allocator.find("a")
+    assert found is not None
+    assert [group.tolist() for group in found] == [[1], [0]]
+    allocator.free((ids(1), ids(0)))
+    assert not allocator.known("a")
+    assert allocator.find("a") is None
+
+
+def test_an_allocation_is_given_back_whole_and_once() -> None:
+    allocator, _ = make(4)
+    allocator.allocate("a", {0: 2})
+    allocator.allocate("b", {0: 2})
+    allocator.free((ids(0),))
+    allocator.free_allocation("a")
+    allocator.free_allocation("a")
+    assert allocator.free_count(0) == 2
+    allocator.check_allocated((ids(2, 3),))
+
+
+class Allocations(RuleBasedStateMachine):
+    """Free, allocated and pinned blocks add up after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator, self.pins = make(8)
+        self.held: dict[str, set[int]] = {}
+        self.pinned: set[int] = set()
+        self.made = 0
+
+    @rule(count=st.integers(1, 4))
+    def allocate(self, count: int) -> None:
+        free = set(range(8)) - self.pinned - set().union(*self.held.values())
+        self.made += 1
+        if count > len(free):
+            with refused(Reason.POOL_EXHAUSTED):
+                self.allocator.allocate(str(self.made), {0: count})
+            return
+        taken = set(self.allocator.allocate(str(self.made), {0: count})[0].tolist())
+        assert taken <= free
+        self.held[str(self.made)] = taken
+
+    @rule(blocks=st.sets(st.integers(0, 7), min_size=1, max_size=3))
+    def free(self, blocks: set[int]) -> None:
+        if not blocks <= set().union(*self.held.values()):
+            with refused(Reason.BLOCK_NOT_ALLOCATED):
+                self.allocator.free((ids(*sorted(blocks)),))
+            return
+        unpinned = self.allocator.free((ids(*sorted(blocks)),))[0]
+        assert set(unpinned.tolist()) == blocks - self.pinned
+        self.held = {name: kept - blocks for name, kept in self.held.items() if kept - blocks}
+
+    @rule(number=st.integers(1, 9))
+    def free_allocation(self, number: int) -> None:
+        self.allocator.free_allocation(str(number))
+        self.held.pop(str(number), None)
+
+    @rule(block=st.integers(0, 7))
+    def pin(self, block: int) -> None:
+        if block in self.pinned:
+            self.pins.drop(str(block), PinKind.LEASE)
+        else:
+            self.pins.add(str(block), PinKind.LEASE, (ids(block),), 0.0)
+        self.pinned ^= {block}
+
+    @invariant()
+    def it_adds_up(self) -> None:
+        held = set().union(*self.held.values())
+        assert self.allocator.allocated(0) == len(held)
+        assert self.allocator.free_count(0) == 8 - len(held | self.pinned)
+        assert all(self.allocator.known(name) == (name in self.held) for name in map(str, range(1, self.made + 1)))
+
+
+TestAllocations = Allocations.TestCase

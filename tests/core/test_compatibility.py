@@ -1,0 +1,132 @@
+"""Whether two engines can exchange blocks: one verdict, with a reason for every field that differs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.compatibility import GROUP_FIELDS, check_compatible, compare, protocol
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
+from kvgrpc.errors import PreconditionFailed, Reason
+from tests.core.nodes import describe, full, hybrid, refused
+
+GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 8, 2, 4, "float16")
+HERE = describe("a", pool=uniform_layout(GROUP, 64))
+OTHER: dict[str, Any] = {
+    "kind": GroupKind.MLA,
+    "layers": 4,
+    "block_tokens": 32,
+    "kv_heads": 4,
+    "head_dim": 8,
+    "dtype": "bfloat16",
+    "order": "head_major",
+    "window_tokens": 1024,
+}
+
+
+def test_an_engine_is_compatible_with_one_like_itself() -> None:
+    there = describe("b", 9, pool=HERE.pool, address="elsewhere:1", features=("push",), memory_generation=3)
+    assert compare(HERE, there) == []
+    check_compatible(HERE, there)
+
+
+def test_who_manages_the_pool_and_what_groups_are_called_does_not_matter() -> None:
+    renamed = uniform_layout(replace(GROUP, name="other"), 64)
+    assert compare(HERE, replace(HERE, pool=renamed, pool_kind=PoolKind.SERVER_MANAGED)) == []
+
+
+def test_every_field_of_a_group_that_must_be_equal_is_in_the_tests() -> None:
+    assert set(OTHER) == set(GROUP_FIELDS)
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_each_field_of_a_group_is_compared_and_named(field: str) -> None:
+    there = replace(HERE, pool=uniform_layout(replace(GROUP, **{field: OTHER[field]}), 64))
+    found = [d for d in compare(HERE, there) if not d.bridgeable]
+    assert [d.field for d in found] == [f"pool.groups[0].{field}"]
+    assert found[0].here != found[0].there
+    assert found[0].why
+    with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed) as _:
+        check_compatible(HERE, there)
+
+
+def test_kinds_are_shown_by_their_names() -> None:
+    there = replace(HERE, pool=uniform_layout(replace(GROUP, kind=GroupKind.MLA), 64))
+    (found,) = compare(HERE, there)
+    assert (found.here, found.there) == ("full_attention", "mla")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "expected"),
+    [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 2), (3, 4), None), ((3, 4), (1, 2), None)],
+)
+def test_the_newest_protocol_that_both_speak_is_used(
+    here: tuple[int, int], there: tuple[int, int], expected: int | None
+) -> None:
+    a = replace(HERE, protocol_min=here[0], protocol_max=here[1])
+    b = replace(HERE, protocol_min=there[0], protocol_max=there[1])
+    assert protocol(a, b) == expected
+    if expected is None:
+        with refused(Reason.PROTOCOL_UNSUPPORTED, PreconditionFailed):
+            check_compatible(a, b)
+
+
+def test_other_weights_are_never_bridged() -> None:
+    with refused(Reason.WEIGHTS_MISMATCH, PreconditionFailed):
+        check_compatible(HERE, replace(HERE, weights_revision="other"))
+
+
+def test_another_number_of_ranks_is_refused() -> None:
+    with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
+        check_compatible(HERE, replace(HERE, world_size=2))
+
+
+def test_another_number_of_groups_is_refused_without_guessing_which_belong_together() -> None:
+    (found,) = compare(replace(HERE, pool=hybrid()), replace(HERE, pool=full()))
+    assert found.field == "pool.groups"
+
+
+def test_layers_packed_in_another_way_are_refused() -> None:
+    there = replace(HERE, pool=uniform_layout(GROUP, 64, layers_per_region=2))
+    (found,) = compare(HERE, there)
+    assert found.field == "pool.regions"
+    swapped = PoolLayout((GROUP,), (Region(0, 1, 1, 0, 64, 64), Region(0, 0, 1, 512, 64, 64)), 1024)
+    assert [d.field for d in compare(HERE, replace(HERE, pool=swapped))] == ["pool.regions"]
+
+
+def test_layers_packed_in_another_way_are_refused_in_pools_of_different_sizes_too() -> None:
+    larger = replace(GROUP, blocks=9)
+    swapped = PoolLayout((larger,), (Region(0, 1, 1, 0, 64, 64), Region(0, 0, 1, 576, 64, 64)), 1152)
+    for pool in (swapped, uniform_layout(larger, 64, layers_per_region=2)):
+        there = replace(HERE, pool=pool)
+        assert [d.field for d in compare(HERE, there)] == ["pool.groups[0].blocks", "pool.regions"]
+        with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
+            check_compatible(HERE, there)
+
+
+def test_pools_of_different_sizes_are_told_and_bridged() -> None:
+    there = replace(HERE, pool=uniform_layout(replace(GROUP, blocks=99), 64))
+    (found,) = compare(HERE, there)
+    assert (found.field, found.bridgeable) == ("pool.groups[0].blocks", True)
+    check_compatible(HERE, there)
+
+
+def test_every_reason_is_told_at_once_and_the_gravest_comes_first() -> None:
+    there = replace(
+        HERE,
+        protocol_min=7,
+        protocol_max=7,
+        weights_revision="other",
+        world_size=2,
+        pool=uniform_layout(replace(GROUP, dtype="int8", kv_heads=1), 64),
+    )
+    with pytest.raises(PreconditionFailed) as caught:
+        check_compatible(HERE, there)
+    assert caught.value.reason is Reason.PROTOCOL_UNSUPPORTED
+    assert {v.field for v in caught.value.violations} == {
+        "protocol_max",
+        "weights_revision",
+        "world_size",
+        "pool.groups[0].dtype",
+        "pool.groups[0].kv_heads",
+    }

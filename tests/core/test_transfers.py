@@ -1,0 +1,240 @@
+"""Transfers: which state and which disposition may follow which, the log of changes, and the bounded history."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvgrpc.core.transfers import (
+    DISPOSITIONS,
+    ENDED,
+    STATES,
+    Direction,
+    Disposition,
+    Phase,
+    State,
+    Transfer,
+    TransferTable,
+)
+from kvgrpc.errors import NotFound, Reason
+from tests.core.nodes import check_table, refused, snapshot
+
+
+def make(table: TransferTable, now: float = 0.0, key: bytes = b"k") -> Transfer:
+    return table.create(now, direction=Direction.SEND, key=key, owner="engine")
+
+
+def end(table: TransferTable, transfer: Transfer, state: State) -> None:
+    table.change(transfer.id, state=state, memory=Disposition.RETURNED)
+
+
+def test_states_follow_their_table() -> None:
+    def move(before: State, after: State) -> State:
+        table = TransferTable(1, 10)
+        transfer = make(table)
+        if before is not State.PENDING:
+            table.change(transfer.id, state=before)
+        known = snapshot(table)
+        try:
+            return table.change(transfer.id, state=after).state
+        except AssertionError:
+            assert snapshot(table) == known
+            raise
+
+    check_table(STATES, move)
+
+
+def test_dispositions_follow_their_table() -> None:
+    def move(before: Disposition, after: Disposition) -> Disposition:
+        table = TransferTable(1, 10)
+        transfer = make(table)
+        if before is not Disposition.HELD:
+            table.change(transfer.id, memory=before)
+        return table.change(transfer.id, memory=after).memory
+
+    check_table(DISPOSITIONS, move)
+
+
+def test_an_end_is_for_ever() -> None:
+    assert all(not STATES[state] for state in ENDED)
+    assert not DISPOSITIONS[Disposition.RETURNED]
+
+
+def test_over_and_settled_are_two_answers() -> None:
+    table = TransferTable(1, 10)
+    transfer = make(table)
+    assert not transfer.over
+    transfer = table.change(transfer.id, state=State.FAILED, memory=Disposition.QUARANTINED)
+    assert transfer.over
+    assert not transfer.settled
+    assert table.change(transfer.id, memory=Disposition.RETURNED).settled
+
+
+def test_ids_contain_the_incarnation_and_numbers_grow_with_every_change() -> None:
+    table = TransferTable(0xAB, 10)
+    first, second = make(table), make(table)
+    assert first.id != second.id
+    assert "00000000000000ab" in first.id
+    changed = table.change(first.id, waiting_for="x")
+    assert [first.seq, second.seq, changed.seq, table.seq] == [1, 2, 3, 3]
+
+
+def test_transfers_of_a_key_come_oldest_first() -> None:
+    table = TransferTable(1, 100)
+    made = [make(table).id for _ in range(12)]
+    make(table, key=b"other")
+    assert [t.id for t in table.with_key(b"k")] == made
+    end(table, table.get(made[3]), State.SUCCEEDED)
+    assert table.archive(made[3])
+    assert [t.id for t in table.with_key(b"k")] == made[:3] + made[4:]
+    assert table.with_key(b"none") == []
+
+
+def test_only_a_settled_transfer_moves_to_the_history_and_only_once() -> None:
+    table = TransferTable(1, 10)
+    transfer = make(table)
+    assert not table.archive(transfer.id)
+    assert not table.archive("unknown")
+    end(table, transfer, State.SUCCEEDED)
+    assert table.live == 1
+    assert table.archive(transfer.id)
+    assert not table.archive(transfer.id)
+    assert table.live == 0
+    assert table.get(transfer.id).state is State.SUCCEEDED
+    assert table.with_key(b"k") == []
+
+
+def test_an_unknown_transfer_reads_as_quarantined() -> None:
+    with refused(Reason.TRANSFER_NOT_FOUND, NotFound), pytest.raises(NotFound, match="quarantined"):
+        TransferTable(1, 10).get("t")
+    with refused(Reason.TRANSFER_NOT_FOUND):
+        TransferTable(1, 10).get("t")
+
+
+def test_failures_stay_longest_in_the_history_and_the_newest_always() -> None:
+    table = TransferTable(1, 3)
+    made = []
+    for state in (State.FAILED, State.SUCCEEDED, State.FAILED, State.CANCELLED):
+        transfer = make(table)
+        end(table, transfer, state)
+        table.archive(transfer.id)
+        made.append(transfer.id)
+    assert [table.find(id_) is not None for id_ in made] == [True, False, True, True]
+    for state in (State.FAILED, State.SUCCEEDED, State.FAILED, State.FAILED):
+        transfer = make(table)
+        end(table, transfer, state)
+        table.archive(transfer.id)
+        assert table.get(transfer.id).state is state
+    kept = list(table)
+    assert [t.state for t in kept] == [State.FAILED] * 3
+
+
+def test_a_history_of_failures_keeps_the_newest_that_is_none() -> None:
+    table = TransferTable(1, 2)
+    for state in (State.FAILED, State.FAILED, State.SUCCEEDED):
+        transfer = make(table)
+        end(table, transfer, state)
+        table.archive(transfer.id)
+    assert sorted(t.state.value for t in table) == ["failed", "succeeded"]
+
+
+def test_watches_resume_after_a_number_or_learn_that_they_cannot() -> None:
+    table = TransferTable(1, 3)
+    assert table.changes_after(0) == []
+    transfer = make(table)
+    for text in "abcd":
+        table.change(transfer.id, waiting_for=text)
+    changes = table.changes_after(3)
+    assert changes is not None
+    assert [change.waiting_for for change in changes] == ["c", "d"]
+    assert table.changes_after(5) == []
+    assert table.changes_after(99) == []
+    assert table.changes_after(1) is None
+
+
+def test_lists_are_newest_first_and_unfinished_oldest_first() -> None:
+    table = TransferTable(1, 10)
+    first, second, third = (make(table, now=float(i)) for i in range(3))
+    end(table, second, State.FAILED)
+    table.archive(second.id)
+    assert [t.id for t in table] == [third.id, second.id, first.id]
+    assert [t.id for t in table.unfinished()] == [first.id, third.id]
+
+
+def test_counts_are_those_of_all_transfers_ever() -> None:
+    table = TransferTable(1, 1)
+    for _ in range(3):
+        transfer = make(table)
+        table.change(transfer.id, state=State.ACTIVE)
+        end(table, transfer, State.SUCCEEDED)
+        table.archive(transfer.id)
+    make(table)
+    assert (table.counts[State.SUCCEEDED], table.counts[State.PENDING], table.counts[State.ACTIVE]) == (3, 1, 0)
+
+
+def test_a_phase_ends_when_the_next_begins() -> None:
+    transfer = make(TransferTable(1, 1))
+    assert transfer.phases_ended(1.0) == ()
+    one = transfer.phase_started("open", 1.0)
+    assert one == (Phase("open", 1.0),)
+    table = TransferTable(1, 1)
+    made = make(table)
+    made = table.change(made.id, phases=one)
+    made = table.change(made.id, phases=made.phase_started("wire", 2.0))
+    assert made.phases == (Phase("open", 1.0, 2.0), Phase("wire", 2.0))
+    made = table.change(made.id, phases=made.phases_ended(3.0))
+    assert made.phases_ended(4.0) == (Phase("open", 1.0, 2.0), Phase("wire", 2.0, 3.0))
+
+
+class Transfers(RuleBasedStateMachine):
+    """Transfers are made, changed and archived at random; every one ends once and the tables stay consistent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = TransferTable(1, 4)
+        self.model: dict[str, tuple[State, Disposition]] = {}
+        self.archived: set[str] = set()
+
+    @rule(key=st.sampled_from([b"a", b"b"]))
+    def create(self, key: bytes) -> None:
+        transfer = make(self.table, float(len(self.model)), key)
+        self.model[transfer.id] = (State.PENDING, Disposition.HELD)
+
+    @rule(which=st.integers(0, 20), state=st.sampled_from(State), memory=st.sampled_from(Disposition))
+    def change(self, which: int, state: State, memory: Disposition) -> None:
+        live = [id_ for id_ in self.model if id_ not in self.archived]
+        if not live:
+            return
+        id_ = live[which % len(live)]
+        was_state, was_memory = self.model[id_]
+        legal = (state is was_state or state in STATES[was_state]) and (
+            memory is was_memory or memory in DISPOSITIONS[was_memory]
+        )
+        if legal:
+            self.table.change(id_, state=state, memory=memory)
+            self.model[id_] = (state, memory)
+        else:
+            with pytest.raises(AssertionError):
+                self.table.change(id_, state=state, memory=memory)
+
+    @rule(which=st.integers(0, 20))
+    def archive(self, which: int) -> None:
+        if not self.model:
+            return
+        id_ = list(self.model)[which % len(self.model)]
+        state, memory = self.model[id_]
+        may = state in ENDED and memory is Disposition.RETURNED and id_ not in self.archived
+        assert self.table.archive(id_) == may
+        self.archived |= {id_} if may else set()
+
+    @invariant()
+    def it_is_consistent(self) -> None:
+        live = {id_: both for id_, both in self.model.items() if id_ not in self.archived}
+        assert {t.id: (t.state, t.memory) for t in self.table if t.id not in self.archived} == live
+        assert self.table.live == len(live)
+        assert sum(t.id in self.archived for t in self.table) == min(len(self.archived), 4)
+        for state in State:
+            assert self.table.counts[state] == sum(s is state for s, _ in self.model.values())
+        assert {t.id for key in (b"a", b"b") for t in self.table.with_key(key)} == set(live)
+
+
+TestTransfers = Transfers.TestCase

@@ -1,0 +1,52 @@
+"""Two leads that all tests of a worker process share; engines come and go on them.
+
+Their time limits are short where a test waits for one to pass, and long where it must not pass by accident.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.engine.support import Lead, Side
+
+SETTINGS = """
+[limits]
+lease_ttl_s = 300.0
+open_wait_s = 4.0
+connect_timeout_s = 10.0
+peer_grace_s = 3.0
+"""
+
+Attach = Callable[..., Side]
+
+
+@pytest.fixture(scope="session")
+def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
+    """P and D."""
+    folder = tmp_path_factory.mktemp("leads")
+    with ExitStack() as stack:
+        p, d = (Lead(folder, name, settings=SETTINGS) for name in ("P", "D"))
+        for lead in (p, d):
+            stack.callback(lead.close)
+        yield p.wait_ready(), d.wait_ready()
+
+
+@pytest.fixture
+def attach() -> Iterator[Attach]:
+    """Attaches engines; they end with the test."""
+    with ExitStack() as stack:
+
+        def begin(lead: Lead, **options: Any) -> Side:
+            side = Side(lead, **options)
+            stack.callback(side.close)
+            return side
+
+        yield begin
+
+
+@pytest.fixture
+def pair(leads: tuple[Lead, Lead], attach: Attach) -> tuple[Side, Side]:
+    """An engine on each lead: the first has the KV, the second wants it."""
+    return attach(leads[0]), attach(leads[1])

@@ -1,0 +1,261 @@
+"""Leads as processes, and engines on their sessions: in the test's own process, where a test looks inside.
+
+The pool is tiny: 64 blocks of 16 tokens, two layers. Bytes are written and read as a worker does it, in `Rank.memory`.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
+from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
+from tests.service.api import Api
+from tests.service.engines import ServeProcess, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = 64
+BLOCK_TOKENS = 16
+LAYERS = 2
+LAYER_BYTES = 1024
+"""Of one block: K and V, 16 tokens, 2 heads, 8 elements, float16."""
+WAIT_S = 15.0
+"""For what comes at once on an idle machine."""
+QUIET_S = 0.25
+"""For what must not come: long against the milliseconds that it would take."""
+_T = TypeVar("_T")
+
+
+def layout(blocks: int = BLOCKS) -> PoolLayout:
+    """The pool of all engines here."""
+    group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, blocks, 2, 8, "float16")
+    return uniform_layout(group, LAYER_BYTES)
+
+
+def new_key() -> bytes:
+    return os.urandom(16)
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    """Token ids that prompts of different seeds do not share."""
+    return [seed * 100_000 + i for i in range(count)]
+
+
+def made_bytes(blocks: Sequence[int], seed: int) -> NDArray[np.uint8]:
+    """What `fill` puts into blocks, shape [layers, blocks, bytes]."""
+    return np.random.default_rng(seed).integers(0, 256, (LAYERS, len(blocks), LAYER_BYTES), dtype=np.uint8)
+
+
+class Lead:
+    """A `kvgrpc serve` that waits for engines at a session socket."""
+
+    def __init__(self, folder: Path, name: str, *flags: str, settings: str = "") -> None:
+        self.name = name
+        self.socket_path = str(folder / f"{name}.sock")
+        self.process = ServeProcess(
+            folder / name, "--listen", "127.0.0.1:0", "--no-pool", "--engine-id", name, "--drain-s", "0",
+            "--session-socket", self.socket_path, *flags, settings=settings,
+        )  # fmt: skip
+
+    def wait_ready(self) -> "Lead":
+        self.api = Api(self.process.wait_ready()["address"])
+        return self
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        return self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+
+    def leases(self) -> list[lease_pb2.Lease]:
+        return list(self.api.leases.ListLeases(lease_pb2.ListLeasesRequest()).leases)
+
+    def transfer(self, transfer_id: str) -> transfer_pb2.Transfer:
+        request = transfer_pb2.GetTransferRequest(transfer_id=transfer_id)
+        return self.api.transfers.GetTransfer(request).transfer
+
+    def wait_for(self, transfer_id: str, waiting_for: str) -> None:
+        """Until a transfer says that it waits for that."""
+        wait_until(
+            lambda: self.transfer(transfer_id).waiting_for == waiting_for,
+            what=lambda: self.transfer(transfer_id),
+        )
+
+    def acknowledged(self, transfer_id: str) -> bool:
+        """Whether a transfer is in the history: nobody can acknowledge it any more. Acknowledges it if it is not."""
+        request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[transfer_id])
+        return not self.api.transfers.AcknowledgeTransfers(request).acknowledged
+
+    def wait_no_engine(self) -> None:
+        """Until the lead has noticed that its engine is gone."""
+        wait_until(lambda: not self.has_engine())
+
+    def has_engine(self) -> bool:
+        return "no engine" not in self.status().admission_reason
+
+    def close(self) -> None:
+        if hasattr(self, "api"):
+            self.api.close()
+        self.process.end()
+
+
+class Side:
+    """An engine in this process with its ranks, all with shared memory."""
+
+    def __init__(self, lead: Lead, **attach: Any) -> None:
+        self.lead = lead
+        self.engine = Engine.attach(lead.socket_path, **{"pool": layout(), **attach})
+        self.ranks: list[Rank] = []
+        try:
+            for rank in range(attach.get("world_size", 1)):
+                self.ranks.append(Rank(self.engine.ticket, rank))
+        except KVGrpcError:
+            self.close()
+            raise
+
+    def view(self, rank: int = 0) -> NDArray[np.uint8]:
+        """A rank's pool, shape [layers, blocks, bytes]."""
+        return self.ranks[rank].memory.reshape(LAYERS, -1, LAYER_BYTES)
+
+    def fill(self, blocks: Sequence[int], seed: int, rank: int = 0) -> NDArray[np.uint8]:
+        """Puts bytes that follow from the seed into blocks; returns them."""
+        made = made_bytes(blocks, seed)
+        self.view(rank)[:, list(blocks)] = made
+        return made
+
+    def read(self, blocks: Sequence[int], rank: int = 0) -> NDArray[np.uint8]:
+        return self.view(rank)[:, list(blocks)].copy()
+
+    def hand_over(self, blocks: Sequence[int], prompt: Sequence[int], **fields: Any) -> HandOver:
+        """Hands over and sends it."""
+        handover = self.engine.finished_blocks(blocks, content(prompt), **{"transfer_key": new_key(), **fields})
+        self.engine.flush()
+        return handover
+
+    def poll_until(self, done: Callable[[list[Event]], bool]) -> list[Event]:
+        """Every event until `done` says that they are enough."""
+        events: list[Event] = []
+        wait_until(lambda: events.extend(self.engine.poll(0.1)) or done(events), WAIT_S, lambda: events)
+        return events
+
+    def finish(self, handle: HandOver | Pull) -> list[Event]:
+        """All events about a transfer, to its end. Fails when others come."""
+        events = self.poll_until(lambda _: handle.over)
+        assert [event for event in events if event.transfer is not handle] == []
+        return events
+
+    def known(self, handle: HandOver | Pull) -> str:
+        """The id of a transfer, once the lead has answered. Fails when the transfer does."""
+        events = self.poll_until(lambda _: bool(handle.transfer_id))
+        assert not any(isinstance(event, Failed) for event in events), events
+        return handle.transfer_id
+
+    def round_trip(self) -> None:
+        """Until the lead has taken everything that was sent, by a call that it refuses."""
+        with refused(Reason.POOL_KIND_MISMATCH, KVGrpcError):
+            self.engine.free([0])
+
+    def close(self) -> None:
+        """The scheduler first: the end of its connection is the engine's."""
+        self.engine.close()
+        for rank in self.ranks:
+            rank.close()
+
+
+class Child:
+    """A process of the test's own that answers JSON lines; `module` is one of tests/engine."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        command = [sys.executable, "-m", f"tests.engine.{module}", *arguments]
+        self.popen = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def ask(self, **request: Any) -> Any:
+        """One request and its answer."""
+        self.send(**request)
+        return self.answer()
+
+    def send(self, **request: Any) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(request) + "\n")
+
+    def answer(self, timeout_s: float = 40.0) -> Any:
+        """The next answer. Fails when the process says nothing for that long (importing torch takes seconds)."""
+        assert self.popen.stdout is not None
+        assert select.select([self.popen.stdout], [], [], timeout_s)[0], "no answer"
+        line = self.popen.stdout.readline()
+        assert line, f"ended with {self.popen.wait()}"
+        return json.loads(line)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait(WAIT_S)
+
+    def close(self) -> None:
+        """Ends it by the end of its input, if it runs; then in order."""
+        assert self.popen.stdin is not None
+        assert self.popen.stdout is not None
+        killed = self.popen.poll() == -signal.SIGKILL
+        self.popen.stdin.close()
+        try:
+            code = self.popen.wait(WAIT_S)
+        finally:
+            self.popen.kill()
+            self.popen.stdout.close()
+        assert killed or code == 0, code
+
+
+@contextmanager
+def refused(reason: Reason, kind: type[KVGrpcError]) -> Iterator[None]:
+    """What happens inside is refused with that reason, by an error of that kind."""
+    try:
+        yield
+    except kind as error:
+        assert error.reason is reason, error
+    else:
+        raise AssertionError(f"not refused with {reason}")
+
+
+def kinds(events: Sequence[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def failure(events: Sequence[Event]) -> Failed:
+    """The one Failed of a transfer, which BlocksReturned must follow."""
+    failed, returned = events[-2:]
+    assert isinstance(failed, Failed), events
+    assert isinstance(returned, BlocksReturned), events
+    assert sum(isinstance(event, Failed | BlocksReturned | Received) for event in events) == 2, events
+    return failed
+
+
+def received(events: Sequence[Event]) -> Received:
+    """The one Received of a transfer, which ended it."""
+    last = events[-1]
+    assert isinstance(last, Received), events
+    assert sum(isinstance(event, Failed | BlocksReturned | Received) for event in events) == 1, events
+    return last
+
+
+def lead_died(side: Side) -> LeadDied:
+    """What the engine is told when its session has ended."""
+    try:
+        side.poll_until(lambda _: False)
+    except LeadDied as error:
+        return error
+    raise AssertionError("unreachable")
+
+
+def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
+    """Whether a process has ended, within that time. Of a child of somebody else, too."""
+    return bool(select.select([pidfd], [], [], timeout_s)[0])

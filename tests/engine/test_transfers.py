@@ -1,0 +1,338 @@
+"""Hand-overs and pulls as an engine sees them: which events come, in which order, and when blocks are whose."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.grants import OnAbort, from_json
+from kvgrpc.core.transfers import Next
+from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from tests.engine.support import QUIET_S, Side, failure, kinds, new_key, received, refused, tokens
+
+PROMPT = tokens(40)
+SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
+Pair = tuple[Side, Side]
+
+# What an engine can do between a call and the end of its transfer.
+MOMENTS: dict[str, Callable[[Side, Pull], object]] = {
+    "before it is sent": lambda side, pull: None,
+    "before it is answered": lambda side, pull: side.engine.flush(),
+    "once it is answered": lambda side, pull: side.known(pull),
+    "once it is open": lambda side, pull: side.poll_until(lambda events: kinds(events) == ["PullOpened"]),
+}
+moments = pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+
+
+def test_received_hands_the_destination_its_blocks_and_the_bytes_are_exact(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=1)
+    handover = source.hand_over(SOURCE, PROMPT, request_id="r-1")
+    pull = destination.engine.pull(handover.grant, content(PROMPT), request_id="r-1")
+    pull.start(TARGET)
+    events = destination.finish(pull)
+    assert events == [PullOpened(pull, 40), Received(pull, 40)]
+    assert source.finish(handover) == [BlocksReturned(handover)]
+    assert np.array_equal(destination.read(TARGET), made)
+    assert not destination.lead.leases()
+    assert source.lead.transfer(handover.transfer_id).request_id == "r-1"
+
+
+@moments
+def test_blocks_may_be_given_at_any_moment(pair: Pair, moment: Callable[[Side, Pull], object]) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=2)
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    moment(destination, pull)
+    pull.start(TARGET)
+    received(destination.poll_until(lambda _: pull.over))
+    assert np.array_equal(destination.read(TARGET), made)
+    assert kinds(source.finish(handover)) == ["BlocksReturned"]
+
+
+@moments
+def test_an_empty_start_releases_the_source_at_any_moment(pair: Pair, moment: Callable[[Side, Pull], object]) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    before = destination.view().copy()
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    moment(destination, pull)
+    pull.start(have_tokens=40)
+    received(destination.poll_until(lambda _: pull.over))
+    assert kinds(source.finish(handover)) == ["BlocksReturned"]
+    assert np.array_equal(destination.view(), before)
+
+
+@moments
+def test_cancel_at_any_moment_ends_the_pull_and_releases_the_source(
+    pair: Pair, moment: Callable[[Side, Pull], object]
+) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    moment(destination, pull)
+    pull.cancel("the user left")
+    failed = failure(destination.poll_until(lambda _: pull.over))
+    assert (failed.reason, failed.message, failed.cancelled) == (Reason.CANCELLED, "the user left", True)
+    assert failure(source.finish(handover)).reason is Reason.CANCELLED
+    pull.cancel()
+    destination.round_trip()
+    assert destination.engine.poll() == []
+
+
+def test_a_pull_that_was_started_and_cancelled_ends_once(pair: Pair) -> None:
+    source, destination = pair
+    for _ in range(5):  # the two race: either may win, and the end is one
+        handover = source.hand_over(SOURCE, PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start(TARGET)
+        pull.cancel()
+        events = destination.finish(pull)
+        if isinstance(events[-1], Received):
+            received(events)
+        else:
+            assert failure(events).reason is Reason.CANCELLED
+        assert kinds(source.finish(handover))[-1] == "BlocksReturned"
+
+
+def test_a_cancelled_pull_does_not_stand_in_the_way_of_the_next_with_its_grant(pair: Pair) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT, on_abort=OnAbort.KEEP)
+    first = destination.engine.pull(handover.grant, content(PROMPT))
+    first.cancel()
+    failure(destination.finish(first))
+    second = destination.engine.pull(handover.grant, content(PROMPT))
+    second.start(TARGET)
+    received(destination.finish(second))
+
+
+def test_the_source_may_take_its_hand_over_back(pair: Pair) -> None:
+    source, destination = pair
+    handover = source.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
+    handover.cancel("preempted")
+    assert failure(source.finish(handover)).reason is Reason.LEASE_RELEASED
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    assert failure(destination.finish(pull)).reason is Reason.LEASE_RELEASED
+
+
+def test_a_lease_that_runs_out_is_one_failed_and_one_blocks_returned(pair: Pair) -> None:
+    source, _ = pair
+    handover = source.hand_over(SOURCE, PROMPT, ttl_s=0.1)
+    assert failure(source.finish(handover)).reason is Reason.LEASE_EXPIRED
+
+
+def test_a_pull_may_come_before_the_hand_over_is_announced(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=3)
+    handover = source.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    destination.lead.wait_for(destination.known(pull), "access")
+    assert destination.engine.poll(QUIET_S) == []
+    source.engine.flush()
+    received(destination.finish(pull))
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reason"),
+    [
+        ([1, 2, 64], Reason.BLOCK_OUT_OF_RANGE),
+        ([1, 2, 2], Reason.BLOCK_DUPLICATE),
+        ([1, 2], Reason.CONTENT_RANGE),
+        # Refused before the lead's node sees it.
+        (list(range(70_000)), Reason.LIMIT_EXCEEDED),
+    ],
+)
+def test_a_refused_hand_over_returns_its_blocks_and_fails_who_waits_at_once(
+    pair: Pair, blocks: list[int], reason: Reason
+) -> None:
+    source, destination = pair
+    handover = source.engine.finished_blocks(blocks, content(PROMPT), transfer_key=new_key())
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    destination.lead.wait_for(destination.known(pull), "access")
+    source.engine.flush()
+    assert failure(source.finish(handover)).reason is reason
+    assert failure(destination.finish(pull)).reason is Reason.LEASE_REFUSED
+
+
+def test_what_is_no_hand_over_raises_and_nothing_was_asked(pair: Pair) -> None:
+    source, _ = pair
+    for blocks, kind in (([-1, 2], InvalidRequest), ([1.5], InvalidRequest), (range(1 << 23), OutOfRange)):
+        with pytest.raises(kind):
+            source.hand_over(blocks, PROMPT)  # type: ignore[arg-type]
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        source.hand_over(SOURCE, PROMPT, transfer_key=b"short")
+    with refused(Reason.TTL_INVALID, InvalidRequest):
+        source.hand_over(SOURCE, PROMPT, ttl_s=0.0)
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        content([1, -1])
+    with refused(Reason.GRANT_INVALID, InvalidRequest):
+        source.engine.pull(b"no grant", content(PROMPT))
+    source.round_trip()
+    assert not source.lead.leases()
+
+
+def test_blocks_that_do_not_fit_end_the_pull_and_release_the_source(pair: Pair) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    destination.known(pull)
+    pull.start([1])
+    assert failure(destination.finish(pull)).reason is Reason.BLOCK_COUNT_MISMATCH
+    assert failure(source.finish(handover)).reason is Reason.CANCELLED
+
+
+def test_blocks_given_to_a_pull_that_has_just_failed_come_back_once(pair: Pair) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(tokens(40, seed=1)))
+    destination.lead.wait_for(destination.known(pull), "access")
+    destination.round_trip()  # its end has come, and the engine has not polled
+    pull.start(TARGET)
+    assert failure(destination.finish(pull)).reason is Reason.CONTENT_MISMATCH
+    destination.round_trip()
+    assert destination.engine.poll() == []
+    assert source.engine.poll() == []
+
+
+def test_a_pull_gets_its_blocks_once(pair: Pair) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    with refused(Reason.TRANSFER_EXISTS, PreconditionFailed):
+        pull.start(TARGET)
+    received(destination.finish(pull))
+    with refused(Reason.TRANSFER_ENDED, PreconditionFailed):
+        pull.start(TARGET)
+
+
+def test_swapped_grants_give_nobody_another_requests_kv(pair: Pair) -> None:
+    source, destination = pair
+    other, key = tokens(40, seed=1), new_key()
+    handover = source.hand_over(SOURCE, PROMPT, transfer_key=key)
+    for expected_key, reason in ((key, Reason.CONTENT_MISMATCH), (new_key(), Reason.TRANSFER_KEY_MISMATCH)):
+        before = destination.view().copy()
+        pull = destination.engine.pull(handover.grant, content(other), transfer_key=expected_key)
+        pull.start(TARGET)
+        failed = failure(destination.finish(pull))
+        assert failed.reason is reason
+        if reason is Reason.CONTENT_MISMATCH:
+            assert failed.next is Next.FIX_REQUEST
+        assert np.array_equal(destination.view(), before)
+
+
+def test_a_prefix_that_is_held_already_is_not_moved(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=4)
+    before = destination.view().copy()
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET[1:], have_tokens=16)
+    received(destination.finish(pull))
+    assert np.array_equal(destination.read(TARGET[1:]), made[:, 1:])
+    before[:, TARGET[1:]] = made[:, 1:]
+    assert np.array_equal(destination.view(), before)
+
+
+@pytest.mark.parametrize(
+    ("own_tokens", "use_tokens", "usable"), [(56, 0, 40), (30, 0, 16), (40, 32, 32)], ids=["longer", "shorter", "asked"]
+)
+def test_a_pull_says_beforehand_how_many_tokens_it_gets(
+    pair: Pair, own_tokens: int, use_tokens: int, usable: int
+) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(tokens(own_tokens)), use_tokens=use_tokens)
+    assert pull.use_tokens == usable
+    pull.start(TARGET[: -(-usable // 16)])
+    events = destination.finish(pull)
+    assert events == [PullOpened(pull, usable), Received(pull, usable)]
+
+
+def test_numpy_block_ids_will_do(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=5)
+    handover = source.hand_over(np.array(SOURCE, dtype=np.int32), PROMPT)  # type: ignore[arg-type]
+    pull = destination.engine.pull(handover.grant, content(np.array(PROMPT)))  # type: ignore[arg-type]
+    pull.start([np.array(TARGET)])  # type: ignore[list-item]
+    received(destination.finish(pull))
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(pair: Pair) -> None:
+    source, destination = pair
+    ends = []
+    for _ in range(2):
+        handover = source.hand_over(SOURCE, PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start(TARGET)
+        destination.finish(pull)
+        source.finish(handover)
+        ends.append((handover.transfer_id, pull.transfer_id))
+    # The first two are read by the polls for the second two, the second two by nobody yet.
+    for side, first, second in zip(pair, *ends, strict=True):
+        assert side.lead.acknowledged(first)
+        assert not side.lead.acknowledged(second)
+    handover = source.hand_over(SOURCE, PROMPT, ttl_s=0.1)
+    source.finish(handover)
+    assert source.engine.poll() == []  # with nothing else to say
+    source.round_trip()
+    assert source.lead.acknowledged(handover.transfer_id)
+
+
+def test_poll_waits_for_an_event_and_not_for_an_answer(pair: Pair) -> None:
+    source, _ = pair
+    handover = source.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key(), ttl_s=0.3)
+    assert kinds(source.engine.poll(10.0)) == ["Failed", "BlocksReturned"]
+    assert handover.over
+
+
+def test_a_second_engine_event_loop_may_watch_the_descriptor(pair: Pair) -> None:
+    import select
+
+    source, _ = pair
+    source.hand_over(SOURCE, PROMPT, ttl_s=0.2)
+    found: list[object] = []
+    while not any(isinstance(event, Failed) for event in found):
+        assert select.select([source.engine], [], [], 10.0)[0]
+        found += source.engine.poll()
+
+
+def test_kv_transfer_params_pass_a_router_that_writes_its_own_json(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(SOURCE, seed=6)
+    handover = source.hand_over(SOURCE, PROMPT)
+    sent = json.dumps({"id": "cmpl-1", "kv_transfer_params": handover.kv_transfer_params})
+    relayed = json.loads(sent)["kv_transfer_params"] | {"remote_port": 1, "tp_size": 8, "x": None}
+    arrived = json.loads(json.dumps(relayed, sort_keys=True, indent=3, ensure_ascii=True).replace("=", "\\u003d"))
+    assert arrived["do_remote_prefill"] is True
+    grant = from_json(arrived)
+    assert grant == handover.grant
+    pull = destination.engine.pull(grant, content(PROMPT))
+    pull.start(TARGET)
+    received(destination.finish(pull))
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+def test_an_engine_may_hold_hundreds_of_transfers_in_one_step(pair: Pair) -> None:
+    source, destination = pair
+    made = source.fill(range(60), seed=7)
+    prompts = [tokens(16, seed=i) for i in range(60)]
+    handovers = [
+        source.engine.finished_blocks([i], content(prompt), transfer_key=new_key()) for i, prompt in enumerate(prompts)
+    ]
+    pulls = [destination.engine.pull(h.grant, content(p)) for h, p in zip(handovers, prompts, strict=True)]
+    for i, pull in enumerate(pulls):
+        pull.start([63 - i])
+    source.engine.flush()
+    events = destination.poll_until(lambda _: all(pull.over for pull in pulls))
+    assert {id(e.transfer) for e in events if isinstance(e, Received)} == {id(pull) for pull in pulls}
+    assert len(events) == 120
+    assert np.array_equal(destination.read([63 - i for i in range(60)]), made)
+    assert len(source.poll_until(lambda _: all(h.over for h in handovers))) == 60
