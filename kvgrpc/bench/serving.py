@@ -4,6 +4,7 @@ The same process may call its own server, beside a thread that runs pure Python:
 """
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -65,10 +66,11 @@ class Serving:
         """Processor time of this process so far, in seconds."""
         return {"seconds": time.process_time()}, []
 
-    async def embedded_pulls(self, source: str, count: int, busy: bool) -> Answer:
+    async def embedded_pulls(self, source: str, count: int, busy: bool, switch_interval_s: float = 0.005) -> Answer:
         """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull."""
         if self._server is None:
             raise InternalError(Reason.INTERNAL, "start comes first")
+        sys.setswitchinterval(switch_interval_s)
         beside = running_python() if busy else contextlib.nullcontext()
         async with Puller(source, self._server.address) as puller:
             await puller.one_block(_WARM_PULLS)

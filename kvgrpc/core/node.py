@@ -187,6 +187,8 @@ class Node:
             self._serving.lease_announced(lease)
 
     def _step_done(self, event: StepDone) -> None:
+        if self.state.description is None:
+            return
         steps = self.state.steps
         before = self.state.step_done()
         steps[event.rank] = max(steps.get(event.rank, 0), event.step)

@@ -104,12 +104,10 @@ class Serving:
         access = self._state.accesses.get(row.access_id)
         if access is None or access.peer != peer.key or access.state is AccessState.WAITING:
             return Verdict(False, Reason.ACCESS_NOT_FOUND, "no such access is open here")
-        if access.verdict is not None:
-            return access.verdict
-        verdict = _verdict(access)
+        verdict = access.verdict or _verdict(access)
         if row.last or not verdict.valid:
             access.verdict = verdict
-        if row.last:
+        if row.last and access.held:
             self._account(access, row.nbytes if verdict.valid else 0)
             self._close(access, received=verdict.valid)
         return verdict

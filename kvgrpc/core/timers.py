@@ -53,7 +53,9 @@ class Timers:
         self._when[key] = when
         heapq.heappush(self._heap, (when, next(self._order), key))
         if len(self._heap) > 2 * len(self._when) + STALE_MIN:
-            self._heap = list({entry[2]: entry for entry in self._heap if self._when.get(entry[2]) == entry[0]}.values())
+            # By key: a deadline that was set to one moment twice has two entries that are not stale.
+            kept = {entry[2]: entry for entry in self._heap if self._when.get(entry[2]) == entry[0]}
+            self._heap = list(kept.values())
             heapq.heapify(self._heap)
 
     def clear(self, timer: Timer, name: str) -> None:

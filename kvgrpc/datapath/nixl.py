@@ -28,23 +28,26 @@ import importlib
 import logging
 import logging.config
 import os
+import re
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
+from kvgrpc.core.endpoints import NixlEndpoint, RankEndpoint
 from kvgrpc.datapath import addresses, nixl_metadata, ucx_log
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
 from kvgrpc.datapath.memory import is_host, memory_bytes
-from kvgrpc.datapath.nixl_posting import MEMORY_TYPES, SLICE_BYTES, NixlPosting, Slice, slices
+from kvgrpc.datapath.nixl_posting import SLICE_BYTES, NixlPosting, Slice, by_type, slices
 from kvgrpc.errors import KVGrpcError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
+# How long `close` lets a call of another thread's take: the longest seen was 0.2 s.
+_CLOSE_S = 10.0
 _PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
 _ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
 _UCX_LOG = ucx_log.UcxLog()
@@ -99,7 +102,8 @@ class NixlPath:
         """Ends transfers, peers, registrations and the agent. Idempotent.
 
         Afterwards no access follows, also none of pending postings (`poll` answers FAILED then): the
-        late bytes of a stopped peer arrive only as long as the agent lives.
+        late bytes of a stopped peer arrive only as long as the agent lives. Raises DataPathFailed
+        when another thread's call into NIXL does not return.
         """
         self._finalizer()
 
@@ -183,7 +187,7 @@ class _Transfer:
         try:
             self._agent.nixl.release_xfer_handle(self._handle)
         except Exception:
-            log.warning("NIXL did not release an ended transfer: kept until the path is closed", exc_info=True)
+            _log.warning("NIXL did not release an ended transfer: kept until the path is closed", exc_info=True)
         else:
             self._agent.transfers.discard(self)
 
@@ -220,11 +224,11 @@ class _Agent:
         self._peers: set[str] = set()
         self._registered: list[Any] = []
         self._pid = os.getpid()
-        name = f"{hint}-{secrets.token_hex(8)}"[-ucx_log.AGENT_CHARS_MAX :]
+        name = re.sub(r"[^\w.-]", "_", f"{hint}-{secrets.token_hex(8)}", flags=re.ASCII)[-ucx_log.AGENT_CHARS_MAX :]
         self.nixl = _make_agent(name, backend)
         try:
             with _raising(DataPathUnavailable, "NIXL cannot register the memory"):
-                for kind, rows in _by_type(memory.segments):
+                for kind, rows in by_type(memory.segments):
                     regions = [(*row, "") for row in rows]
                     self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
                 metadata = bytes(self.nixl.get_agent_metadata())
@@ -232,7 +236,7 @@ class _Agent:
             self.close()
             raise
         self.endpoint = NixlEndpoint(name, metadata, backend, memory.segments)
-        self._form_is_known = _form_is_known(self.endpoint)
+        self._form_is_known = nixl_metadata.form_is_known(self.endpoint)
 
     def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
         """Returns the sets of lanes of which one leads to the peer; none where unknown."""
@@ -241,8 +245,9 @@ class _Agent:
             before = len(self.lanes())
             try:
                 with _raising(DataPathUnavailable, f"NIXL cannot reach agent {peer.agent!r}"):
-                    self.nixl.add_remote_agent(peer.metadata)
-                    for kind, rows in _by_type(peer.segments):
+                    if self.nixl.add_remote_agent(peer.metadata) not in (peer.agent, peer.agent.encode()):
+                        raise DataPathUnavailable("the peer's metadata is of another agent")
+                    for kind, rows in by_type(peer.segments):
                         if not self.nixl.check_remote_metadata(peer.agent, self.nixl.get_xfer_descs(rows, kind)):
                             raise DataPathUnavailable("the peer's metadata does not cover its memory")
                 lanes = self.lanes()[before:] or self.lanes()
@@ -304,25 +309,32 @@ class _Agent:
                 self.nixl.get_new_notifs([self.endpoint.backend])
 
     def close(self) -> None:
+        """Raises DataPathFailed when a call of another thread's into NIXL does not return."""
         if os.getpid() != self._pid:
             # In a forked child that exits. It has its parent's sockets: nothing may end or be collected.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             return
-        with self.lock:
-            if self.closed:
-                return
-            self.closed = True
-            for transfer in self.transfers:
-                transfer.drop()
-            self.transfers.clear()
-            for peer in list(self._peers):
-                self._forget(peer)
-            for registered in self._registered:
-                with contextlib.suppress(Exception):
-                    self.nixl.deregister_memory(registered)
-            self._registered.clear()
-            # The agent proper ends with its last reference, and a traceback may hold the wrapper.
-            self.nixl.agent = None
+        if not self.lock.acquire(timeout=_CLOSE_S):
+            raise DataPathFailed(f"a call into NIXL has not returned for {_CLOSE_S} s")
+        try:
+            if not self.closed:
+                self.closed = True
+                self._end()
+        finally:
+            self.lock.release()
+
+    def _end(self) -> None:
+        for transfer in self.transfers:
+            transfer.drop()
+        self.transfers.clear()
+        for peer in list(self._peers):
+            self._forget(peer)
+        for registered in self._registered:
+            with contextlib.suppress(Exception):
+                self.nixl.deregister_memory(registered)
+        self._registered.clear()
+        # The agent proper ends with its last reference, and a traceback may hold the wrapper.
+        self.nixl.agent = None
 
 
 @contextlib.contextmanager
@@ -339,23 +351,6 @@ def _raising(error_type: type[DataPathFailed | DataPathUnavailable], what: str) 
 def _sentence(error: Exception) -> str:
     name = type(error).__name__
     return "; UCX: ".join([_MEANS.get(name, str(error) or name), *_UCX_LOG.complaints()])
-
-
-def _by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-    for index, kind in enumerate(MEMORY_TYPES):
-        rows = [(s.address, s.nbytes, s.device) for s in segments if (s.kind is MemoryKind.CUDA) == index]
-        if rows:
-            yield kind, rows
-
-
-def _form_is_known(own: NixlEndpoint) -> bool:
-    """Whether metadata of peers can be checked: whether this NIXL writes its own as expected."""
-    try:
-        nixl_metadata.check(own, own)
-    except ValueError as error:
-        log.warning("this NIXL writes metadata in a new form, so that of peers is not checked: %s", error)
-        return False
-    return True
 
 
 def _make_agent(name: str, backend: str) -> Any:

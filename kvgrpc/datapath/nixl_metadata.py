@@ -5,11 +5,14 @@ another version UCX stops the process (both found by changing bytes at random). 
 1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
 """
 
+import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, Segment
+
+_log = logging.getLogger(__name__)
 
 BYTES_MAX = 1 << 20
 """Larger metadata is refused: about 100 bytes a segment are normal."""
@@ -34,6 +37,16 @@ class Metadata:
     """The backend's own, of any form."""
     registered: tuple[tuple[int, int, int, int], ...]
     """Memory type, address, bytes, device."""
+
+
+def form_is_known(own: NixlEndpoint) -> bool:
+    """Whether metadata can be checked here: whether this NIXL writes its own as expected."""
+    try:
+        check(own, own)
+    except ValueError as error:
+        _log.warning("this NIXL writes metadata in a new form, so that of peers is not checked: %s", error)
+        return False
+    return True
 
 
 def check(peer: NixlEndpoint, own: NixlEndpoint) -> None:
@@ -78,7 +91,10 @@ def parse(blob: bytes) -> Metadata:
         if fields.text(b"bknd") != backend or fields.value(b"nixlDList") != b"nixlSDList":
             raise ValueError("it has memory of another backend")
         registered += fields.descriptors()
-    fields.end()
+    if not fields.at_end() and fields.number(b"UserMDs"):  # written by later versions
+        raise ValueError("it has data of an application")
+    if not fields.at_end():
+        raise ValueError("it has more than is known here")
     return Metadata(agent, backend, address, tuple(registered))
 
 
@@ -117,9 +133,8 @@ class _Fields:
             found.append((memory_type, *_DESCRIPTOR.unpack_from(value)))
         return found
 
-    def end(self) -> None:
-        if self._at != len(self._blob):
-            raise ValueError(f"{len(self._blob) - self._at} bytes too many")
+    def at_end(self) -> bool:
+        return self._at == len(self._blob)
 
 
 def _registration(segment: Segment) -> tuple[int, int, int, int]:

@@ -15,9 +15,10 @@ from kvgrpc.core.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.addresses import Rows
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 
-# What is posted at once. Within one host UCX copies inside the posting call (CMA: 4 to 11 GB/s, 3 us
-# a row), and these keep that to some 15 ms. Lists of more rows also take NIXL longer per row.
-SLICE_BYTES = 64 << 20
+# What is posted at once. Within one host UCX copies inside the posting call (CMA: 3 to 11 GB/s, 3 us
+# a row), over TCP it takes all that has arrived: these bound how long a call lasts, to some 12 ms by
+# CMA. Larger slices moved bytes no faster, and lists of more rows take NIXL longer per row.
+SLICE_BYTES = 16 << 20
 SLICE_ROWS = 4096
 # So that a network does not wait for the next poll.
 SLICES_IN_FLIGHT = 2
@@ -166,6 +167,14 @@ class NixlPosting:
             self._state = PostingState.DONE
 
 
+def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+    """What NIXL registers: for each of its memory types (address, bytes, device)."""
+    for memory_type in MEMORY_TYPES:
+        rows = [(s.address, s.nbytes, s.device) for s in segments if _place(s).memory_type == memory_type]
+        if rows:
+            yield memory_type, rows
+
+
 def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
     """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices.
 
@@ -176,9 +185,13 @@ def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Itera
             yield from _cut(both, own_place, peer_place)
 
 
+def _place(segment: Segment) -> _Place:
+    return _Place(MEMORY_TYPES[segment.kind is MemoryKind.CUDA], segment.device)
+
+
 def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_Place, Rows]]:
     """The rows whose address in `column` is in memory of each kind; one kind costs no look at them."""
-    places = [_Place(MEMORY_TYPES[s.kind is MemoryKind.CUDA], s.device) for s in segments]
+    places = [_place(segment) for segment in segments]
     kinds = list(dict.fromkeys(places))
     if len(kinds) == 1:
         yield kinds[0], rows

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 AGENT_CHARS_MAX = 31
 """Characters of an agent's name that UCX keeps."""
@@ -104,7 +104,7 @@ class UcxLog:
         for agent, lanes in _LANES.findall(text):
             self._lanes.setdefault(agent, []).append(tuple(dict.fromkeys(_LANE.findall(lanes))))
         for complaint in _COMPLAINT.findall(text):
-            log.warning("UCX: %s", complaint)
+            _log.warning("UCX: %s", complaint)
             self._complaints.append(complaint)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Number
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -143,7 +143,7 @@ def usable_tokens(own_tokens: int, offer_tokens: int, use_tokens: int) -> int:
 
 def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:
     """Block ids as runs, one entry for each group that has blocks. Raises InvalidRequest or OutOfRange."""
-    groups: Sequence[Any] = [blocks] if len(blocks) and isinstance(blocks[0], Integral) else blocks
+    groups: Sequence[Any] = [blocks] if len(blocks) and isinstance(blocks[0], Number) else blocks
     if sum(len(ids) for ids in groups) > IDS_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"more than {IDS_MAX} blocks in one call")
     try:

@@ -1,12 +1,12 @@
 """HandoffService: handing blocks over, and pulling them."""
 
 from kvgrpc.core import actions
-from kvgrpc.errors import Reason, Unimplemented
+from kvgrpc.errors import PermissionDenied, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.values import grant
+from kvgrpc.wire.values import claims_of, grant
 
 
 class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
@@ -37,6 +37,8 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
     @unary
     async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
         lead = self._lead
+        if request.HasField("grant"):
+            check_dial(lead, claims_of(request.grant).address)
         answer = await lead.ask(
             actions.Pulling,
             "PullBlocks",
@@ -60,3 +62,11 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.RegisterPushRequest, trace: str
     ) -> handoff_pb2.RegisterPushResponse:
         raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+
+
+def check_dial(lead: Lead, address: str) -> None:
+    """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
+    if not lead.config.may_dial(address):
+        raise PermissionDenied(
+            Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
+        )

@@ -1,6 +1,7 @@
 """PeerService: what other leads ask of this one."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from kvgrpc.core import actions, events
@@ -18,6 +19,8 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
+        self._streams: Counter[str] = Counter()
+        """Liveness streams that stand, by peer: more than one while a peer connects anew."""
 
     @unary
     async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
@@ -61,11 +64,19 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                     return
                 if not key:
                     key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
+                    self._streams[key] += 1
                 self._check_known(key)
                 lead.runner.feed(events.PeerAlive(key))
                 yield peer_pb2.KeepLivenessResponse(header=lead.header())
         finally:
-            lead.runner.feed(events.PeerSilent(key))
+            self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        """A stream of that peer is over, by its end or by silence. The last one makes the peer suspect."""
+        self._streams[key] -= 1
+        if self._streams[key] <= 0:
+            del self._streams[key]
+            self._lead.runner.feed(events.PeerSilent(key))
 
     def _check_known(self, key: str) -> None:
         peer = self._lead.node.state.peers.get(key)

@@ -344,8 +344,12 @@ def _only(rows: Sequence[_T]) -> _T:
 def _opened(row: peer_pb2.OpenedAccess, limit: int) -> events.Opened:
     if row.HasField("failure"):
         raise PreconditionFailed(core_reason(row.failure.reason), row.failure.message)
+    try:
+        blocks = block_lists(row.blocks, limit)
+    except KVGrpcError as error:
+        raise PreconditionFailed(Reason.PEER_FAILED, f"the source's answer makes no sense: {error}") from error
     return events.Opened(
-        blocks=block_lists(row.blocks, limit),
+        blocks=blocks,
         token_count=row.token_count,
         offer_tokens=row.offer_tokens,
         remaining_s=row.remaining.seconds + row.remaining.nanos / 1e9,

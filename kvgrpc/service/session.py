@@ -6,7 +6,6 @@ happened. What a connection sends cannot stop the server: a bad frame ends that 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -36,8 +35,8 @@ READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
 """How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
-STOP_TIMEOUT_S = 1.0
-"""What a connection that is not read gets at the end."""
+STOP_TIMEOUT_S = 10.0
+"""How long `stop` waits for connections to end."""
 PROBE_TIMEOUT_S = 1.0
 WORLD_SIZE_MAX = 4096
 ENGINE_ID_CHARS_MAX = 255
@@ -121,7 +120,8 @@ class Sessions:
         self._life = asyncio.Lock()
         """Held while an engine's life begins or ends: memory is made and given back meanwhile."""
         self._stopping = False
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """By the task that serves it."""
         self._first: asyncio.TimerHandle | None = None
         self.over = asyncio.Event()
 
@@ -143,12 +143,12 @@ class Sessions:
         assert self._first is not None
         self._first.cancel()
         self._server.close()
-        for writer in list(self._connections):
+        for writer in self._connections.values():
             writer.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self._server.wait_closed()
-        for writer in list(self._connections):
+        if self._connections:
+            # An engine's end may be under way: its memory is given back in there.
+            await asyncio.wait(self._connections, timeout=STOP_TIMEOUT_S)
+        for writer in self._connections.values():
             writer.transport.abort()
         _remove(self._path)
 
@@ -159,7 +159,9 @@ class Sessions:
             self._session.tell(wire.news_to_proto(news, 0), ended)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
         frames = _frames(reader)
         try:
             _check_user(writer)
@@ -175,8 +177,8 @@ class Sessions:
         except (OSError, TimeoutError):
             _log.debug("a session connection broke")
         finally:
-            self._connections.discard(writer)
             writer.close()
+            del self._connections[task]
 
     # -- the scheduler
 

@@ -68,13 +68,13 @@ class Workers:
 
     def check(self, request: session_pb2.AttachRankRequest) -> None:
         """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
-        if request.rank in self._attached:
-            raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
         if request.private_memory != bool(self._ranks):
             kind = "private" if self._ranks else "shared"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
         if self._ranks and request.rank not in self._ranks:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
+        if request.rank in self._attached:
+            raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
 
     def attached(self, rank: int, writer: asyncio.StreamWriter) -> None:
         """A worker attached, and was told so."""

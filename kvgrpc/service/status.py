@@ -6,6 +6,7 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
@@ -65,16 +66,23 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> KVGrpcError:
     fallback = _FALLBACK.get(error.code().name, Reason.PEER_FAILED)
     found = kind(fallback, error.details() or error.code().name)
     for key, value in error.trailing_metadata() or ():
-        if key != DETAILS_KEY or not isinstance(value, bytes):
-            continue
-        status = status_pb2.Status.FromString(value)
-        for detail in status.details:
-            _add_detail(found, detail)
-        found.message = status.message
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            _add_details(found, value)
     return found
 
 
 _FALLBACK = {"UNAVAILABLE": Reason.PEER_UNREACHABLE, "DEADLINE_EXCEEDED": Reason.PEER_UNREACHABLE}
+
+
+def _add_details(error: KVGrpcError, packed: bytes) -> None:
+    """What a peer says beside the code, as far as it can be read."""
+    try:
+        status = status_pb2.Status.FromString(packed)
+        for detail in status.details:
+            _add_detail(error, detail)
+    except DecodeError:
+        return
+    error.message = status.message or error.message
 
 
 def _add_detail(error: KVGrpcError, detail: AnyMessage) -> None:

@@ -643,7 +643,7 @@ class WatchTransfersRequest(_message.Message):
     AFTER_EVENT_SEQ_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     after_event_seq: _builtins.int
-    """Resume after this sequence number; 0 starts with the present."""
+    """Resume after this sequence number. 0 starts with the present, or, with an incarnation, with its first change."""
     incarnation: _builtins.int
     """The life that the sequence number belongs to; required with it."""
     @_builtins.property

@@ -1,7 +1,6 @@
 """A node under test: `Lead` feeds it events at times of the test's choosing and keeps what it asks for.
 
-Peers are played by hand: `admit` and `connect` do a whole handshake, the rest is written out where it is tested. Two
-leads can also be joined: `Pair` carries messages between them, one at a time, so that a test may drop or double one.
+Peers are played by hand: `admit` and `connect` do a whole handshake, the rest is written out where it is tested.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, u
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.state import ENGINE
+from kvgrpc.core.timers import Timers
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -301,14 +301,6 @@ def answer_of(source: EngineDescription, tokens: int = 32, *blocks: Sequence[int
     return dataclasses.replace(made, **changes)
 
 
-class Pair:
-    """Two leads and the messages between them."""
-
-    def __init__(self, limits: Limits | None = None, **changes: Any) -> None:
-        self.p = Lead(describe("p", 1, **changes), limits)
-        self.d = Lead(describe("d", 2, **changes), limits)
-
-
 def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: PLR0911 - one return for each kind
     """All that can be reached from an object, as plain values that compare by equality."""
     seen = {} if seen is None else seen
@@ -316,6 +308,8 @@ def snapshot(value: Any, seen: dict[int, int] | None = None) -> Any:  # noqa: PL
         return value
     if id(value) in seen:
         return ("seen", seen[id(value)])
+    if isinstance(value, Timers):
+        value.next_deadline()  # drops what is stale at its top
     if callable(value):
         return getattr(value, "__qualname__", repr(type(value)))
     seen[id(value)] = len(seen)

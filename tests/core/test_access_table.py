@@ -13,10 +13,7 @@ def access(state: AccessState = AccessState.WAITING) -> Access:
 def test_every_move_of_the_table_happens_and_no_other() -> None:
     def move(before: AccessState, after: AccessState) -> AccessState:
         made = access(before)
-        try:
-            made.move(after)
-        finally:
-            assert made.state in {before, after}
+        made.move(after)
         return made.state
 
     check_table(STATES, move)

@@ -1,9 +1,11 @@
 """Allocation in a pool that the server manages: a block is given out when it is neither allocated nor pinned."""
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.allocator import Allocator
+from kvgrpc.core.allocator import RETRY_DELAY_S, Allocator
 from kvgrpc.core.pins import PinKind, PinTable
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
@@ -36,6 +38,39 @@ def test_all_or_none() -> None:
         allocator.allocate("a", {0: 1, 1: 3})
     assert allocator.free_count(0) == 8
     assert not allocator.known("a")
+
+
+def test_a_refusal_says_what_is_free_and_when_to_come_back() -> None:
+    allocator, pins = make(4, 4)
+    allocator.allocate("a", {1: 1})
+    pins.add("q", PinKind.TARGET, (ids(), ids(3)), 0.0)
+    with pytest.raises(Exhausted, match="group 1 has 2 free blocks of 4; 3 were asked for") as caught:
+        allocator.allocate("b", {1: 3})
+    assert caught.value.retry_delay_s == RETRY_DELAY_S
+
+
+def test_a_block_that_nobody_has_but_something_pins_is_not_given_out() -> None:
+    allocator, pins = make(4)
+    pins.add("q", PinKind.TARGET, (ids(0, 2),), 0.0)
+    assert allocator.free_count(0) == 2
+    assert allocator.allocate("a", {0: 2})[0].tolist() == [1, 3]
+
+
+def test_a_block_is_freed_once() -> None:
+    allocator, _ = make(4)
+    allocator.allocate("a", {0: 2})
+    allocator.free((ids(1),))
+    with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
+        allocator.free((ids(1),))
+    assert allocator.allocated(0) == 1
+
+
+def test_blocks_of_several_allocations_are_freed_at_once() -> None:
+    allocator, _ = make(4, 4)
+    allocator.allocate("a", {0: 1, 1: 1})
+    allocator.allocate("b", {0: 1})
+    allocator.free((ids(0, 1), ids()))
+    assert (allocator.known("a"), allocator.known("b")) == (True, False)
 
 
 def test_a_pinned_block_comes_free_at_its_last_unpin() -> None:
@@ -135,3 +170,4 @@ class Allocations(RuleBasedStateMachine):
 
 
 TestAllocations = Allocations.TestCase
+TestAllocations.settings = settings(stateful_step_count=25)

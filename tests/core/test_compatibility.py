@@ -111,6 +111,28 @@ def test_pools_of_different_sizes_are_told_and_bridged() -> None:
     check_compatible(HERE, there)
 
 
+def test_a_difference_names_its_group() -> None:
+    here, there = hybrid(), hybrid(GroupKind.SLIDING_WINDOW)
+    (found,) = compare(replace(HERE, pool=here), replace(HERE, pool=there))
+    assert found.field == "pool.groups[1].kind"
+
+
+def test_the_verdict_says_what_is_here_what_is_there_and_why() -> None:
+    there = replace(HERE, engine_id="b", world_size=4)
+    with pytest.raises(PreconditionFailed, match="engine b") as caught:
+        check_compatible(HERE, there)
+    (violation,) = caught.value.violations
+    assert violation.field == "world_size"
+    assert violation.description.startswith("1 here, 4 there: ")
+
+
+def test_the_verdict_does_not_depend_on_who_asks() -> None:
+    others = [replace(HERE, pool=uniform_layout(replace(GROUP, **{name: OTHER[name]}), 64)) for name in OTHER]
+    for there in (*others, replace(HERE, world_size=2), replace(HERE, weights_revision="other")):
+        ours, theirs = compare(HERE, there), compare(there, HERE)
+        assert [(d.field, d.here, d.there) for d in ours] == [(d.field, d.there, d.here) for d in theirs]
+
+
 def test_every_reason_is_told_at_once_and_the_gravest_comes_first() -> None:
     there = replace(
         HERE,

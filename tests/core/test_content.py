@@ -32,6 +32,17 @@ def test_the_chain_gives_the_committed_digests(case: dict[str, Any]) -> None:
     )
     assert made.digests.hex() == "".join(case["digests"])
     assert made.tokens == len(case["token_ids"])
+    for end in case["ends_within_a_unit"]:
+        longer = chain(
+            case["token_ids"],
+            adapter=case["adapter"],
+            cache_salt=case["cache_salt"],
+            weights_revision=case["weights_revision"],
+            items=items,
+            also_at=end["tokens"],
+        )
+        assert longer.digest(end["tokens"]).hex() == end["digest"]
+        assert longer.digests == made.digests
 
 
 def test_no_two_committed_cases_end_in_the_same_digest_unless_they_say_the_same() -> None:
@@ -69,6 +80,53 @@ def test_a_prefix_of_tokens_has_a_prefix_of_the_chain(tokens: int, cut: int) -> 
         assert whole.digest(16 * units) == part.digest(16 * units)
     asked = chain(range(tokens), also_at=part.tokens)
     assert asked.digest(part.tokens) == part.digest(part.tokens)
+
+
+@given(st.integers(1, 70), st.data())
+def test_another_token_changes_every_digest_from_its_unit_on_and_none_before(tokens: int, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, tokens - 1))
+    one = list(range(tokens))
+    other = [*one[:at], data.draw(st.integers(100, 2**32 - 1)), *one[at + 1 :]]
+    assert_differs_from(chain(one), chain(other), at // 16)
+
+
+@pytest.mark.parametrize("field", ["adapter", "cache_salt", "weights_revision"])
+def test_another_adapter_salt_or_revision_changes_every_digest(field: str) -> None:
+    def of(text: str) -> Content:
+        fields: dict[str, Any] = {field: text}
+        return chain(range(70), **fields)
+
+    assert_differs_from(of(""), of("x"), 0)
+    assert_differs_from(of("x"), of("y"), 0)
+
+
+ITEM = Item(b"image", 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("other", "unit"),
+    [
+        ([], 1),
+        ([Item(b"other", 20, 30)], 1),
+        ([Item(b"image", 21, 30)], 1),
+        ([Item(b"image", 20, 31)], 1),
+        ([Item(b"image", 40, 30)], 1),
+        ([Item(b"image", 0, 30)], 0),
+        ([ITEM, ITEM], 1),
+        ([ITEM, Item(b"clip", 63, 1)], 3),
+        ([ITEM, Item(b"clip", 64, 1)], 4),
+    ],
+)
+def test_another_item_changes_every_digest_from_the_first_unit_that_it_touches(other: list[Item], unit: int) -> None:
+    assert_differs_from(chain(range(70), items=[ITEM]), chain(range(70), items=other), unit)
+
+
+def assert_differs_from(one: Content, other: Content, unit: int) -> None:
+    """Every digest differs from that unit on, and none before."""
+    assert one.tokens == other.tokens
+    units = range(0, len(one.digests), 32)
+    same = [one.digests[i : i + 32] == other.digests[i : i + 32] for i in units]
+    assert same == [True] * unit + [False] * (len(units) - unit)
 
 
 def test_an_item_past_a_cut_leaves_the_digest_at_the_cut_alone() -> None:

@@ -1,6 +1,7 @@
 """Block ids to bytes: every listed block is copied exactly once, and no byte outside."""
 
-import time
+import timeit
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -39,6 +40,22 @@ def test_too_many_blocks_are_refused_before_anything_is_made() -> None:
     for counts in ([101], [2**32 - 1], [2**32 - 1] * 1000):
         with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
             expand_runs([0] * len(counts), counts, 100)
+
+
+@pytest.mark.parametrize(("starts", "counts"), [([0], [2**32 - 1]), ([0, 7], [2**32 - 1, 2**32 - 1]), ([5], [65_537])])
+def test_runs_that_are_refused_cost_no_memory(starts: list[int], counts: list[int]) -> None:
+    tracemalloc.start()
+    try:
+        with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
+            expand_runs(starts, counts, 65_536)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_the_largest_ids_of_the_wire_are_expanded_unchanged() -> None:
+    assert expand_runs([2**32 - 1, 2**32 - 2], [1, 2], 3).tolist() == [2**32 - 1, 2**32 - 2, 2**32 - 1]
 
 
 def test_ids_lie_in_the_pool_and_none_is_listed_twice() -> None:
@@ -104,6 +121,81 @@ def test_every_listed_block_is_copied_exactly_once_and_no_byte_outside(
     assert runs.total_bytes == len(expected)
 
 
+@st.composite
+def pairs_of_layouts(draw: st.DrawFn) -> tuple[PoolLayout, PoolLayout]:
+    """Two pools of the same groups and regions, each with its own sizes, offsets and strides."""
+    shapes = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3))
+    packed = [draw(st.sampled_from([n for n in range(1, layers + 1) if layers % n == 0])) for layers, _ in shapes]
+
+    def pool() -> PoolLayout:
+        groups: list[Group] = []
+        regions: list[Region] = []
+        at = 0
+        for i, ((layers, nbytes), each) in enumerate(zip(shapes, packed, strict=True)):
+            group = Group(f"g{i}", GroupKind.FULL_ATTENTION, layers, 16, draw(st.integers(5, 9)), 1, 1, "uint8")
+            block, gap, rows = nbytes * each, draw(st.integers(0, 3)), draw(st.booleans())
+            count = layers // each
+            stride, step = (count * (block + gap), block + gap) if rows else (block + gap, group.blocks * (block + gap))
+            regions += [Region(i, j * each, each, at + j * step, stride, block) for j in range(count)]
+            groups.append(group)
+            at += group.blocks * count * (block + gap)
+        return PoolLayout(tuple(groups), tuple(regions), at)
+
+    return pool(), pool()
+
+
+@given(pairs_of_layouts(), st.data())
+def test_a_copy_fills_the_listed_blocks_and_touches_no_other_byte(
+    layouts: tuple[PoolLayout, PoolLayout], data: st.DataObject
+) -> None:
+    source, destination = layouts
+    lists = st.lists(st.integers(0, 4), unique=True)
+    sources = [data.draw(lists) for _ in source.groups]
+    targets = [data.draw(st.permutations(range(5)))[: len(blocks)] for blocks in sources]
+    runs = plan_runs(source, destination, [ids(*b) for b in sources], [ids(*b) for b in targets])
+
+    before = np.arange(1, source.total_bytes + 1)
+    after = np.zeros(destination.total_bytes, dtype=np.int64)
+    written = np.zeros(destination.total_bytes, dtype=np.int64)
+    for src, dst, nbytes in zip(runs.src.tolist(), runs.dst.tolist(), runs.nbytes.tolist(), strict=True):
+        assert src >= 0
+        assert src + nbytes <= source.total_bytes
+        after[dst : dst + nbytes] = before[src : src + nbytes]
+        written[dst : dst + nbytes] += 1
+
+    expected = np.zeros(destination.total_bytes, dtype=np.int64)
+    for group, (src_blocks, dst_blocks) in enumerate(zip(sources, targets, strict=True)):
+        for a, b in zip(src_blocks, dst_blocks, strict=True):
+            expected[bytes_of(destination, group, b)] = before[bytes_of(source, group, a)]
+    assert (after == expected).all()
+    assert (written == (expected > 0)).all()
+
+
+@given(BLOCKS, BLOCKS)
+def test_runs_come_region_by_region_in_the_order_of_the_lists_and_join_exactly_neighbours(
+    src: list[int], dst: list[int]
+) -> None:
+    layout = full(blocks=20, layers=2)
+    pairs = list(zip(src, dst, strict=False))
+    runs = plan_runs(layout, layout, [ids(*(a for a, _ in pairs))], [ids(*(b for _, b in pairs))])
+    expected: list[list[int]] = []
+    for region in layout.regions:
+        for i, (a, b) in enumerate(pairs):
+            if i and (a, b) == (pairs[i - 1][0] + 1, pairs[i - 1][1] + 1):
+                expected[-1][2] += 8
+            else:
+                expected.append([region.offset + 8 * a, region.offset + 8 * b, 8])
+    assert np.stack([runs.src, runs.dst, runs.nbytes], axis=1).tolist() == expected
+    assert len(runs) == len(expected)
+
+
+def test_neighbours_in_a_list_whose_bytes_are_apart_are_not_joined() -> None:
+    dense, apart = hybrid(blocks=20), wide(20, 0)
+    assert len(plan_runs(dense, dense, [ids(1, 2), ids()], [ids(1, 2), ids()])) == 1
+    assert len(plan_runs(dense, apart, [ids(1, 2), ids()], [ids(1, 2), ids()])) == 2
+    assert len(plan_runs(apart, dense, [ids(1, 2), ids()], [ids(1, 2), ids()])) == 2
+
+
 @given(BLOCKS, BLOCKS)
 def test_no_two_runs_could_be_one(src: list[int], dst: list[int]) -> None:
     count = min(len(src), len(dst))
@@ -138,6 +230,21 @@ def test_lists_that_do_not_fit_each_other_are_refused() -> None:
         plan_runs(layout, layout, [ids(1, 2)], [ids(1)])
 
 
+def test_a_block_that_is_listed_twice_is_refused_on_either_side() -> None:
+    layout = full(blocks=20)
+    for source, destination in ((ids(1, 1), ids(1, 2)), (ids(1, 2), ids(2, 2))):
+        with refused(Reason.BLOCK_DUPLICATE, InvalidRequest):
+            plan_runs(layout, layout, [source], [destination])
+
+
+def test_every_group_is_checked_before_any_run_is_made() -> None:
+    layout = hybrid(blocks=20)
+    with refused(Reason.BLOCK_OUT_OF_RANGE, OutOfRange):
+        plan_runs(layout, layout, [ids(1), ids(1)], [ids(1), ids(20)])
+    with refused(Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed):
+        plan_runs(layout, layout, [ids(1), ids()], [ids(1), ids(1)])
+
+
 def test_an_id_out_of_range_never_becomes_the_next_layer() -> None:
     layout = full(blocks=20)
     for source, destination in ((ids(20), ids(1)), (ids(1), ids(20)), (ids(-1), ids(1))):
@@ -153,20 +260,18 @@ def test_pools_of_different_sizes_each_have_their_own_bounds() -> None:
 
 
 @pytest.mark.parametrize("order", ["runs", "scattered"])
-def test_65536_blocks_take_milliseconds(order: str) -> None:
-    """Generous bounds: the point is milliseconds, not seconds, on a busy machine."""
-    count, layers = 65_536, 1
-    layout = uniform_layout(Group("g", GroupKind.MLA, layers, 16, count, 1, 1, "uint8"), 64)
-    blocks = np.arange(count)
-    if order == "scattered":
-        blocks = np.random.default_rng(0).permutation(count)
-    best = min(_time(layout, blocks) for _ in range(5))
-    assert best < 0.05
+def test_65536_blocks_cost_a_few_passes_over_their_ids(order: str) -> None:
+    """Compared with numpy in the same run, generously: the point is milliseconds instead of seconds."""
+    count = 65_536
+    layout = uniform_layout(Group("g", GroupKind.MLA, 1, 16, count, 1, 1, "uint8"), 64)
+    blocks = np.arange(count) if order == "runs" else np.random.default_rng(0).permutation(count)
 
+    def passes() -> None:
+        for _ in range(10):
+            np.diff(blocks * 64)
+        np.sort(blocks)
 
-def _time(layout: PoolLayout, blocks: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> float:
-    start = time.perf_counter()
-    runs = plan_runs(layout, layout, [blocks], [blocks])
-    took = time.perf_counter() - start
-    assert runs.total_bytes == layout.total_bytes
-    return took
+    def plan() -> None:
+        assert plan_runs(layout, layout, [blocks], [blocks]).total_bytes == layout.total_bytes
+
+    assert min(timeit.repeat(plan, number=1, repeat=5)) < 20 * min(timeit.repeat(passes, number=1, repeat=5))

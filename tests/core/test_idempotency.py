@@ -81,6 +81,44 @@ def test_a_refusal_is_not_kept() -> None:
     assert keys.begin(again(3)) is Begun.NEW
 
 
+def test_a_full_table_still_joins_and_replays() -> None:
+    keys = IdempotencyKeys(1)
+    keys.begin(CALL)
+    assert keys.begin(again(2)) is Begun.JOINED
+    calls, _ = keys.finish(1, ANSWER)
+    assert calls == [1, 2]
+    assert keys.begin(again(3)) is ANSWER
+
+
+def test_a_refusal_makes_room() -> None:
+    keys = IdempotencyKeys(1)
+    keys.begin(CALL)
+    keys.finish(1, None)
+    assert keys.begin(replace(again(2), key="l")) is Begun.NEW
+
+
+def test_a_call_that_was_not_begun_is_answered_alone() -> None:
+    """One that a full table or another body refused, or that joined: its own answer goes to nobody else."""
+    keys = IdempotencyKeys(1)
+    keys.begin(CALL)
+    keys.begin(again(2))
+    with refused(Reason.LIMIT_EXCEEDED) as _:
+        keys.begin(replace(again(3), key="l"))
+    assert keys.finish(2, None) == ([2], "")
+    assert keys.finish(3, None) == ([3], "")
+    assert keys.finish(1, ANSWER)[0] == [1, 2]
+
+
+def test_every_kept_key_has_a_name_of_its_own() -> None:
+    keys = IdempotencyKeys(9)
+    names = []
+    for number, text in enumerate("klm"):
+        keys.begin(replace(again(number), key=text))
+        names.append(keys.finish(number, Acknowledged(number))[1])
+    assert len(set(names)) == 3
+    assert [keys.answer(name) for name in names] == [Acknowledged(0), Acknowledged(1), Acknowledged(2)]
+
+
 def test_a_full_table_refuses_rather_than_forgets() -> None:
     keys = IdempotencyKeys(1)
     keys.begin(CALL)

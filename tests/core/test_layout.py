@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core.layout import BYTES_MAX, LAYERS_MAX, REGIONS_MAX, Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.errors import InvalidRequest, Reason
-from tests.core.nodes import full, hybrid
+from tests.core.nodes import full, hybrid, refused
 
 GROUP = Group("g", GroupKind.FULL_ATTENTION, 2, 16, 4, 1, 1, "uint8")
 TWO = (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 8))
@@ -22,9 +22,23 @@ def violations(*regions: Region, groups: tuple[Group, ...] = (GROUP,), total: in
     try:
         PoolLayout(groups, regions, total)
     except InvalidRequest as error:
-        assert error.reason is Reason.INVALID_FIELD
         return [violation.field for violation in error.violations]
     return []
+
+
+def bytes_of(groups: tuple[Group, ...], regions: list[Region]) -> list[int]:
+    """Every byte of every block; one that two blocks share is there twice."""
+    return [
+        region.offset + block * region.stride_bytes + i
+        for region in regions
+        for block in range(groups[region.group].blocks)
+        for i in range(region.block_bytes)
+    ]
+
+
+def test_what_is_wrong_with_a_layout_is_an_error_of_the_request() -> None:
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        PoolLayout((), (), 0)
 
 
 def test_a_dense_layout_has_a_region_for_each_layer() -> None:
@@ -140,8 +154,27 @@ def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
     assert PoolLayout((GROUP,), shifted, 200).fingerprint() == layout.fingerprint()
     assert full(blocks=64).fingerprint() == full(blocks=8).fingerprint()
     assert full().fingerprint() != hybrid().fingerprint()
-    packed = uniform_layout(GROUP, 8, layers_per_region=2)
-    assert packed.fingerprint() != layout.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "regions",
+    [
+        (Region(0, 0, 2, 0, 16, 16),),
+        (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 7)),
+        (Region(0, 1, 1, 0, 8, 8), Region(0, 0, 1, 32, 8, 8)),
+    ],
+    ids=["packed", "smaller blocks", "another order"],
+)
+def test_the_fingerprint_changes_with_how_layers_lie_in_regions(regions: tuple[Region, ...]) -> None:
+    assert PoolLayout((GROUP,), regions, 64).fingerprint() != PoolLayout((GROUP,), TWO, 64).fingerprint()
+
+
+def test_the_fingerprint_tells_which_group_a_region_holds() -> None:
+    groups = tuple(replace(GROUP, name=name, layers=1) for name in "gh")
+    straight = PoolLayout(groups, (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 32, 8, 8)), 64)
+    crossed = PoolLayout(groups, (Region(1, 0, 1, 0, 8, 8), Region(0, 0, 1, 32, 8, 8)), 64)
+    assert straight.fingerprint() != crossed.fingerprint()
+    assert straight.fingerprint() != PoolLayout(groups[::-1], straight.regions, 64).fingerprint()
 
 
 @given(
@@ -154,16 +187,32 @@ def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
 def test_an_accepted_layout_has_no_two_blocks_that_share_a_byte(shapes: list[tuple[int, int, int, int]]) -> None:
     groups = tuple(replace(GROUP, name=f"g{i}", layers=1, blocks=b) for i, (_, _, _, b) in enumerate(shapes))
     regions = [Region(i, 0, 1, o, n + gap, n) for i, (o, n, gap, _) in enumerate(shapes)]
-    used: set[int] = set()
-    shared = False
-    for region, group in zip(regions, groups, strict=True):
-        for block in range(group.blocks):
-            start = region.offset + block * region.stride_bytes
-            here = set(range(start, start + region.block_bytes))
-            shared |= bool(used & here)
-            used |= here
-    found = violations(*regions, groups=groups, total=1000)
-    if shared:
-        assert found
-    elif len(shapes) <= 2 and len({r.stride_bytes for r in regions}) == 1 and not found:
-        assert len(used) == sum(r.block_bytes * g.blocks for r, g in zip(regions, groups, strict=True))
+    used = bytes_of(groups, regions)
+    assert violations(*regions, groups=groups, total=1000) or len(set(used)) == len(used)
+
+
+@st.composite
+def arrangements(draw: st.DrawFn) -> tuple[tuple[Group, ...], list[Region]]:
+    """Arrays one after another; in the rows of each stand one or more regions, in any order and with gaps."""
+    groups: list[Group] = []
+    regions: list[Region] = []
+    array = 0
+    for _ in range(draw(st.integers(1, 4))):
+        row = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=3))
+        stride = sum(gap + nbytes for gap, nbytes in row) + draw(st.integers(0, 3))
+        at = array
+        for gap, nbytes in row:
+            groups.append(replace(GROUP, name=f"g{len(groups)}", layers=1, blocks=draw(st.integers(1, 4))))
+            regions.append(Region(len(regions), 0, 1, at + gap, stride, nbytes))
+            at += gap + nbytes
+        array += 4 * stride
+    return tuple(groups), draw(st.permutations(regions))
+
+
+@given(arrangements())
+def test_arrays_and_rows_in_any_order_are_accepted(made: tuple[tuple[Group, ...], list[Region]]) -> None:
+    groups, regions = made
+    used = bytes_of(groups, regions)
+    assert violations(*regions, groups=groups, total=max(used) + 1) == []
+    assert len(set(used)) == len(used)
+    assert violations(*regions, groups=groups, total=max(used)) != []

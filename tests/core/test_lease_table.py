@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvgrpc.core.content import Content
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.leases import END_REASON, STATES, Lease, LeaseState, LeaseTable, ended_error
 from kvgrpc.core.limits import Limits, granted_ttl
@@ -87,7 +86,7 @@ def test_a_renewal_never_passes_the_cap() -> None:
 def test_only_the_end_is_remembered_of_a_lease_that_is_over() -> None:
     made = lease(blocks=(ids(1, 2), ids(3)))
     made.forget_blocks()
-    assert [(len(group), group.dtype) for group in made.blocks] == [(0, "int64"), (0, "int64")]
+    assert [group.tolist() for group in made.blocks] == [[], []]
     assert made.content.tokens == 32
     assert not made.content.digests
 
@@ -254,4 +253,4 @@ class Leases(RuleBasedStateMachine):
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=60, stateful_step_count=40)
+TestLeases.settings = settings(stateful_step_count=25)

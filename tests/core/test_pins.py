@@ -1,16 +1,13 @@
-"""Pins: a block is reusable when it has none; reads share, a target is alone, and quarantine is never free in between."""
-
-from collections.abc import Iterator
+"""Pins: a block is reusable when it has none; reads share, a target is alone, a quarantine is never free in between."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvgrpc.core.pins import EXCLUSIVE, PinKind, PinTable
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
-
-SHARED = [kind for kind in PinKind if kind not in EXCLUSIVE]
 
 
 def table() -> PinTable:
@@ -106,55 +103,109 @@ def test_people_can_ask_who_pins_a_block_and_how_many_are_pinned() -> None:
     assert pins.count_blocks(0, PinKind.QUARANTINE) == 0
 
 
+@pytest.mark.parametrize("counts", ["_shared", "_exclusive"])
+def test_a_count_that_no_pin_explains_is_found(counts: str) -> None:
+    pins = table()
+    pins.add("a", PinKind.LEASE, (ids(1), ids()), 0.0)
+    pins.add("b", PinKind.TARGET, (ids(2), ids()), 0.0)
+    pins.check()
+    getattr(pins, counts)[1][3] = True
+    with pytest.raises(AssertionError):
+        pins.check()
+
+
+def test_only_a_target_becomes_a_quarantine() -> None:
+    pins = table()
+    pins.add("a", PinKind.LEASE, (ids(1), ids()), 0.0)
+    with pytest.raises(KeyError):
+        pins.quarantine("a", 1.0)
+    pins.check()
+
+
+Row = tuple[int, int]
+"""Group and block."""
+
+
 class Pins(RuleBasedStateMachine):
-    """Owners pin, drop and quarantine; a plain dictionary says what must be so."""
+    """Owners pin, drop and quarantine; sets of blocks say what must be so."""
+
+    SIZES = (6, 3)
+    ROWS = tuple((group, block) for group, size in enumerate(SIZES) for block in range(size))
 
     def __init__(self) -> None:
         super().__init__()
-        self.model: dict[tuple[str, PinKind], set[int]] = {}
+        self.pins = PinTable(self.SIZES)
+        self.model: dict[tuple[str, PinKind], set[Row]] = {}
+        self.now = 0.0
 
-    @initialize()
-    def start(self) -> None:
-        self.pins = PinTable((6,))
-
-    @rule(owner=st.sampled_from("abcd"), kind=st.sampled_from(PinKind), blocks=st.sets(st.integers(0, 5), max_size=3))
-    def add(self, owner: str, kind: PinKind, blocks: set[int]) -> None:
+    @rule(
+        owner=st.sampled_from("abcd"),
+        kind=st.sampled_from(PinKind),
+        rows=st.sets(st.sampled_from(ROWS), max_size=4),
+    )
+    def add(self, owner: str, kind: PinKind, rows: set[Row]) -> None:
         if (owner, kind) in self.model:
             return
-        conflict = any(
-            held & blocks and (kind in EXCLUSIVE or other in EXCLUSIVE) for (_, other), held in self.model.items()
-        )
+        self.now += 1
+        blocks = tuple(ids(*sorted(b for g, b in rows if g == group)) for group in (0, 1))
+        conflict = any(held & rows and EXCLUSIVE & {kind, other} for (_, other), held in self.model.items())
         if conflict:
-            with refused(Reason.BLOCK_PINNED):
-                self.pins.add(owner, kind, (ids(*sorted(blocks)),), 0.0)
+            with refused(Reason.BLOCK_PINNED, PreconditionFailed):
+                self.pins.check_free_for(kind, blocks)
+            with refused(Reason.BLOCK_PINNED, PreconditionFailed):
+                self.pins.add(owner, kind, blocks, self.now)
         else:
-            self.pins.add(owner, kind, (ids(*sorted(blocks)),), 0.0)
-            self.model[owner, kind] = blocks
+            self.pins.check_free_for(kind, blocks)
+            self.pins.add(owner, kind, blocks, self.now)
+            self.model[owner, kind] = rows
 
     @rule(owner=st.sampled_from("abcd"), kind=st.sampled_from(PinKind))
     def drop(self, owner: str, kind: PinKind) -> None:
         dropped = self.pins.drop(owner, kind)
-        expected = self.model.pop((owner, kind), None)
-        assert (dropped == ()) == (expected is None)
+        assert bool(dropped) == ((owner, kind) in self.model)
+        rows = {(group, block) for group, blocks in enumerate(dropped) for block in blocks.tolist()}
+        assert rows == self.model.pop((owner, kind), set())
 
-    def targets(self) -> Iterator[str]:
-        return (owner for owner, kind in self.model if kind is PinKind.TARGET)
-
-    @precondition(lambda self: any((o, PinKind.QUARANTINE) not in self.model for o in self.targets()))
-    @rule()
-    def quarantine(self) -> None:
-        owner = next(o for o in self.targets() if (o, PinKind.QUARANTINE) not in self.model)
-        self.pins.quarantine(owner, 0.0)
+    @rule(owner=st.sampled_from("abcd"))
+    def quarantine(self, owner: str) -> None:
+        if (owner, PinKind.TARGET) not in self.model or (owner, PinKind.QUARANTINE) in self.model:
+            return
+        self.now += 1
+        self.pins.quarantine(owner, self.now)
         self.model[owner, PinKind.QUARANTINE] = self.model.pop((owner, PinKind.TARGET))
 
     @invariant()
     def a_block_is_free_when_nothing_pins_it(self) -> None:
-        if not hasattr(self, "pins"):
-            return
+        pinned = set().union(*self.model.values())
+        for group, size in enumerate(self.SIZES):
+            mask = [(group, block) in pinned for block in range(size)]
+            assert self.pins.pinned_mask(group).tolist() == mask
+            free = [block for block in range(size) if not mask[block]]
+            assert self.pins.unpinned(group, ids(*range(size))).tolist() == free
+
+    @invariant()
+    def the_pins_are_those_that_were_made(self) -> None:
         self.pins.check()
-        held = set().union(*self.model.values()) if self.model else set()
-        assert set(self.pins.unpinned(0, ids(*range(6))).tolist()) == set(range(6)) - held
+        assert len(self.pins) == len(self.model)
         assert {(pin.owner, pin.kind) for pin in self.pins} == set(self.model)
+        since = [pin.since for pin in self.pins]
+        assert since == sorted(since)
+        for owner in "abcd":
+            assert [self.pins.has(owner, kind) for kind in PinKind] == [(owner, k) in self.model for k in PinKind]
+
+    @invariant()
+    def every_block_knows_who_pins_it(self) -> None:
+        for group, block in self.ROWS:
+            holders = {(pin.owner, pin.kind) for pin in self.pins.of_block(group, block)}
+            assert holders == {holder for holder, rows in self.model.items() if (group, block) in rows}
+
+    @invariant()
+    def blocks_are_counted_once_for_each_kind(self) -> None:
+        for kind in PinKind:
+            rows: set[Row] = set().union(*(rows for (_, other), rows in self.model.items() if other is kind))
+            for group in range(len(self.SIZES)):
+                assert self.pins.count_blocks(group, kind) == sum(g == group for g, _ in rows)
 
 
 TestPins = Pins.TestCase
+TestPins.settings = settings(stateful_step_count=25)

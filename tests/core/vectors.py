@@ -40,7 +40,8 @@ def content_digests(case: dict[str, Any]) -> list[str]:
     return found
 
 
-def content_case(name: str, token_ids: list[int], **fields: Any) -> dict[str, Any]:
+def content_case(name: str, token_ids: list[int], at: tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:
+    """`at`: lengths within a unit, at which a shorter offer of the same tokens ends."""
     case = {
         "name": name,
         "token_ids": token_ids,
@@ -50,7 +51,8 @@ def content_case(name: str, token_ids: list[int], **fields: Any) -> dict[str, An
         "items": [],
         **fields,
     }
-    return {**case, "digests": content_digests(case)}
+    ends = [{"tokens": k, "digest": content_digests({**case, "token_ids": token_ids[:k]})[-1]} for k in at]
+    return {**case, "digests": content_digests(case), "ends_within_a_unit": ends}
 
 
 def content_cases() -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def content_cases() -> list[dict[str, Any]]:
         content_case("one token", [7]),
         content_case("one whole unit", list(range(16))),
         content_case("one unit and one token", list(range(17))),
-        content_case("a ragged end", forty),
+        content_case("a ragged end", forty, at=(1, 35, 39)),
         content_case("the first 32 of it: its first two digests", forty[:32]),
         content_case("the first 35 of it: another third digest", forty[:35]),
         content_case("the largest token ids", [0, 2**32 - 1]),
@@ -72,7 +74,7 @@ def content_cases() -> list[dict[str, Any]]:
         content_case("lengths tell fields apart: a + bc", [1], adapter="a", cache_salt="bc"),
         content_case("text is UTF-8", [1], adapter="Grüße, 世界"),
         content_case("an item within a unit", forty, items=[{"digest": image, "offset": 3, "length": 4}]),
-        content_case("an item over three units", forty, items=[{"digest": image, "offset": 10, "length": 25}]),
+        content_case("an item over three units", forty, (9, 12), items=[{"digest": image, "offset": 10, "length": 25}]),
         content_case("an item that ends with a unit", forty, items=[{"digest": image, "offset": 8, "length": 8}]),
         content_case("an item that begins with a unit", forty, items=[{"digest": image, "offset": 16, "length": 1}]),
         content_case("an item past the end", forty, items=[{"digest": image, "offset": 40, "length": 8}]),
@@ -154,8 +156,17 @@ def grant_cases() -> list[dict[str, Any]]:
 
 
 FILES = {
-    "content.json": ("The digest chain over tokens; see `Content` in common.proto.", content_cases),
-    "grant.json": ("Tokens of grants, and their JSON form for routers; see `Grant` in common.proto.", grant_cases),
+    "content.json": (
+        "The digest chain over tokens; see `Content` in common.proto. Bytes are in hex. `digests` are h_1, h_2, ...; "
+        "`ends_within_a_unit` are h_K at other K, for whoever uses a shorter offer of the same tokens as a whole.",
+        content_cases,
+    ),
+    "grant.json": (
+        "Tokens of grants, and their JSON form for routers; see `Grant` in common.proto. Bytes and the incarnation are "
+        "in hex, `kvgrpc_grant` is the token in URL-safe base64; it is signed with HMAC-SHA256 under the key "
+        "HMAC-SHA256(session_secret, `kvgrpc grant key v1`).",
+        grant_cases,
+    ),
 }
 
 

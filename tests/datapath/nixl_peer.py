@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -143,15 +144,24 @@ def run_python(
     """Runs the lines in a new process, within DEADLINE_S."""
     command = [sys.executable, "-c", textwrap.dedent(code), argument]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment(env), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, env=environment(env), stdin=pipe, stdout=pipe, stderr=errors, text=True) as process,
+    ):
+        assert process.stdin
         assert process.stdout
         watchdog = threading.Timer(DEADLINE_S, process.kill)
         watchdog.start()
-        first_line = process.stdout.readline()
+        output = process.stdout.readline()
         meanwhile()
-        rest, errors = process.communicate("\n")
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write("\n")
+            process.stdin.close()
+        output += process.stdout.read()
+        process.wait()
         watchdog.cancel()
-    return subprocess.CompletedProcess(command, process.returncode, first_line + rest, errors)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, output, errors.read())
 
 
 def environment(changes: dict[str, str] | None) -> dict[str, str]:

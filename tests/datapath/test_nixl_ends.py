@@ -11,11 +11,10 @@ from textwrap import dedent
 
 import pytest
 
-from kvgrpc.datapath.nixl_posting import SLICE_ROWS
-from tests.datapath.nixl_peer import RUN, TCP, NixlPeer, scenario
+from tests.datapath.nixl_peer import TCP, NixlPeer, scenario
 
-# Two slices, and over TCP more than one call brings.
-BYTES = 2 * SLICE_ROWS * RUN
+# Several slices, and over TCP more than one call brings.
+BYTES = 64 << 20
 
 
 @pytest.fixture(scope="module")

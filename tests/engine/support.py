@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from tests.service.api import Api
 from tests.service.engines import ServeProcess, wait_until
@@ -89,10 +90,12 @@ class Lead:
             what=lambda: self.transfer(transfer_id),
         )
 
-    def acknowledged(self, transfer_id: str) -> bool:
-        """Whether a transfer is in the history: nobody can acknowledge it any more. Acknowledges it if it is not."""
-        request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[transfer_id])
-        return not self.api.transfers.AcknowledgeTransfers(request).acknowledged
+    def acknowledged(self, transfer_key: bytes) -> bool:
+        """Whether ended transfers are in the history: a cancel by their key finds them no more."""
+        request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key)
+        outcome = self.api.transfers.CancelTransfer(request).outcome
+        assert outcome in (transfer_pb2.CANCEL_OUTCOME_ALREADY_ENDED, transfer_pb2.CANCEL_OUTCOME_TOMBSTONED)
+        return outcome == transfer_pb2.CANCEL_OUTCOME_TOMBSTONED
 
     def wait_no_engine(self) -> None:
         """Until the lead has noticed that its engine is gone."""
@@ -143,7 +146,12 @@ class Side:
     def poll_until(self, done: Callable[[list[Event]], bool]) -> list[Event]:
         """Every event until `done` says that they are enough."""
         events: list[Event] = []
-        wait_until(lambda: events.extend(self.engine.poll(0.1)) or done(events), WAIT_S, lambda: events)
+
+        def look() -> bool:
+            events.extend(self.engine.poll(0.1))
+            return done(events)
+
+        wait_until(look, WAIT_S, lambda: events)
         return events
 
     def finish(self, handle: HandOver | Pull) -> list[Event]:
@@ -153,15 +161,16 @@ class Side:
         return events
 
     def known(self, handle: HandOver | Pull) -> str:
-        """The id of a transfer, once the lead has answered. Fails when the transfer does."""
-        events = self.poll_until(lambda _: bool(handle.transfer_id))
-        assert not any(isinstance(event, Failed) for event in events), events
+        """The id of a transfer, once the lead has answered. Fails when the transfer is over."""
+        self.round_trip()
+        assert handle.transfer_id
+        assert not handle.over
         return handle.transfer_id
 
     def round_trip(self) -> None:
         """Until the lead has taken everything that was sent, by a call that it refuses."""
-        with refused(Reason.POOL_KIND_MISMATCH, KVGrpcError):
-            self.engine.free([0])
+        with suppress(PreconditionFailed, OutOfRange):
+            self.engine.free([BLOCKS])
 
     def close(self) -> None:
         """The scheduler first: the end of its connection is the engine's."""
@@ -218,12 +227,9 @@ class Child:
 @contextmanager
 def refused(reason: Reason, kind: type[KVGrpcError]) -> Iterator[None]:
     """What happens inside is refused with that reason, by an error of that kind."""
-    try:
+    with pytest.raises(kind) as caught:
         yield
-    except kind as error:
-        assert error.reason is reason, error
-    else:
-        raise AssertionError(f"not refused with {reason}")
+    assert caught.value.reason is reason, caught.value
 
 
 def kinds(events: Sequence[Event]) -> list[str]:

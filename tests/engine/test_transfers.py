@@ -10,7 +10,9 @@ from kvgrpc.core.grants import OnAbort, from_json
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.v1 import transfer_pb2
 from tests.engine.support import QUIET_S, Side, failure, kinds, new_key, received, refused, tokens
+from tests.service.values import dur
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -191,8 +193,10 @@ def test_blocks_given_to_a_pull_that_has_just_failed_come_back_once(pair: Pair) 
     source, destination = pair
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(tokens(40, seed=1)))
-    destination.lead.wait_for(destination.known(pull), "access")
-    destination.round_trip()  # its end has come, and the engine has not polled
+    wanted = transfer_pb2.WaitTransferRequest(
+        transfer_id=destination.known(pull), until=transfer_pb2.WAIT_CONDITION_RETURNED, timeout=dur(5.0)
+    )
+    destination.lead.api.transfers.WaitTransfer(wanted)  # its end has come, and the engine has not polled
     pull.start(TARGET)
     assert failure(destination.finish(pull)).reason is Reason.CONTENT_MISMATCH
     destination.round_trip()
@@ -260,30 +264,28 @@ def test_numpy_block_ids_will_do(pair: Pair) -> None:
     made = source.fill(SOURCE, seed=5)
     handover = source.hand_over(np.array(SOURCE, dtype=np.int32), PROMPT)  # type: ignore[arg-type]
     pull = destination.engine.pull(handover.grant, content(np.array(PROMPT)))  # type: ignore[arg-type]
-    pull.start([np.array(TARGET)])  # type: ignore[list-item]
+    pull.start([np.array(TARGET).tolist()])
     received(destination.finish(pull))
     assert np.array_equal(destination.read(TARGET), made)
 
 
 def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(pair: Pair) -> None:
     source, destination = pair
-    ends = []
-    for _ in range(2):
-        handover = source.hand_over(SOURCE, PROMPT)
+    first, second = new_key(), new_key()
+    for key in (first, second):
+        handover = source.hand_over(SOURCE, PROMPT, transfer_key=key)
         pull = destination.engine.pull(handover.grant, content(PROMPT))
         pull.start(TARGET)
         destination.finish(pull)
         source.finish(handover)
-        ends.append((handover.transfer_id, pull.transfer_id))
-    # The first two are read by the polls for the second two, the second two by nobody yet.
-    for side, first, second in zip(pair, *ends, strict=True):
+    for side in pair:
         assert side.lead.acknowledged(first)
         assert not side.lead.acknowledged(second)
-    handover = source.hand_over(SOURCE, PROMPT, ttl_s=0.1)
-    source.finish(handover)
+    key = new_key()
+    source.finish(source.hand_over(SOURCE, PROMPT, transfer_key=key, ttl_s=0.1))
     assert source.engine.poll() == []  # with nothing else to say
     source.round_trip()
-    assert source.lead.acknowledged(handover.transfer_id)
+    assert source.lead.acknowledged(key)
 
 
 def test_poll_waits_for_an_event_and_not_for_an_answer(pair: Pair) -> None:

@@ -174,15 +174,13 @@ class Engine:
     # -- hand-overs and pulls
 
     def hand_over(
-        self, token_ids: Sequence[int], blocks: Sequence[int] | None = None, **fields: Any
+        self, token_ids: Sequence[int], ids: Sequence[int] | None = None, **fields: Any
     ) -> handoff_pb2.FinishedBlocksResponse:
-        """FinishedBlocks for readers, of freshly allocated blocks unless `blocks` says which."""
-        if blocks is None:
-            blocks = self.allocate(blocks_for(len(token_ids)))
-        chosen = {"transfer_key": new_key(), "last": True, "content": content(token_ids), **fields}
-        return self.api.handoff.FinishedBlocks(
-            handoff_pb2.FinishedBlocksRequest(blocks=[group(blocks)], **chosen)
-        )
+        """FinishedBlocks for readers, of freshly allocated blocks unless `ids` says which."""
+        if ids is None:
+            ids = self.allocate(blocks_for(len(token_ids)))
+        usual = {"transfer_key": new_key(), "last": True, "content": content(token_ids), "blocks": [group(ids)]}
+        return self.api.handoff.FinishedBlocks(handoff_pb2.FinishedBlocksRequest(**{**usual, **fields}))
 
     def pull(
         self, grant: common_pb2.Grant, token_ids: Sequence[int], blocks: Sequence[int] | None, **fields: Any

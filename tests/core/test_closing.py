@@ -1,0 +1,129 @@
+"""Closings are sent until answered, or until nobody is left to answer."""
+
+import pytest
+
+from kvgrpc.core.actions import SendClose
+from kvgrpc.core.events import (
+    AccessAnswered,
+    CancelTransfer,
+    CloseAnswered,
+    DialFailed,
+    PeerAnswered,
+    PeerSilent,
+    SettleAnswered,
+)
+from kvgrpc.core.peering import DEAD_KEPT
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
+
+P = describe("p", 1)
+TOKEN = grant(P)
+
+
+@pytest.fixture
+def lead() -> Lead:
+    made = Lead(describe("d", 2))
+    made.admit(P)
+    return made
+
+
+def cancel(lead: Lead, transfer_id: str) -> None:
+    lead.call(lambda c: CancelTransfer(c, transfer_id))
+
+
+def closing(lead: Lead, number: int = 1) -> SendClose:
+    """A closing that was sent for an open access."""
+    pull = lead.pull(TOKEN, number=number)
+    lead.feed(AccessAnswered(access_id(number), answer_of(P)))
+    cancel(lead, pull.id)
+    return lead.one(SendClose)
+
+
+def test_a_closing_that_is_not_answered_is_sent_again(lead: Lead) -> None:
+    first = closing(lead)
+    for _ in range(3):
+        assert lead.feed(CloseAnswered(access_id(), answered=False)) == []
+        assert lead.tick(0.9) == []
+        assert lead.tick(0.2) == [first]
+    lead.feed(CloseAnswered(access_id(), answered=True))
+    assert lead.tick(100.0) == []
+
+
+def test_answers_to_what_was_never_asked_are_no_news(lead: Lead) -> None:
+    for answered in (False, True):
+        assert lead.feed(CloseAnswered(access_id(9), answered=answered)) == []
+    closing(lead)
+    lead.feed(CloseAnswered(access_id(), answered=False))
+    lead.feed(CloseAnswered(access_id(), answered=True))
+    assert lead.feed(CloseAnswered(access_id(), answered=False)) == []
+    assert lead.tick(10.0) == []
+
+
+def test_a_failure_is_no_drop(lead: Lead) -> None:
+    lead.pull(TOKEN, queue_timeout_s=1.0)
+    lead.tick(1.0)
+    sent = lead.one(SendClose)
+    assert (sent.closing.dropped, sent.closing.quiesced, sent.closing.token) == (False, True, TOKEN)
+    assert sent.incarnation == lead.me.incarnation
+
+
+def test_a_drop_reaches_an_issuer_that_was_still_being_reached() -> None:
+    lead = Lead(describe("d", 2))
+    pull = lead.pull(TOKEN)
+    cancel(lead, pull.id)
+    assert lead.seen(SendClose) == []
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.map(P)
+    sent = lead.one(SendClose)
+    assert (sent.peer, sent.closing.access_id, sent.closing.dropped) == (key_of(P), access_id(), True)
+
+
+def test_a_failure_is_not_worth_a_connection() -> None:
+    lead = Lead(describe("d", 2))
+    lead.pull(TOKEN, queue_timeout_s=1.0)
+    lead.tick(1.0)
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    lead.map(P)
+    assert lead.seen(SendClose) == []
+
+
+def test_a_drop_for_an_issuer_that_cannot_be_reached_is_forgotten() -> None:
+    lead = Lead(describe("d", 2))
+    cancel(lead, lead.pull(TOKEN).id)
+    lead.feed(DialFailed("p:1", Unavailable(Reason.PEER_UNREACHABLE, "")))
+    lead.admit(P)
+    assert lead.seen(SendClose) == []
+    assert not lead.node._pulls._closings._unsent
+
+
+def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:
+    first = closing(lead)
+    lead.feed(CloseAnswered(access_id(), answered=False))
+    lead.feed(PeerSilent(key_of(P)))
+    for _ in range(9):
+        lead.tick(1.0)
+        lead.feed(CloseAnswered(access_id(), answered=False))
+    lead.tick(1.0)
+    assert lead.tick(100.0) == []
+    lead.admit(P)
+    assert lead.node._pulls._closings._sent == {access_id(): first}
+    lead.feed(CloseAnswered(access_id(), answered=False))
+    assert lead.tick(1.0) == [first]
+
+
+def test_closings_to_the_forgotten_are_forgotten(lead: Lead) -> None:
+    closing(lead)
+    for number in range(2, DEAD_KEPT + 3):
+        lead.admit(describe("p", number))
+    assert key_of(P) not in lead.state.peers
+    assert set(lead.node._pulls._closings._parked) <= set(lead.state.peers)
+    lead.admit(P)
+    assert lead.seen(SendClose) == []
+
+
+def test_what_a_settle_closed_needs_no_closing(lead: Lead) -> None:
+    pull = lead.pull(TOKEN)
+    lead.feed(AccessAnswered(access_id(), answer_of(P)))
+    lead.give(pull.id)
+    lead.feed(SettleAnswered(access_id(), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
+    assert lead.seen(SendClose) == []

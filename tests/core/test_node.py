@@ -1,0 +1,373 @@
+"""The node as a whole: deadlines before events, calls answered once, idempotency, cancel by key, and new lives."""
+
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.actions import Acknowledged, Cancelled, Expect, Failed, Refuse, Reply, TellEngine, TransferChanged
+from kvgrpc.core.events import (
+    AcknowledgeTransfers,
+    AllocateBlocks,
+    CancelTransfer,
+    ConnectPeer,
+    Event,
+    LeaseRef,
+    ReleaseLease,
+    StepDone,
+    Tick,
+)
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.node import Node
+from kvgrpc.core.transfers import Disposition, State
+from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason, Unavailable
+from tests.core.nodes import (
+    KEY,
+    SECRET,
+    Lead,
+    access_id,
+    claim,
+    content,
+    describe,
+    grant,
+    lists,
+    refused,
+    snapshot,
+)
+
+D = describe("d", 2)
+
+
+@pytest.fixture
+def lead() -> Lead:
+    return Lead(describe("p", 1))
+
+
+def cancel(lead: Lead, **which: Any) -> Cancelled:
+    answer = lead.call(lambda c: CancelTransfer(c, **which))
+    assert isinstance(answer, Cancelled)
+    return answer
+
+
+def test_every_event_has_a_handler() -> None:
+    kinds = set(Event.__args__)  # type: ignore[attr-defined]
+    assert set(Node()._handlers) == kinds
+
+
+def test_a_node_without_a_life_refuses_work() -> None:
+    node = Node()
+    (refusal,) = node.handle(ConnectPeer(events.Call(1, "router"), "p:1"), 1.0)
+    assert isinstance(refusal, Refuse)
+    assert refusal.error.reason is Reason.NO_POOL
+    assert node.next_deadline() is None
+
+
+def test_time_never_goes_back(lead: Lead) -> None:
+    with pytest.raises(AssertionError):
+        lead.node.handle(Tick(), lead.now - 1.0)
+
+
+def test_deadlines_fire_in_their_order_at_their_times_before_the_event(lead: Lead) -> None:
+    first = lead.finish(ttl_s=5.0, key=b"1" * 16).transfer
+    second = lead.finish(ttl_s=3.0, key=b"2" * 16).transfer
+    third = lead.finish(ttl_s=9.0, key=b"3" * 16).transfer
+    lead.feed(StepDone(0, 1), 7.0)
+    ends = [action.transfer for action in lead.seen(TransferChanged)]
+    assert [(t.id, t.ended) for t in ends] == [(second.id, 103.0), (first.id, 105.0)]
+    assert not lead.transfer(third.id).over
+    assert lead.state.now == 107.0
+
+
+def test_the_same_events_at_the_same_times_give_the_same_actions() -> None:
+    def story() -> list[Any]:
+        lead = Lead(describe("p", 1))
+        lead.admit(D)
+        made = lead.finish(40, ttl_s=5.0)
+        lead.opened(D, Opening(access_id(), made.token, claim(32)))
+        lead.pull(grant(D), 32, (10, 11))
+        lead.tick(100.0)
+        return [snapshot(lead.done), snapshot(lead.node)]
+
+    assert story() == story()
+
+
+# -- idempotency
+
+
+def test_a_repeated_call_gets_the_first_answer_and_acts_once(lead: Lead) -> None:
+    call = {"key": "k", "method": "FinishedBlocks", "body": b"1"}
+    first = lead.finish(call=call)
+    before = snapshot(lead.state.leases)
+    assert lead.finish(call=call) is first
+    assert snapshot(lead.state.leases) == before
+    with refused(Reason.IDEMPOTENCY_KEY_REUSED, AlreadyExists):
+        lead.finish(call={**call, "body": b"2"})
+    assert lead.finish(call=call) is first
+
+
+def test_a_refused_call_may_succeed_under_its_key(lead: Lead) -> None:
+    call = {"key": "k", "method": "FinishedBlocks", "body": b"1"}
+    other = lead.finish()
+    before = snapshot(lead.node)
+    with refused(Reason.TRANSFER_EXISTS):
+        lead.finish(call=call)
+    assert snapshot(lead.node) == before
+    lead.call(lambda c: ReleaseLease(c, LeaseRef(other.lease.id)))
+    assert isinstance(lead.finish(call=call), actions.HandedOver)
+
+
+def test_a_call_that_still_runs_is_joined_and_both_are_answered(lead: Lead) -> None:
+    call = {"key": "k", "method": "ConnectPeer", "body": b"1"}
+    numbers = [lead.ask(lambda c: ConnectPeer(c, "d:1"), **call)]
+    offers = lead.done
+    numbers.append(lead.ask(lambda c: ConnectPeer(c, "d:1"), **call))
+    assert lead.done == []
+    lead.done = offers
+    lead.connect(D)
+    assert lead.answer(numbers[0]) is lead.answer(numbers[1])
+    late = lead.ask(lambda c: ConnectPeer(c, "d:1"), **call)
+    assert lead.answer(late) is lead.answer(numbers[0])
+
+
+def test_a_refusal_reaches_all_that_joined(lead: Lead) -> None:
+    call = {"key": "k", "method": "ConnectPeer", "body": b"1"}
+    numbers = [lead.ask(lambda c: ConnectPeer(c, "d:1"), **call) for _ in range(2)]
+    lead.tick(10.0)
+    for number in numbers:
+        with refused(Reason.PEER_UNREACHABLE):
+            lead.answer(number)
+
+
+def test_a_key_is_kept_as_long_as_what_it_created_and_at_least_a_minute() -> None:
+    lead = Lead(describe("p", 1), Limits(idempotency_s=60.0, lease_cap_s=600.0))
+    call = {"key": "k", "method": "FinishedBlocks", "body": b"1"}
+    lead.finish(call=call, ttl_s=150.0)
+    lead.tick(149.0)
+    assert len(lead.state.keys) == 1
+    lead.tick(1.0)
+    assert lead.state.transfers.live == 1, "the engine has not acknowledged it"
+    lead.tick(29.0)
+    assert len(lead.state.keys) == 1
+    lead.tick(1.0)
+    assert len(lead.state.keys) == 0
+
+
+def test_keys_of_pulls_and_allocations_live_with_them() -> None:
+    lead = Lead(describe("p", 1, pool_kind=PoolKind.SERVER_MANAGED))
+    made = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), ttl_s=90.0), key="a")
+    pull = lead.call(
+        lambda c: events.PullBlocks(c, grant(D), content(32), access_id(), queue_timeout_s=500.0), key="p"
+    ).transfer
+    lead.connect(D)
+    lead.call(lambda c: events.GiveDestination(c, pull.id, events.Destination(lists((0, 1)))), key="g")
+    assert len(lead.state.keys) == 3
+    lead.tick(60.0)
+    assert len(lead.state.keys) == 3
+    cancel(lead, transfer_id=pull.id)
+    lead.tick(60.0)
+    assert not lead.state.allocator.known(made.allocation_id)
+    assert len(lead.state.keys) == 0
+
+
+def test_keys_of_leases_without_a_transfer_live_with_the_lease(lead: Lead) -> None:
+    made = lead.finish(transfer=False, ttl_s=90.0, call={"key": "k"})
+    lead.finish(validate_only=True, call={"key": "v"})
+    lead.tick(60.0)
+    assert len(lead.state.keys) == 1
+    lead.call(lambda c: ReleaseLease(c, LeaseRef(made.lease.id)))
+    lead.tick(60.0)
+    assert len(lead.state.keys) == 0
+
+
+def test_full_keys_refuse_rather_than_forget() -> None:
+    lead = Lead(describe("p", 1), Limits(idempotency_keys=1))
+    lead.finish(call={"key": "a"})
+    with refused(Reason.LIMIT_EXCEEDED, Exhausted):
+        lead.finish(key=b"2" * 16, call={"key": "b"})
+    lead.finish(key=b"3" * 16)
+
+
+# -- cancel
+
+
+def test_a_cancel_names_one_thing(lead: Lead) -> None:
+    before = snapshot(lead.node)
+    for which in ({}, {"transfer_id": "t", "key": KEY}, {"key": b"short"}, {"key": b"x" * 65}):
+        with refused(Reason.INVALID_FIELD, InvalidRequest):
+            cancel(lead, **which)
+    with refused(Reason.TRANSFER_NOT_FOUND, NotFound):
+        cancel(lead, transfer_id="t-unknown")
+    assert snapshot(lead.node) == before
+
+
+def test_cancelling_a_hand_over_releases_its_lease(lead: Lead) -> None:
+    made = lead.finish()
+    answer = cancel(lead, transfer_id=made.transfer.id)
+    assert answer.outcome == "cancelled_before_access"
+    assert answer.transfers[0].state is State.CANCELLED
+    assert not lead.state.leases.get(made.lease.id).live
+    (failed, _) = lead.news()
+    assert isinstance(failed, Failed)
+    assert failed.cancelled
+
+
+def test_an_unknown_key_is_remembered_and_its_transfers_refused_when_they_come(lead: Lead) -> None:
+    assert cancel(lead, key=KEY, message="gone").outcome == "tombstoned"
+    for make in (lambda: lead.finish(), lambda: lead.pull(grant(D))):
+        with pytest.raises(PreconditionFailed, match="CANCELLED.*gone"):
+            make()
+    lead.finish(key=b"another key here")
+    lead.tick(60.0)
+    assert cancel(lead, key=KEY).outcome == "tombstoned"
+    lead.tick(119.0)
+    with refused(Reason.CANCELLED):
+        lead.pull(grant(D))
+    lead.tick(1.0)
+    lead.pull(grant(D))
+
+
+def test_a_key_cancels_both_directions_and_the_worst_outcome_is_told(lead: Lead) -> None:
+    lead.admit(D)
+    sent = lead.finish().transfer
+    pull = lead.pull(grant(D), 32, (10, 11))
+    lead.feed(events.AccessAnswered(access_id(), _answer()))
+    answer = cancel(lead, key=KEY)
+    assert answer.outcome == "cancelled_in_flight"
+    assert [t.id for t in answer.transfers] == [sent.id, pull.id]
+    assert [t.memory for t in answer.transfers] == [Disposition.RETURNED, Disposition.QUARANTINED]
+    assert cancel(lead, key=KEY).outcome == "already_ended"
+
+
+def _answer() -> events.Opened:
+    return events.Opened(lists((0, 1)), 32, 32, 30.0, 30.0, 0)
+
+
+def test_a_transfer_that_nobody_acknowledges_is_told_with_its_end(lead: Lead) -> None:
+    sent = lead.finish(principal="router").transfer
+    answer = cancel(lead, key=KEY)
+    assert [(t.id, t.state) for t in answer.transfers] == [(sent.id, State.CANCELLED)]
+
+
+def test_tombstones_of_keys_are_bounded_and_the_oldest_goes_first() -> None:
+    lead = Lead(describe("p", 1), Limits(tombstones=2))
+    keys = [bytes([i]) * 16 for i in range(3)]
+    for key in keys:
+        cancel(lead, key=key)
+    cancel(lead, key=keys[2])
+    assert list(lead.state.cancelled_keys) == keys[1:]
+    lead.tick(120.0)
+    assert not lead.state.cancelled_keys
+
+
+# -- acknowledging
+
+
+def test_the_engine_s_transfers_stay_until_it_acknowledges_them(lead: Lead) -> None:
+    made = lead.finish(ttl_s=1.0)
+    lead.tick(1.0)
+    assert lead.state.transfers.live == 1
+    answer = lead.call(lambda c: AcknowledgeTransfers(c, (made.transfer.id, "t-unknown")))
+    assert answer == Acknowledged(1)
+    assert lead.state.transfers.live == 0
+    assert lead.transfer(made.transfer.id).state is State.FAILED
+
+
+def test_what_is_not_over_cannot_be_acknowledged(lead: Lead) -> None:
+    made = lead.finish()
+    assert lead.call(lambda c: AcknowledgeTransfers(c, (made.transfer.id,))) == Acknowledged(0)
+    assert lead.state.transfers.live == 1
+
+
+# -- lives
+
+
+def test_a_new_life_ends_all_that_the_old_one_had(lead: Lead) -> None:
+    lead.admit(D)
+    made = lead.finish(consumers=2)
+    lead.opened(D, Opening(access_id(1), made.token, claim(32)))
+    waiting = lead.open(D, Opening(access_id(2), grant(lead.me, lease_id="l-late"), claim(32)))
+    done = lead.begin(describe("p", 9))
+    (change,) = lead.seen(TransferChanged)
+    assert (change.transfer.state, change.transfer.memory) == (State.FAILED, Disposition.RETURNED)
+    assert change.transfer.failure is not None
+    assert change.transfer.failure.reason is Reason.ENGINE_LOST
+    (row,) = lead.answer(waiting).rows
+    assert isinstance(row, Unavailable)
+    assert [action.open for action in done if isinstance(action, Expect)] == [False]
+    assert not any(isinstance(action, TellEngine) for action in done)
+    state = lead.state
+    assert (len(state.pins), len(state.leases), len(state.accesses), len(state.peers)) == (0, 0, 0, 0)
+    assert (state.transfers.live, len(state.timers), state.incarnation) == (0, 0, 9)
+
+
+def test_nothing_of_the_old_life_is_valid_in_the_new(lead: Lead) -> None:
+    made = lead.finish()
+    lead.begin(describe("p", 9))
+    lead.admit(D)
+    (row,) = lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    assert row.reason is Reason.INCARNATION_CHANGED
+    for which in ({"transfer_id": made.transfer.id},):
+        with refused(Reason.TRANSFER_NOT_FOUND):
+            cancel(lead, **which)
+    with refused(Reason.LEASE_NOT_FOUND):
+        lead.call(lambda c: ReleaseLease(c, LeaseRef(made.lease.id)))
+
+
+def test_a_life_without_an_engine_tells_nobody(lead: Lead) -> None:
+    lead.feed(events.LifeBegan(9, SECRET, describe("p", 9)))
+    lead.finish(ttl_s=1.0)
+    lead.tick(1.0)
+    assert lead.news() == []
+
+
+def test_the_pins_of_lives_one_after_another_never_mix(lead: Lead) -> None:
+    for incarnation in range(10, 20):
+        lead.begin(describe("p", incarnation))
+        lead.finish(32)
+        lead.pull(grant(D), 32, (10, 11))
+
+
+# -- every call that is refused
+
+
+def calls() -> dict[str, Any]:
+    """One refused call of each kind that has one."""
+    token = grant(D)
+    return {
+        "FinishedBlocks": lambda c: events.FinishedBlocks(c, KEY, lists((0, 1)), content(48)),
+        "PullBlocks": lambda c: events.PullBlocks(c, token, content(32), access_id(), 17),
+        "GiveDestination": lambda c: events.GiveDestination(c, "t-unknown", events.Destination(())),
+        "RenewLeases": lambda c: events.RenewLeases(c, (), 0.0),
+        "ReleaseLease": lambda c: ReleaseLease(c, LeaseRef("l-unknown")),
+        "CancelTransfer": lambda c: CancelTransfer(c, "t-unknown"),
+        "AllocateBlocks": lambda c: AllocateBlocks(c, ((0, 1),)),
+        "FreeBlocks": lambda c: events.FreeBlocks(c, lists((0,))),
+        "ConnectPeer": lambda c: ConnectPeer(c, ""),
+        "HandshakeReceived": lambda c: events.HandshakeReceived(c, D, ()),
+        "OpenAccess": lambda c: events.OpenAccess(c, "x", 1, ()),
+        "SettleAccess": lambda c: events.SettleAccess(c, "x", 1, ()),
+        "CloseAccess": lambda c: events.CloseAccess(c, "x", 1, ()),
+    }
+
+
+@pytest.mark.parametrize("key", ["", "k"], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("name", calls())
+def test_a_refused_call_changes_nothing_and_is_answered_once(lead: Lead, name: str, key: str) -> None:
+    lead.admit(D)
+    lead.finish(40, key=b"another key here")
+    before = snapshot(lead.node)
+    number = lead.ask(calls()[name], key=key, method=name, body=b"b")
+    (refusal,) = lead.done
+    assert isinstance(refusal, Refuse)
+    assert refusal.call_id == number
+    assert snapshot(lead.node) == before
+
+
+def test_a_call_with_any_number_is_answered() -> None:
+    lead = Lead(describe("p", 1))
+    lead.admit(D)
+    made = lead.finish()
+    opening = events.OpenAccess(events.Call(0, "d"), "d", 2, (Opening(access_id(), made.token, claim(32)),))
+    assert [action.call_id for action in lead.node.handle(opening, lead.now) if isinstance(action, Reply)] == [0]

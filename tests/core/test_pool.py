@@ -1,0 +1,127 @@
+"""AllocateBlocks and FreeBlocks, where the server manages the pool."""
+
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import events
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.limits import Limits
+from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
+from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
+
+
+@pytest.fixture
+def lead() -> Lead:
+    return Lead(describe("p", 1, pool=hybrid(), pool_kind=PoolKind.SERVER_MANAGED), Limits(blocks_per_request=50))
+
+
+def allocate(lead: Lead, *counts: tuple[int, int], **fields: Any) -> Any:
+    return lead.call(lambda c: events.AllocateBlocks(c, counts, **fields))
+
+
+def free(lead: Lead, *groups: tuple[int, ...]) -> Any:
+    return lead.call(lambda c: events.FreeBlocks(c, lists(*groups)))
+
+
+def test_blocks_are_given_out_and_taken_back(lead: Lead) -> None:
+    made = allocate(lead, (1, 2), (0, 3))
+    assert [blocks.tolist() for blocks in made.blocks] == [[0, 1, 2], [0, 1]]
+    assert made.remaining_s is None
+    assert [blocks.tolist() for blocks in free(lead, (0, 2), (1,)).freed] == [[0, 2], [1]]
+    assert lead.state.allocator.allocated(0) == 1
+
+
+def test_blocks_that_are_pinned_are_freed_at_the_last_unpin(lead: Lead) -> None:
+    allocate(lead, (0, 2), (1, 1))
+    made = lead.finish(32)
+    assert [blocks.tolist() for blocks in free(lead, (0, 1), (0,)).freed] == [[], []]
+    assert lead.state.allocator.free_count(0) == 62
+    lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(made.lease.id)))
+    assert lead.state.allocator.free_count(0) == 64
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Reason, type[KVGrpcError]]] = {
+    "nothing": ({"counts": ()}, Reason.INVALID_FIELD, InvalidRequest),
+    "no block": ({"counts": ((0, 0),)}, Reason.INVALID_FIELD, InvalidRequest),
+    "less than none": ({"counts": ((0, 3), (1, -1))}, Reason.INVALID_FIELD, InvalidRequest),
+    "an unknown group": ({"counts": ((2, 1),)}, Reason.GROUP_MISMATCH, InvalidRequest),
+    "a negative group": ({"counts": ((-1, 1),)}, Reason.GROUP_MISMATCH, InvalidRequest),
+    "a group twice": ({"counts": ((0, 1), (0, 1))}, Reason.GROUP_MISMATCH, InvalidRequest),
+    "too many": ({"counts": ((0, 51),)}, Reason.LIMIT_EXCEEDED, OutOfRange),
+    "more than there are": ({"counts": ((0, 40),)}, Reason.POOL_EXHAUSTED, Exhausted),
+    "for no time": ({"counts": ((0, 1),), "ttl_s": 0.0}, Reason.TTL_INVALID, InvalidRequest),
+    "an unknown allocation": ({"counts": (), "allocation_id": "b-x"}, Reason.BLOCK_NOT_ALLOCATED, NotFound),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_allocation_changes_nothing(lead: Lead, name: str) -> None:
+    fields, reason, kind = REFUSED[name]
+    allocate(lead, (0, 30))
+    before = snapshot(lead.node)
+    with refused(reason, kind):
+        lead.call(lambda c: events.AllocateBlocks(c, **fields))
+    assert snapshot(lead.node) == before
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        (((0, 30),), Reason.BLOCK_NOT_ALLOCATED),
+        (((0, 64),), Reason.BLOCK_OUT_OF_RANGE),
+        (((0, 0),), Reason.BLOCK_DUPLICATE),
+        (((0,), (0,), (0,)), Reason.GROUP_MISMATCH),
+    ],
+)
+def test_a_refused_freeing_changes_nothing(lead: Lead, groups: Any, reason: Reason) -> None:
+    allocate(lead, (0, 30))
+    before = snapshot(lead.node)
+    with refused(reason):
+        free(lead, *groups)
+    assert snapshot(lead.node) == before
+
+
+def test_an_engine_s_own_pool_is_not_ours_to_give_out() -> None:
+    lead = Lead(describe("p", 1))
+    for call in (lambda: allocate(lead, (0, 1)), lambda: free(lead, (0,))):
+        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+            call()
+
+
+def test_an_allocation_with_a_ttl_ends_by_itself(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), ttl_s=5.0)
+    assert made.remaining_s == 5.0
+    lead.tick(4.9)
+    assert lead.state.allocator.known(made.allocation_id)
+    lead.tick(0.1)
+    assert lead.state.allocator.free_count(0) == 64
+    with refused(Reason.BLOCK_NOT_ALLOCATED, NotFound):
+        allocate(lead, allocation_id=made.allocation_id)
+
+
+def test_allocating_again_renews_and_never_shortens(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), ttl_s=5.0)
+    lead.tick(4.0)
+    again = allocate(lead, allocation_id=made.allocation_id, ttl_s=5.0)
+    assert [blocks.tolist() for blocks in again.blocks] == [[0, 1], []]
+    assert again.remaining_s == 5.0
+    assert allocate(lead, allocation_id=made.allocation_id, ttl_s=1.0).remaining_s == 5.0
+    assert allocate(lead, allocation_id=made.allocation_id).remaining_s == 5.0
+    lead.tick(4.9)
+    assert lead.state.allocator.known(made.allocation_id)
+    lead.tick(0.1)
+    assert not lead.state.allocator.known(made.allocation_id)
+
+
+def test_the_ttl_of_what_was_freed_before_ends_nothing(lead: Lead) -> None:
+    allocate(lead, (0, 2), ttl_s=5.0)
+    free(lead, (0, 1))
+    other = allocate(lead, (0, 2))
+    lead.tick(5.0)
+    assert lead.state.allocator.known(other.allocation_id)
+
+
+def test_too_many_blocks_in_one_request_are_refused_wherever_they_are_listed(lead: Lead) -> None:
+    with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
+        free(lead, tuple(range(30)), tuple(range(30)))

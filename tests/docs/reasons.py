@@ -1,0 +1,86 @@
+"""Which gRPC codes each reason comes with, and which reasons are sent at all: read from the code."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from kvgrpc.config import PoolConfig
+from kvgrpc.core.compatibility import EngineDescription, check_compatible
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.leases import END_REASON, ended_error
+from kvgrpc.errors import BY_CODE, KVGrpcError, PreconditionFailed
+from tests.docs.pages import ROOT
+
+ANSWERING = ("core", "service", "wire")
+"""Packages whose errors are those of RPCs and sessions."""
+SENDING = (*ANSWERING, "datapath", "engine")
+"""Packages that may put a reason into an answer or a failure."""
+
+NEVER_ANSWERED = {
+    ("GROUP_MISMATCH", "FAILED_PRECONDITION"): "descriptors.plan_runs: who calls it has checked the groups",
+}
+_CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
+
+
+@cache
+def codes() -> dict[str, set[str]]:
+    """Reason to codes, for all that are raised in the packages that answer."""
+    found: dict[str, set[str]] = {}
+    for reason, code in {*raised(), *_ends_of_leases(), *_incompatible()} - NEVER_ANSWERED.keys():
+        found.setdefault(reason, set()).add(code)
+    return found
+
+
+@cache
+def sent() -> set[str]:
+    """Reasons that any code may send."""
+    return {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """`SomeError(Reason.X, ...)`, wherever it stands."""
+    for tree in (tree for package in ANSWERING for tree in _trees(package)):
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in _CLASSES
+                and node.args
+            ):
+                for reason in _reasons(node.args[0]):
+                    yield reason.attr, _CLASSES[node.func.id]
+
+
+def _ends_of_leases() -> Iterator[tuple[str, str]]:
+    """Raised with a reason out of a table."""
+    for state in END_REASON:
+        error = ended_error(state, "l")
+        yield error.reason, error.code
+
+
+def _incompatible() -> Iterator[tuple[str, str]]:
+    """Raised with a reason out of a table."""
+    here = EngineDescription("p", 1, "", 1, 1, "w", PoolConfig().layout(), PoolKind.SERVER_MANAGED, 1)
+    for there in (
+        replace(here, protocol_min=2, protocol_max=2),
+        replace(here, weights_revision="v"),
+        replace(here, world_size=2),
+    ):
+        with pytest.raises(PreconditionFailed) as raised:
+            check_compatible(here, there)
+        error: KVGrpcError = raised.value
+        yield error.reason, error.code
+
+
+def _reasons(tree: ast.AST) -> Iterator[ast.Attribute]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Reason":
+            yield node
+
+
+@cache
+def _trees(package: str) -> list[ast.Module]:
+    return [ast.parse(path.read_text()) for path in sorted((ROOT / "kvgrpc" / package).rglob("*.py"))]

@@ -1,0 +1,104 @@
+"""docs/configuration.md against the code: settings, flags, defaults, exit codes."""
+
+import inspect
+import tomllib
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgrpc import config
+from kvgrpc.cli import serve as command
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, load
+from kvgrpc.service.session import FIRST_ENGINE_S
+from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
+
+PAGE = DOCS / "configuration.md"
+SETTINGS, POOL, VARIABLES = tables(section(PAGE, "## Settings"))
+NOT_A_VALUE = {"engine_id": "random", "pool": "see below", "limits": "[table](protocol.md#defaults-and-limits)"}
+
+
+def shown(rows: list[list[str]]) -> dict[str, str]:
+    return {plain(name): plain(default) for name, default, _ in rows}
+
+
+def rendered(field: Field[Any]) -> str:
+    """A default as the page writes it."""
+    if field.name in NOT_A_VALUE:
+        return NOT_A_VALUE[field.name]
+    assert field.default is not MISSING
+    match field.default:
+        case None | "":
+            return "none"
+        case bool(value):
+            return "yes" if value else "no"
+        case tuple(values):
+            return ",".join(values)
+        case value:
+            return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_settings_and_their_defaults_are_those_of_the_configuration() -> None:
+    assert shown(SETTINGS) == {field.name: rendered(field) for field in fields(Config)}
+
+
+def test_keys_of_the_pool_and_their_defaults_are_those_of_the_configuration() -> None:
+    assert shown(POOL) == {field.name: rendered(field) for field in fields(PoolConfig)}
+
+
+def test_the_element_types_are_all_named() -> None:
+    (row,) = (row for row in POOL if plain(row[0]) == "dtype")
+    assert row[2].partition(": ")[2].split(", ") == list(DTYPE_BYTES)
+
+
+def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
+    flags = set(inspect.signature(command.serve).parameters)
+    settings = shown(SETTINGS).keys() - {"pool", "limits"}
+    without = flags - settings - shown(POOL).keys()
+    assert settings | shown(POOL).keys() <= flags
+    text = section(PAGE, "## Settings")
+    (sentence,) = (part for part in text.split("\n\n") if part.startswith("Flags without a setting"))
+    assert without == {
+        word.strip("`,").removeprefix("--").replace("-", "_") for word in sentence.split() if "--" in word
+    } - {"listen"}
+
+
+def test_the_example_can_be_used_as_it_is(tmp_path: Path) -> None:
+    (example,) = code(section(PAGE, "## Settings"), "toml")
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text(example)
+    made, written = load(path, {}, {}), tomllib.loads(example)
+    assert made.engine_id == written["engine_id"]
+    assert made.data_paths == tuple(written["data_paths"])
+    assert made.pool is not None
+    assert made.pool.blocks == written["pool"]["blocks"]
+    assert made.limits.lease_ttl_s == written["limits"]["lease_ttl_s"]
+
+
+def test_the_later_source_wins(tmp_path: Path) -> None:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text('engine_id = "file"\ndata_paths = ["shm"]\nread_blocks = true')
+    made = load(path, {"KVGRPC_ENGINE_ID": "environment", "KVGRPC_DATA_PATHS": "cma,nixl"}, {"engine_id": "flag"})
+    assert (made.engine_id, made.data_paths, made.read_blocks) == ("flag", ("cma", "nixl"), True)
+
+
+def test_exit_codes_are_those_of_the_command() -> None:
+    (rows,) = tables(section(PAGE, "## Exit codes"))
+    assert [int(row[0]) for row in rows] == [0, 1, command.EXIT_CONFIG, command.EXIT_BIND, command.EXIT_POOL]
+
+
+@pytest.mark.parametrize("name", [name for row in VARIABLES for name in plain(row[0]).split(", ")])
+def test_the_other_variables_are_read_somewhere(name: str) -> None:
+    """UCX_NET_DEVICES is read by UCX alone; its name stands in the data path's description."""
+    assert any(name in path.read_text() for path in (ROOT / "kvgrpc").rglob("*.py"))
+
+
+def test_the_wait_for_the_first_engine_is_as_long_as_it_says() -> None:
+    (row,) = (row for row in SETTINGS if plain(row[0]) == "exit_with_engine")
+    assert f"within {FIRST_ENGINE_S:g} s" in row[2]
+
+
+def test_environment_names_are_formed_as_it_says() -> None:
+    assert "KVGRPC_DATA_PATHS" in section(PAGE, "## Settings")
+    assert config.load(None, {"KVGRPC_DATA_PATHS": "shm"}, {}).data_paths == ("shm",)

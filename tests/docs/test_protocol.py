@@ -1,0 +1,135 @@
+"""docs/protocol.md against the code: numbers, reasons, encodings."""
+
+import hashlib
+import hmac
+import importlib
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import closing, grants, limits, pulling
+from kvgrpc.core.content import DIGEST_BYTES, chain
+from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.pull import NEXT_STEPS
+from kvgrpc.errors import Reason
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.v1 import transfer_pb2
+from tests.docs import reasons
+from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
+from tests.docs.test_readme import services
+
+PAGE = DOCS / "protocol.md"
+
+
+def table(heading: str, number: int = 0) -> list[list[str]]:
+    return [[plain(cell) for cell in row] for row in tables(section(PAGE, heading))[number]]
+
+
+def test_the_defaults_are_those_of_limits() -> None:
+    shown = {name: value for name, value, _ in table("## Defaults and limits")}
+    assert shown == {field.name: f"{getattr(Limits(), field.name):.12g}" for field in fields(Limits)}
+
+
+@pytest.mark.parametrize("row", table("## Defaults and limits", 1), ids=lambda row: row[2])
+def test_each_other_bound_is_that_of_its_constant(row: list[str]) -> None:
+    module, _, name = row[2].rpartition(".")
+    assert row[1] == f"{getattr(importlib.import_module(module), name):.12g}"
+
+
+def test_the_wire_version_is_the_one_that_is_spoken() -> None:
+    assert f"The wire protocol has version {limits.PROTOCOL_MAX}." in PAGE.read_text()
+    assert limits.PROTOCOL_MIN == limits.PROTOCOL_MAX
+
+
+def test_every_reason_has_a_row_in_the_order_of_the_schema() -> None:
+    assert [row[0] for row in table("## Errors")] == list(Reason)
+
+
+@pytest.mark.parametrize("row", table("## Errors"), ids=lambda row: row[0])
+def test_each_reason_has_the_codes_that_it_is_raised_with(row: list[str]) -> None:
+    reason, shown, _ = row
+    if shown == "*reserved*":
+        assert reason not in reasons.sent()
+    else:
+        assert reason in reasons.sent()
+        assert set(shown.split(", ")) == reasons.codes().get(reason, {"—"})
+
+
+def test_every_code_that_no_answer_has_is_still_raised() -> None:
+    assert reasons.NEVER_ANSWERED.keys() <= set(reasons.raised())
+
+
+def test_what_would_help_is_what_the_core_says() -> None:
+    shown = {step: names.split(", ") for step, names in table("## Errors", 1)}
+    assert shown.pop("RECOMPUTE") == ["all others"]
+    assert shown == {
+        step: sorted(reason for reason, next_ in NEXT_STEPS.items() if next_.name == step)
+        for step in {next_.name for next_ in NEXT_STEPS.values()}
+    }
+
+
+def test_retries_between_leads_are_as_often_as_it_says() -> None:
+    shown = {row[0]: row[1] for row in table("## Retries")}
+    assert f"every {pulling.RETRY_DELAY_S:g} s" in shown["OpenAccess"]
+    assert f"every {pulling.RETRY_DELAY_S:g} s" in shown["SettleAccess"]
+    assert f"every {closing.RETRY_DELAY_S:g} s" in shown["CloseAccess"]
+
+
+def test_calls_with_an_idempotency_key_are_those_of_the_schema() -> None:
+    shown = {rpc: key for rpcs, key in table("## Idempotency") for rpc in rpcs.split(", ")}
+    rpcs = {rpc.name: rpc.input_type for service in services().values() for rpc in service.methods}
+    assert shown.keys() <= rpcs.keys()
+    keyed = {name for name, request in rpcs.items() if "idempotency_key" in request.fields_by_name}
+    assert {rpc for rpc, key in shown.items() if key == "idempotency_key"} == keyed
+
+
+def test_cancel_outcomes_are_those_of_the_schema() -> None:
+    names = [value.name.removeprefix("CANCEL_OUTCOME_") for value in transfer_pb2.CancelOutcome.DESCRIPTOR.values]
+    assert [row[0] for row in table("## Cancelling")] == names[1:]
+
+
+@pytest.mark.parametrize(("number", "frame"), [(0, session_pb2.ClientFrame), (1, session_pb2.ServerFrame)])
+def test_session_frames_are_those_of_the_schema(number: int, frame: Any) -> None:
+    assert [row[0] for row in table("## Sessions", number)] == [field.name for field in frame.DESCRIPTOR.fields]
+
+
+def test_a_scheduler_may_mint_lease_ids_and_grant_keys_as_it_says() -> None:
+    text = section(PAGE, "## Sessions")
+    assert "`lease|engine|` n" in text
+    assert "`kvgrpc grant key v1`" in text
+    secret = b"s" * 32
+    digest = hmac.new(secret, b"lease|engine|7", hashlib.sha256).hexdigest()
+    assert mint_lease_id(secret, 0xAB, "engine", 7) == f"l-{0xAB:016x}-{digest[:16]}"
+    assert grants.signing_key(secret) == hmac.new(secret, b"kvgrpc grant key v1", hashlib.sha256).digest()
+
+
+def test_the_digests_are_those_of_the_chain() -> None:
+    def lp(field: bytes) -> bytes:
+        return len(field).to_bytes(4, "little") + field
+
+    made = chain(range(20)).digests
+    assert dict(table("## Contents of blocks")) == {
+        "h_0": hashlib.sha256(lp(b"kvgrpc content v1") + 3 * lp(b"")).hexdigest(),
+        "h_1": made[:DIGEST_BYTES].hex(),
+        "h_2": made[DIGEST_BYTES:].hex(),
+    }
+
+
+def test_the_grant_in_json_is_one_of_the_vectors_and_its_fields_are_explained() -> None:
+    (text,) = code(section(PAGE, "## Grants"), "json")
+    shown = json.loads(text)
+    vectors = json.loads((ROOT / "proto" / "vectors" / "grant.json").read_text())["cases"]
+    assert shown in [case["kv_transfer_params"] for case in vectors]
+    assert grants.to_json(grants.from_json(shown)) == shown
+    explained = [name for row in table("## Grants") for name in row[0].split(", ")]
+    assert sorted(explained) == sorted(shown)
+
+
+def test_the_contents_list_every_section() -> None:
+    text = PAGE.read_text()
+    listed = re.findall(r"\[[^\]]+\]\(#([\w-]+)\)", text.partition("\n## ")[0])
+    assert listed == [title.lower().replace(" ", "-") for title in re.findall(r"^## (.*)$", text, re.MULTILINE)]

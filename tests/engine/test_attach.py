@@ -1,0 +1,225 @@
+"""Attaching: one engine at a time, one worker a rank, and a refusal ends nobody's life but the refused attempt."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.engine import Engine, Rank, RankTicket, content
+from kvgrpc.errors import (
+    AlreadyExists,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+from kvgrpc.service import session
+from tests.engine.conftest import Attach
+from tests.engine.support import Lead, Side, failure, layout, new_key, received, refused, tokens
+
+PROMPT = tokens(20)
+Leads = tuple[Lead, Lead]
+
+
+@pytest.fixture
+def side(leads: Leads, attach: Attach) -> Iterator[Side]:
+    """An engine that must still be attached, in the same life, when the test is over."""
+    side = attach(leads[0])
+    yield side
+    side.round_trip()
+    assert side.lead.status().header.incarnation == side.engine.incarnation
+
+
+def test_a_second_engine_is_refused_and_the_first_goes_on(side: Side) -> None:
+    handover = side.hand_over([1, 2], PROMPT)
+    with refused(Reason.ENGINE_ATTACHED, AlreadyExists):
+        Engine.attach(side.lead.socket_path, pool=layout())
+    assert side.engine.poll() == []
+    assert [lease.lease_id for lease in side.lead.leases()] == [handover.lease_id]
+
+
+def test_an_engine_attaches_at_once_after_the_last_one_ended(leads: Leads) -> None:
+    seen = set()
+    for _ in range(10):
+        engine = Engine.attach(leads[0].socket_path, pool=layout(4))
+        seen.add(engine.incarnation)
+        engine.finished_blocks([0], content(PROMPT), transfer_key=new_key())  # never sent
+        engine.close()
+    assert len(seen) == 10
+
+
+def test_grants_of_an_engine_that_is_gone_are_refused(leads: Leads, attach: Attach) -> None:
+    first = attach(leads[0])
+    handover = first.hand_over([1, 2], PROMPT)
+    first.close()
+    second, destination = attach(leads[0]), attach(leads[1])
+    assert second.engine.incarnation != first.engine.incarnation
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start([1, 2])
+    assert failure(destination.finish(pull)).reason is Reason.INCARNATION_CHANGED
+    assert not second.lead.leases()
+
+
+@pytest.mark.parametrize("secret", [b"", b"x", os.urandom(32)])
+def test_a_worker_with_another_ticket_is_refused(side: Side, secret: bytes) -> None:
+    ticket = RankTicket(side.lead.socket_path, secret, side.engine.ticket.memory_bytes)
+    with refused(Reason.NOT_OWNER, PermissionDenied):
+        Rank(ticket)
+
+
+def test_a_worker_of_an_engine_that_is_gone_is_refused(leads: Leads, attach: Attach) -> None:
+    gone = attach(leads[0])
+    gone.close()
+    with refused(Reason.NOT_OWNER, PermissionDenied):
+        Rank(gone.engine.ticket)
+    attach(leads[0])
+    with refused(Reason.NOT_OWNER, PermissionDenied):
+        Rank(gone.engine.ticket)
+
+
+def test_a_rank_has_one_worker(side: Side) -> None:
+    with refused(Reason.ENGINE_ATTACHED, AlreadyExists):
+        Rank(side.engine.ticket, 0)
+
+
+def test_a_rank_that_the_engine_does_not_have_is_refused(side: Side) -> None:
+    with refused(Reason.NO_POOL, NotFound):
+        Rank(side.engine.ticket, 1)
+
+
+def test_private_memory_is_refused_where_the_engine_said_shared(side: Side) -> None:
+    tensor = torch.zeros(side.engine.pool.total_bytes, dtype=torch.uint8)
+    with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+        Rank(side.engine.ticket, 0, [tensor])
+
+
+def test_private_memory_is_refused_unless_it_is_what_the_engine_said(leads: Leads) -> None:
+    with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as engine:
+        nbytes = engine.pool.total_bytes
+        for tensors in ([torch.zeros(nbytes - 1, dtype=torch.uint8)], [torch.zeros(nbytes)], []):
+            with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+                Rank(engine.ticket, 0, tensors)
+        with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+            Rank(engine.ticket, 1, [torch.zeros(nbytes, dtype=torch.uint8)])
+        halves = [torch.zeros(nbytes // 2, dtype=torch.uint8), torch.zeros(nbytes // 4, dtype=torch.int16)]
+        with Rank(engine.ticket, 0, halves) as rank:
+            rank.step_done(1)
+            with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
+                _ = rank.memory
+            assert engine.poll() == []
+
+
+def _attach(**options: object) -> Callable[[Lead], object]:
+    return lambda lead: Engine.attach(lead.socket_path, **{"pool": layout(), **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason", "kind"),
+    [
+        (_attach(pool=None), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(pool=layout(1 << 24)), Reason.POOL_EXHAUSTED, Exhausted),
+        (_attach(pool=layout(1 << 30), private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(world_size=1 << 31), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(world_size=1 << 31, private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(engine_id="x" * 256), Reason.INVALID_FIELD, InvalidRequest),
+    ],
+    ids=["no pool", "memory", "blocks", "ranks", "private ranks", "engine id"],
+)
+def test_an_engine_that_cannot_be_served_is_refused_and_the_lead_waits_for_the_next(
+    leads: Leads, attach: Attach, attempt: Callable[[Lead], object], reason: Reason, kind: type[KVGrpcError]
+) -> None:
+    with refused(reason, kind):
+        attempt(leads[0])
+    attach(leads[0])
+
+
+def test_a_refusal_names_the_field_that_is_wrong(leads: Leads) -> None:
+    with pytest.raises(InvalidRequest, match="world_size: is at most"):
+        Engine.attach(leads[0].socket_path, pool=layout(), world_size=5000)
+
+
+def test_where_no_lead_listens_attaching_says_so(tmp_path: Path) -> None:
+    for path in (tmp_path / "nobody.sock", tmp_path / ("long" * 40)):
+        with refused(Reason.PEER_UNREACHABLE, Unavailable):
+            Engine.attach(str(path), pool=layout())
+
+
+def test_an_engine_with_a_thousand_descriptors_works(leads: Leads, attach: Attach) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this process may have {hard} descriptors only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ExitStack() as stack:
+        while (fd := os.open("/dev/null", os.O_RDONLY)) < 1100:
+            stack.callback(os.close, fd)
+        stack.callback(os.close, fd)
+        source, destination = attach(leads[0]), attach(leads[1])
+        assert source.engine.fileno() > 1023
+        handover = source.hand_over([1, 2], PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start([1, 2])
+        received(destination.finish(pull))
+        source.close()
+        destination.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_blocks_of_a_server_managed_pool_are_taken_and_given_back(leads: Leads, attach: Attach) -> None:
+    source = attach(leads[0], kind=PoolKind.SERVER_MANAGED)
+    destination = attach(leads[1], kind=PoolKind.SERVER_MANAGED)
+    taken = source.engine.allocate(2)
+    made = source.fill(taken, seed=1)
+    handover = source.hand_over(taken, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+        destination.engine.allocate(65)
+    into = destination.engine.allocate(2)
+    source.engine.free(taken)  # pinned: free when the reader is done
+    assert taken[0] not in source.engine.allocate(62)
+    pull.start(into)
+    received(destination.poll_until(lambda _: pull.over))
+    assert (destination.read(into) == made).all()
+    source.finish(handover)
+    assert sorted(source.engine.allocate(2)) == sorted(taken)
+    destination.engine.free(into)
+    with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
+        destination.engine.free(into)
+
+
+def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -> None:
+    """Over the pool and back: while no engine is attached, the embedded pool serves."""
+    from tests.service.engines import SMALL_POOL, ServeProcess
+
+    path = str(tmp_path / "session.sock")
+    process = ServeProcess(tmp_path / "serve", "--listen", "127.0.0.1:0", "--session-socket", path, *SMALL_POOL)
+    try:
+        process.wait_ready()
+        for _ in range(2):
+            with Engine.attach(path, kind=PoolKind.SERVER_MANAGED) as engine:
+                assert engine.pool.groups[0].blocks == 256
+                assert len(engine.allocate(256)) == 256
+    finally:
+        process.end()
+
+
+def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_path: Path) -> None:
+    async def start(path: str) -> None:
+        await session.Sessions(None, None, path).start()  # type: ignore[arg-type]
+
+    import asyncio
+
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    for path in (str(file), leads[0].socket_path, str(tmp_path / ("long" * 40)), str(tmp_path / "no" / "folder")):
+        with refused(Reason.INVALID_FIELD, InvalidRequest):
+            asyncio.run(start(path))
+    assert file.read_text() == "mine"

@@ -1,0 +1,154 @@
+"""Engines whose workers bring their own memory: torch tensors in worker processes, two ranks on each side.
+
+The leads move nothing here: the destination's workers read the source's workers, rank by rank.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from kvgrpc.engine import Engine, content
+from kvgrpc.errors import Reason
+from tests.engine.support import (
+    Child,
+    Lead,
+    Side,
+    failure,
+    layout,
+    lead_died,
+    made_bytes,
+    received,
+    tokens,
+)
+
+PROMPT = tokens(40)
+SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
+DATA_PATHS = ("cma", "nixl")
+Workers = list[list[Child]]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Two workers for P, two for D; they start while the leads do."""
+    with ExitStack() as stack:
+        found = [[Child("worker_process") for _ in range(2)] for _ in range(2)]
+        stack.callback(lambda: [child.close() for children in found for child in children])
+        yield found
+
+
+class PrivateSide(Side):
+    """An engine with two workers."""
+
+    def __init__(self, lead: Lead, workers: Sequence[Child], data_path: str) -> None:
+        self.lead = lead
+        self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
+        self.ranks = []
+        self.workers = workers[:2]
+        ticket = self.engine.ticket
+        for rank, worker in enumerate(self.workers):
+            worker.send(
+                op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
+                memory_bytes=ticket.memory_bytes, rank=rank, data_path=data_path,
+            )  # fmt: skip
+        assert [worker.answer() for worker in self.workers] == ["attached"] * 2
+
+    def fill_all(self, blocks: Sequence[int], seed: int) -> list[str]:
+        """Fills the blocks of each rank differently; returns what `read_all` says where they arrived."""
+        for rank, worker in enumerate(self.workers):
+            assert worker.ask(op="fill", blocks=blocks, seed=seed + rank) == "filled"
+        return [hashlib.sha256(made_bytes(blocks, seed + r).tobytes()).hexdigest() for r in range(2)]
+
+    def read_all(self, blocks: Sequence[int]) -> list[str]:
+        return [worker.ask(op="read", blocks=blocks) for worker in self.workers]
+
+    def close(self) -> None:
+        self.engine.close()
+        for worker in self.workers:
+            if worker.popen.poll() is None:
+                worker.ask(op="detach")
+
+
+@pytest.fixture(params=DATA_PATHS)
+def pair(
+    leads: tuple[Lead, Lead], workers: Workers, request: pytest.FixtureRequest
+) -> Iterator[tuple[PrivateSide, PrivateSide]]:
+    with ExitStack() as stack:
+        sides = []
+        for lead, own in zip(leads, workers, strict=True):
+            sides.append(PrivateSide(lead, own, request.param))
+            stack.callback(sides[-1].close)
+        yield sides[0], sides[1]
+
+
+def test_each_rank_gets_the_bytes_of_its_own_peer_by_its_own_mover(
+    pair: tuple[PrivateSide, PrivateSide], request: pytest.FixtureRequest
+) -> None:
+    source, destination = pair
+    for seed in (100, 200):  # the second over the connection that the first made
+        expected = source.fill_all(SOURCE, seed)
+        untouched = destination.read_all([29, 32, 4])
+        handover = source.hand_over(SOURCE, PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start(TARGET)
+        received(destination.finish(pull))
+        source.finish(handover)
+        assert destination.read_all(TARGET) == expected
+        assert len(set(expected)) == 2
+        assert destination.read_all([29, 32, 4]) == untouched
+        moved = destination.lead.transfer(pull.transfer_id)
+        path = request.node.callspec.params["pair"]
+        assert [(row.path.rank, row.path.data_path) for row in moved.paths] == [(0, path), (1, path)]
+        assert moved.bytes == 2 * 3 * 2 * 1024
+
+
+def test_a_workers_steps_hold_its_engines_blocks_back(pair: tuple[PrivateSide, PrivateSide]) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT, after_step=4)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    destination.lead.wait_for(destination.known(pull), "access")
+    expected = source.fill_all(SOURCE, 300)
+    for worker in source.workers:
+        assert worker.ask(op="step_done", step=4) == "reported"
+    received(destination.finish(pull))
+    assert destination.read_all(TARGET) == expected
+
+
+def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[PrivateSide, PrivateSide]) -> None:
+    source, _ = pair
+    source.engine.close()
+    source.lead.wait_no_engine()
+    for worker in source.workers:
+        assert worker.ask(op="step_done", step=1) == "LeadDied"
+
+
+@pytest.mark.parametrize("data_path", DATA_PATHS)
+def test_a_killed_worker_ends_its_engines_life_and_what_peers_wait_for(
+    leads: tuple[Lead, Lead], workers: Workers, data_path: str
+) -> None:
+    with ExitStack() as stack:
+        source = PrivateSide(leads[0], workers[0], data_path)
+        stack.callback(source.close)
+        destination = PrivateSide(leads[1], workers[1], data_path)
+        stack.callback(destination.close)
+        before = source.lead.status().header.incarnation
+        handover = source.hand_over(SOURCE, PROMPT, ttl_s=300.0)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+        workers[0][1].kill()
+        workers[0].append(Child("worker_process"))
+        lead_died(source)
+        source.lead.wait_no_engine()
+        assert source.lead.status().header.incarnation != before
+        assert not source.lead.leases()
+        pull.start(TARGET)
+        # Rank 0 lives, and its bytes were there to read; nobody vouches for them.
+        assert failure(destination.finish(pull)).reason in (
+            Reason.DATA_PATH_FAILED,
+            Reason.INCARNATION_CHANGED,
+            Reason.PEER_LOST,
+        )
+        assert destination.engine.poll() == []
+    workers[0].pop(1).close()

@@ -1,0 +1,228 @@
+"""The session socket against connections that are no engines, or bad ones: they end, and nothing else does."""
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.config import Config
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.engine import content
+from kvgrpc.server import Server
+from kvgrpc.service import session, session_workers
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
+from kvgrpc.wire.description import pool_to_proto
+from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
+from tests.engine.conftest import Attach
+from tests.engine.support import WAIT_S, Lead, layout, lead_died, received, tokens
+
+PROMPT = tokens(20)
+ATTACH = session_pb2.ClientFrame(
+    attach=session_pb2.AttachRequest(
+        kind=pool_to_proto(layout(), PoolKind.ENGINE_MANAGED).kind,
+        pool=pool_to_proto(layout(), PoolKind.ENGINE_MANAGED),
+    )
+)
+
+
+class Client:
+    """A connection that speaks frames, or what it likes."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(WAIT_S)
+        self.socket.connect(path)
+        self._reader = FrameReader(session_pb2.ServerFrame)
+        self._frames: list[session_pb2.ServerFrame] = []
+
+    def receive(self) -> session_pb2.ServerFrame:
+        """The next frame. Fails when the connection ends instead."""
+        while not self._frames:
+            data = self.socket.recv(1 << 16)
+            assert data, "the connection ended"
+            self._frames += self._reader.feed(data)
+        return self._frames.pop(0)
+
+    def rest(self) -> list[session_pb2.ServerFrame]:
+        """What the server still says; fails unless it ends the connection."""
+        # Reset: the server had something of ours unread.
+        with suppress(ConnectionResetError):
+            while data := self.socket.recv(1 << 16):
+                self._frames += self._reader.feed(data)
+        return self._frames
+
+
+@contextmanager
+def connected(path: str) -> Iterator[Client]:
+    client = Client(path)
+    with client.socket:
+        yield client
+
+
+GARBAGE = {
+    "random bytes": os.urandom(4096),
+    "a length of 4 GB": b"\xff" * 8,
+    "a length just above the limit": struct.pack(">I", FRAME_BYTES_MAX + 1),
+    "a frame that is no message": struct.pack(">I", 5) + b"\xff" * 5,
+    "a frame of the other direction": encode(
+        session_pb2.ServerFrame(attached=session_pb2.AttachResponse(session_secret=b"x" * 32))
+    ),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "an empty frame": bytes(4),
+    "calls without an attach": encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(read_events=1 << 63))),
+    "reports without an attach": encode(
+        session_pb2.ClientFrame(
+            reports=session_pb2.RankReportBatch(reports=[rank_pb2.RankReport(step=rank_pb2.StepReport(step=9))])
+        )
+    ),
+    "a pool kind that does not exist": encode(
+        session_pb2.ClientFrame(attach=session_pb2.AttachRequest(kind=99, pool=ATTACH.attach.pool))  # type: ignore[arg-type]
+    ),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
+def test_a_connection_that_is_no_engines_ends_and_the_engine_goes_on(
+    leads: tuple[Lead, Lead], attach: Attach, data: bytes
+) -> None:
+    source, destination = attach(leads[0]), attach(leads[1])
+    for side in (source, destination):
+        with connected(side.lead.socket_path) as client:
+            client.socket.sendall(data)
+            client.socket.shutdown(socket.SHUT_WR)
+            assert not any(frame.HasField("attached") for frame in client.rest())
+    handover = source.hand_over([1, 2], PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start([3, 4])
+    received(destination.finish(pull))
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: tuple[Lead, Lead]) -> None:
+    with connected(leads[0].socket_path) as client:
+        client.socket.sendall(struct.pack(">I", FRAME_BYTES_MAX + 1))
+        (frame,) = client.rest()
+    assert frame.refused.reason == common_pb2.FAILURE_REASON_LIMIT_EXCEEDED
+    assert str(FRAME_BYTES_MAX) in frame.refused.message
+
+
+def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: tuple[Lead, Lead], attach: Attach) -> None:
+    side = attach(leads[0])
+    side.hand_over([1, 2], PROMPT)
+    side.engine._connection.send(b"\0\0\0\5\xff\xff\xff\xff\xff")
+    assert "gone" in lead_died(side).message
+    attach(leads[0])
+    assert not leads[0].leases()
+
+
+def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: tuple[Lead, Lead]) -> None:
+    free = session_pb2.Call(call_id=7, free_blocks=pool_pb2.FreeBlocksRequest())
+    calls = encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[free])))
+    data = encode(ATTACH)
+    with connected(leads[0].socket_path) as client:
+        for at in range(len(data) - 1):
+            client.socket.send(data[at : at + 1])
+        client.socket.sendall(data[-1:] + calls)
+        assert client.receive().HasField("attached")
+        answer = client.receive().events.events[0].answer
+    assert answer.call_id == 7
+    assert answer.failure.reason == common_pb2.FAILURE_REASON_POOL_KIND_MISMATCH
+
+
+@pytest.mark.parametrize(
+    "call",
+    [session_pb2.Call(call_id=1), session_pb2.Call(call_id=1, reserve_blocks=handoff_pb2.ReserveBlocksRequest())],
+    ids=["empty", "push"],
+)
+def test_a_call_that_the_lead_does_not_know_is_refused_and_the_session_goes_on(
+    leads: tuple[Lead, Lead], call: session_pb2.Call
+) -> None:
+    with connected(leads[0].socket_path) as client:
+        client.socket.sendall(encode(ATTACH))
+        assert client.receive().HasField("attached")
+        for _ in range(2):
+            client.socket.sendall(encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call]))))
+            answer = client.receive().events.events[0].answer
+            assert answer.failure.message
+
+
+async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ATTACH_TIMEOUT_S", 0.05)
+    path = str(tmp_path / "session.sock")
+    server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
+    await server.start()
+    try:
+        for start in (b"", b"\0\0"):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(start)
+            assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+            writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_an_engine_that_never_reads_is_taken_for_dead_and_the_server_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_workers, "UNREAD_BYTES_MAX", 1 << 16)
+    path = str(tmp_path / "session.sock")
+    server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
+    await server.start()
+    try:
+        for _ in range(2):  # the second finds the place free
+            with pytest.raises(ConnectionError):
+                await asyncio.wait_for(_call_without_reading(path), WAIT_S)
+    finally:
+        await server.stop()
+
+
+async def _call_without_reading(path: str) -> None:
+    """Attaches, then makes calls with long answers and reads none. Raises ConnectionError once the server ends it."""
+    leases = [lease_pb2.LeaseRef(lease_id=f"{i:064}") for i in range(5_000)]
+    call = session_pb2.Call(call_id=1, renew_leases=lease_pb2.RenewLeasesRequest(leases=leases))
+    frame = encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call])))
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, path)
+        await loop.sock_sendall(client, encode(ATTACH))
+        while True:
+            await loop.sock_sendall(client, frame)
+
+
+async def test_a_server_that_stops_ends_its_engine(tmp_path: Path) -> None:
+    path = tmp_path / "session.sock"
+    server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=str(path), data_paths=("shm",)))
+    await server.start()
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(encode(ATTACH))
+    await asyncio.wait_for(reader.readexactly(4), WAIT_S)
+    await server.stop()
+    await asyncio.wait_for(reader.read(), WAIT_S)
+    writer.close()
+    assert not path.exists()
+
+
+def test_batches_longer_than_a_frame_are_sent_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvgrpc.errors import OutOfRange
+    from kvgrpc.wire import frames
+
+    monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 100)
+    rows = [session_pb2.Event(event_id=i, received=session_pb2.Received(request_id="r" * 20)) for i in range(1, 14)]
+
+    def frame(part: object) -> session_pb2.ServerFrame:
+        return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=part))  # type: ignore[arg-type]
+
+    reader = FrameReader(session_pb2.ServerFrame)
+    sent = b"".join(frames.encode_rows(rows, frame))
+    got = [event.event_id for row in reader.feed(sent) for event in row.events.events]
+    assert got == list(range(1, 14))
+    with pytest.raises(OutOfRange):
+        list(frames.encode_rows([session_pb2.Event(received=session_pb2.Received(request_id="r" * 200))], frame))
+    assert list(frames.encode_rows([], frame)) == [encode(frame([]))]

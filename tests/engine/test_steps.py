@@ -1,0 +1,130 @@
+"""Order with the engine's own work: nothing is read or written before the step that a call named is done everywhere."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvgrpc.engine import Pull, Rank, content
+from kvgrpc.engine.refusals import LeadDied
+from tests.engine.conftest import Attach
+from tests.engine.support import QUIET_S, Lead, Side, received, tokens
+
+PROMPT = tokens(40)
+SOURCE, TARGET = [1, 2, 3], [7, 8, 9]
+Leads = tuple[Lead, Lead]
+
+
+@pytest.fixture
+def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
+    """Two engines with two ranks each."""
+    return attach(leads[0], world_size=2), attach(leads[1], world_size=2)
+
+
+def _nothing_comes(side: Side, pull: Pull, waiting_for: str) -> None:
+    side.lead.wait_for(side.known(pull), waiting_for)
+    events = side.engine.poll(QUIET_S)
+    assert [event for event in events if type(event).__name__ != "PullOpened"] == []
+    assert side.lead.transfer(pull.transfer_id).waiting_for == waiting_for
+
+
+def test_a_grant_is_not_opened_before_every_rank_of_the_source_has_done_its_step(pair: tuple[Side, Side]) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT, after_step=5)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    _nothing_comes(destination, pull, "access")
+    # What a step writes before it is done is what arrives.
+    made = [source.fill(SOURCE, seed=rank, rank=rank) for rank in range(2)]
+    source.ranks[0].step_done(5)
+    source.ranks[1].step_done(4)
+    source.ranks[0].step_done(9)
+    _nothing_comes(destination, pull, "access")
+    source.ranks[1].step_done(5)
+    received(destination.finish(pull))
+    for rank in range(2):
+        assert np.array_equal(destination.read(TARGET, rank), made[rank])
+
+
+def test_nothing_is_written_before_every_rank_of_the_destination_has_done_its_step(pair: tuple[Side, Side]) -> None:
+    source, destination = pair
+    made = [source.fill(SOURCE, seed=10 + rank, rank=rank) for rank in range(2)]
+    before = [destination.fill(TARGET, seed=20 + rank, rank=rank) for rank in range(2)]
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET, after_step=3)
+    destination.ranks[1].step_done(3)
+    _nothing_comes(destination, pull, "step")
+    for rank in range(2):
+        assert np.array_equal(destination.read(TARGET, rank), before[rank])
+    destination.ranks[0].step_done(3)
+    received(destination.poll_until(lambda _: pull.over))
+    for rank in range(2):
+        assert np.array_equal(destination.read(TARGET, rank), made[rank])
+
+
+def test_blocks_that_are_given_later_may_name_a_step_too(pair: tuple[Side, Side]) -> None:
+    source, destination = pair
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    destination.poll_until(lambda events: len(events) == 1)
+    pull.start(TARGET, after_step=2)
+    _nothing_comes(destination, pull, "step")
+    for rank in destination.ranks:
+        rank.step_done(2)
+    received(destination.finish(pull))
+
+
+def test_a_step_covers_all_before_it_and_a_late_report_takes_nothing_back(pair: tuple[Side, Side]) -> None:
+    source, destination = pair
+    for rank in source.ranks:
+        rank.step_done(7)
+        rank.step_done(1)
+    source.round_trip()
+    for step in (1, 7):
+        handover = source.hand_over(SOURCE, PROMPT, after_step=step)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start(TARGET)
+        received(destination.finish(pull))
+        source.finish(handover)
+
+
+def test_an_engine_whose_only_rank_is_in_its_process_reports_steps_with_its_calls(leads: Leads, attach: Attach) -> None:
+    source, destination = attach(leads[0]), attach(leads[1])
+    handover = source.hand_over(SOURCE, PROMPT, after_step=1)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    _nothing_comes(destination, pull, "access")
+    source.engine.step_done(1)
+    source.engine.flush()
+    received(destination.finish(pull))
+
+
+def test_steps_of_workers_of_an_earlier_engine_are_not_steps_of_this_one(leads: Leads, attach: Attach) -> None:
+    old = attach(leads[0])
+    old.engine.close()
+    source, destination = attach(leads[0]), attach(leads[1])
+    report: Callable[[int], None] = old.ranks[0].step_done
+    with pytest.raises(LeadDied):
+        for step in range(100, 100_000):
+            report(step)
+    handover = source.hand_over(SOURCE, PROMPT, after_step=1)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    _nothing_comes(destination, pull, "access")
+    source.ranks[0].step_done(1)
+    received(destination.finish(pull))
+
+
+def test_a_rank_says_that_its_session_is_over(leads: Leads, attach: Attach) -> None:
+    side = attach(leads[0], world_size=2)
+    view = side.view(1)
+    side.ranks[0].close()
+    with pytest.raises(LeadDied):
+        side.poll_until(lambda _: False)
+    side.ranks[1].close()
+    side.ranks[1].close()
+    with pytest.raises(LeadDied):
+        side.ranks[1].step_done(1)
+    assert view.sum() == 0  # still there
+    assert isinstance(side.ranks[1], Rank)

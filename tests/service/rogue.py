@@ -1,0 +1,132 @@
+"""A source that is no kvgrpc server: a real gRPC server with real shared memory that answers whatever a test wants."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+
+from kvgrpc.core import grants
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.datapath.memory import SharedMemory
+from kvgrpc.datapath.shm import ShmPath
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.wire.description import endpoint_to_proto
+from tests.service.engines import BLOCK_TOKENS, Engine
+from tests.service.values import dur, group
+
+Change = Callable[[Any], object]
+BLOCKS = [3, 4, 5]
+
+
+class Rogue(
+    handshake_pb2_grpc.HandshakeServiceServicer, peer_pb2_grpc.PeerServiceServicer, lease_pb2_grpc.LeaseServiceServicer
+):
+    """Answers like a good source, but for the changes that a test asked for, by the name of the RPC.
+
+    A change gets the reply and may alter it, raise `Abort`, or wait.
+    """
+
+    def __init__(self, like: Engine) -> None:
+        described = like.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
+        self.engine = described.engine
+        self.engine.engine_id = f"rogue-{secrets.token_hex(4)}"
+        self.engine.incarnation = secrets.randbits(63) + 1
+        self.changes: dict[str, Change] = {}
+        self.calls: dict[str, int] = {}
+        self._memory = SharedMemory.create(described.engine.pool.total_bytes)
+        self._path = ShmPath(self._memory)
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(self, self._server)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(self, self._server)
+        lease_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self.engine.address = f"127.0.0.1:{port}"
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.stop(0).wait(10)
+        self._path.close()
+        self._memory.close()
+
+    def grant(self, tokens: int, ttl_s: float = 30.0) -> common_pb2.Grant:
+        """A grant of blocks that this source may or may not have."""
+        claims = grants.Claims(
+            grants.Access.READ, self.engine.engine_id, self.engine.incarnation, self.engine.address, "l-rogue",
+            secrets.token_bytes(16), ttl_s, len(BLOCKS), tokens,
+        )  # fmt: skip
+        return common_pb2.Grant(token=grants.mint(claims, b"rogue"))
+
+    def Handshake(self, request: handshake_pb2.HandshakeRequest, context: Any) -> handshake_pb2.HandshakeResponse:
+        endpoint = endpoint_to_proto(self._path.offer(RankEndpoint(0)))
+        reply = handshake_pb2.HandshakeResponse(engine=self.engine, endpoints=[endpoint], protocol=1)
+        return self._changed("Handshake", reply, context)
+
+    def KeepLiveness(
+        self, request_iterator: Iterator[peer_pb2.KeepLivenessRequest], context: Any
+    ) -> Iterator[peer_pb2.KeepLivenessResponse]:
+        for _ in request_iterator:
+            yield self._changed("KeepLiveness", peer_pb2.KeepLivenessResponse(), context)
+
+    def OpenAccess(self, request: peer_pb2.OpenAccessRequest, context: Any) -> peer_pb2.OpenAccessResponse:
+        reply = peer_pb2.OpenAccessResponse()
+        for row in request.openings:
+            count = -(-row.content.token_count // BLOCK_TOKENS)
+            reply.results.add(
+                blocks=[group(BLOCKS[:count])], token_count=row.content.token_count, offer_tokens=40,
+                remaining=dur(30), ttl=dur(30), transfer_id="t-rogue", lease_id="l-rogue",
+            )  # fmt: skip
+        return self._changed("OpenAccess", reply, context)
+
+    def SettleAccess(self, request: peer_pb2.SettleAccessRequest, context: Any) -> peer_pb2.SettleAccessResponse:
+        reply = peer_pb2.SettleAccessResponse(
+            results=[peer_pb2.SettledAccess(verdict=peer_pb2.VERDICT_VALID) for _ in request.settlings]
+        )
+        return self._changed("SettleAccess", reply, context)
+
+    def CloseAccess(self, request: peer_pb2.CloseAccessRequest, context: Any) -> peer_pb2.CloseAccessResponse:
+        reply = peer_pb2.CloseAccessResponse(results=[peer_pb2.ClosedAccess(was_open=True) for _ in request.closings])
+        return self._changed("CloseAccess", reply, context)
+
+    def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, context: Any) -> lease_pb2.RenewLeasesResponse:
+        reply = lease_pb2.RenewLeasesResponse(leases=[lease_pb2.RenewedLease(remaining=dur(30))] * len(request.leases))
+        return self._changed("RenewLeases", reply, context)
+
+    def _changed(self, rpc: str, reply: Any, context: Any) -> Any:
+        self.calls[rpc] = self.calls.get(rpc, 0) + 1
+        change = self.changes.get(rpc)
+        if change is None:
+            return reply
+        try:
+            other = change(reply)
+        except Abort as wanted:
+            context.set_trailing_metadata(wanted.trailers)
+            context.abort(wanted.code, wanted.details)
+        return other if other is not None else reply
+
+
+class Abort(Exception):
+    """Ends a call with that status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "", trailers: tuple[tuple[str, bytes], ...] = ()) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+        self.trailers = trailers
+
+
+def abort(code: grpc.StatusCode, *trailers: tuple[str, bytes]) -> Change:
+    """A change that ends the call."""
+
+    def change(_: Any) -> NoReturn:
+        raise Abort(code, "no", trailers)
+
+    return change
+
+
+def too_late(_: Any) -> None:
+    """A change that answers when nobody waits any more."""
+    time.sleep(3.0)

@@ -1,0 +1,475 @@
+"""The sweep of bad hand-overs and pulls: each a typed error, nothing changed, and the server goes on."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.core import grants
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
+from tests.service.api import refused
+from tests.service.conftest import SETTINGS, Start
+from tests.service.engines import FAILED, RETURNED, SUCCEEDED, Engine, into, memory_unchanged, unchanged, wait_until
+from tests.service.values import content, dur, group, new_key, prompt
+
+TOKENS = prompt(40)
+MINUS_ONE = 4_294_967_295
+"""What a negative id becomes in a uint32."""
+
+
+def runs(*pairs: tuple[int, int]) -> common_pb2.GroupBlocks:
+    """Runs as (start, count)."""
+    starts, counts = [start for start, _ in pairs], [count for _, count in pairs]
+    return common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=starts, counts=counts))
+
+
+BAD_BLOCKS = [
+    pytest.param([group([256, 0, 1])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="first past the end"),
+    pytest.param([group([0, 1, MINUS_ONE])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="negative"),
+    pytest.param([runs((254, 3))], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="run past the end"),
+    pytest.param([runs((MINUS_ONE, 3))], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="run past 32 bits"),
+    pytest.param([group([0, 1, 0])], "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="duplicate"),
+    pytest.param([runs((0, 2), (1, 1))], "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="overlapping runs"),
+    pytest.param([runs((0, 0), (0, 3))], "INVALID_ARGUMENT", "INVALID_FIELD", id="empty run"),
+    pytest.param(
+        [common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0, 1, 2], counts=[1, 1]))],
+        "INVALID_ARGUMENT", "INVALID_FIELD", id="starts without counts",
+    ),
+    pytest.param([group([0, 1, 2], 1)], "INVALID_ARGUMENT", "GROUP_MISMATCH", id="unknown group"),
+    pytest.param([group([0, 1, 2], MINUS_ONE)], "INVALID_ARGUMENT", "GROUP_MISMATCH", id="negative group"),
+    pytest.param([group([0, 1]), group([2])], "INVALID_ARGUMENT", "GROUP_MISMATCH", id="group twice"),
+    pytest.param([runs((0, 1_000_000))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="a million in a run"),
+    pytest.param([runs((0, MINUS_ONE))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="4 billion in a run"),
+    pytest.param([runs(*[(0, MINUS_ONE)] * 1000)], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="past 64 bits"),
+    pytest.param([group(range(500_000))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="half a million runs"),
+    pytest.param([runs((0, 60_000)), runs((0, 60_000))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="limit over rows"),
+    pytest.param([group([250, 251, 252])], "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED", id="not allocated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
+def test_a_hand_over_of_blocks_that_cannot_be_is_refused(
+    source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
+) -> None:
+    source.allocate(3)
+    with unchanged(source), refused(source.api, code, reason):
+        source.hand_over(TOKENS, [], blocks=blocks)
+
+
+@pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
+def test_a_lease_of_blocks_that_cannot_be_is_refused(
+    source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
+) -> None:
+    source.allocate(3)
+    request = lease_pb2.GrantLeaseRequest(blocks=blocks, content=content(TOKENS))
+    with unchanged(source), refused(source.api, code, reason):
+        source.api.leases.GrantLease(request)
+
+
+@pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
+def test_a_pull_into_blocks_that_cannot_be_is_refused(
+    source: Engine, destination: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
+) -> None:
+    destination.allocate(3)
+    request = handoff_pb2.PullBlocksRequest(
+        grant=source.hand_over(TOKENS).grant,
+        content=content(TOKENS),
+        destination=handoff_pb2.PullDestination(blocks=blocks),
+    )
+    with unchanged(source, destination), refused(destination.api, code, reason):
+        destination.api.handoff.PullBlocks(request)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 40])
+def test_a_pull_into_more_or_fewer_blocks_than_there_are_is_refused(
+    source: Engine, destination: Engine, count: int
+) -> None:
+    grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(count)
+    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_COUNT_MISMATCH"):
+        destination.pull(grant, TOKENS, blocks)
+
+
+def test_a_pull_into_blocks_that_something_else_pins_is_refused(source: Engine, destination: Engine) -> None:
+    grant = source.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP).grant
+    leased = destination.allocate(3)
+    destination.hand_over(TOKENS, leased)
+    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
+        destination.pull(grant, TOKENS, leased)
+    target = destination.allocate(3)
+    # The source holds this pull back: the step that it waits for never comes.
+    waiting = destination.pull(grant, TOKENS, target, after_step=1)
+    wait_until(lambda: destination.get(waiting.transfer_id).waiting_for == "step")
+    with unchanged(source, destination):
+        with refused(destination.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
+            destination.pull(grant, TOKENS, target)
+        with refused(destination.api, "FAILED_PRECONDITION", "BLOCK_PINNED"):
+            destination.hand_over(TOKENS, target)
+
+
+BAD_HAND_OVERS: list[Any] = [
+    pytest.param({"transfer_key": b""}, "INVALID_ARGUMENT", "INVALID_FIELD", id="no key"),
+    pytest.param({"transfer_key": b"x" * 15}, "INVALID_ARGUMENT", "INVALID_FIELD", id="short key"),
+    pytest.param({"transfer_key": b"x" * 256}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long key"),
+    pytest.param({"request_id": "r" * 257}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long label"),
+    pytest.param({"lease_id": "l" * 257}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long lease id"),
+    pytest.param({"content": None}, "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="no content"),
+    pytest.param({"content": common_pb2.Content()}, "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="empty content"),
+    pytest.param({"content": content([])}, "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="no tokens"),
+    pytest.param(
+        {"content": common_pb2.Content(opaque_id=b"x" * 65, opaque_tokens=40)},
+        "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="long opaque id",
+    ),
+    pytest.param(
+        {"content": common_pb2.Content(opaque_id=b"x", opaque_tokens=0)},
+        "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="opaque id of nothing",
+    ),
+    pytest.param(
+        {"content": common_pb2.Content(chain=common_pb2.ContentChain(digests=b"x" * 95, token_count=40))},
+        "INVALID_ARGUMENT", "INVALID_FIELD", id="short chain",
+    ),
+    pytest.param(
+        {"content": common_pb2.Content(chain=common_pb2.ContentChain(digests=b"x" * 96, token_count=MINUS_ONE))},
+        "INVALID_ARGUMENT", "INVALID_FIELD", id="chain of 4 billion tokens",
+    ),
+    pytest.param({"content": content(prompt(49))}, "FAILED_PRECONDITION", "CONTENT_RANGE", id="more tokens than fit"),
+    pytest.param({"content": content(prompt(32))}, "FAILED_PRECONDITION", "CONTENT_RANGE", id="fewer tokens"),
+    pytest.param({"last": False}, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH", id="not the last part"),
+    pytest.param({"part_epoch": 1}, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH", id="a later epoch"),
+    pytest.param({"layers": {"count": 1}}, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH", id="some layers"),
+    pytest.param({"failure": {"message": "x"}}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="a failure"),
+    pytest.param({"blocks": []}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="nothing"),
+    pytest.param(
+        {"waits_for": handoff_pb2.WAITS_FOR_REGISTRATION}, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE", id="a push"
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "code", "reason"), BAD_HAND_OVERS)
+def test_a_hand_over_that_cannot_be_is_refused(
+    source: Engine, fields: dict[str, Any], code: str, reason: str
+) -> None:
+    blocks = source.allocate(3)
+    with unchanged(source), refused(source.api, code, reason):
+        source.hand_over(TOKENS, blocks, **fields)
+
+
+def test_content_of_other_weights_is_refused(source: Engine, destination: Engine) -> None:
+    blocks, grant = source.allocate(3), source.hand_over(TOKENS).grant
+    other = content(TOKENS, weights_revision="another")
+    with unchanged(source, destination):
+        refusal = source.api.refusal(lambda: source.hand_over(TOKENS, blocks, content=other))
+        assert refusal.reason == "WEIGHTS_MISMATCH"
+        refusal = destination.api.refusal(lambda: destination.pull(grant, TOKENS, None, content=other))
+        assert refusal.reason == "WEIGHTS_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    "item", [{"digest": b""}, {"digest": b"x" * 65, "length": 1}, {"digest": b"x", "length": 0}], ids=str
+)
+def test_a_multimodal_item_that_cannot_be_is_refused(source: Engine, item: dict[str, Any]) -> None:
+    blocks = source.allocate(3)
+    tokens = common_pb2.TokenContent(token_ids=TOKENS, multimodal_items=[common_pb2.MultimodalItem(**item)])
+    with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        source.hand_over(TOKENS, blocks, content=common_pb2.Content(tokens=tokens))
+
+
+def test_a_transfer_key_is_handed_over_under_once(source: Engine) -> None:
+    key, blocks = new_key(), source.allocate(3)
+    source.hand_over(TOKENS, blocks, transfer_key=key)
+    with unchanged(source), refused(source.api, "ALREADY_EXISTS", "TRANSFER_EXISTS"):
+        source.hand_over(TOKENS, blocks, transfer_key=key)
+
+
+def test_a_lease_id_is_used_once(source: Engine) -> None:
+    blocks = source.allocate(3)
+    lease_id = source.hand_over(TOKENS, blocks).lease.lease_id
+    with unchanged(source):
+        refusal = source.api.refusal(lambda: source.hand_over(TOKENS, blocks, lease_id=lease_id))
+    assert refusal.reason in {"TRANSFER_EXISTS", "INVALID_FIELD", "NOT_OWNER"}
+
+
+# ---- grants
+
+
+def forge(grant: common_pb2.Grant, **claims: Any) -> common_pb2.Grant:
+    """A grant that claims something else, signed with a key that is not the issuer's."""
+    said = {**vars(grants.read_claims(grant.token)), **claims}
+    return common_pb2.Grant(token=grants.mint(grants.Claims(**said), b"not the issuer's key"))
+
+
+NO_TOKENS: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "one byte": lambda _: b"x",
+    "random": lambda token: bytes(len(token)),
+    "truncated": lambda token: token[:-1],
+    "without signature": lambda token: token[:-32],
+    "longer": lambda token: token + b"x",
+    "huge": lambda token: token * 10_000,
+    "text": base64.b64encode,
+}
+
+
+@pytest.mark.parametrize("change", NO_TOKENS)
+def test_what_is_no_grant_is_refused_everywhere(source: Engine, destination: Engine, change: str) -> None:
+    token = NO_TOKENS[change](source.hand_over(TOKENS).grant.token)
+    broken, blocks = common_pb2.Grant(token=token), destination.allocate(3)
+    ref = lease_pb2.LeaseRef(grant=broken)
+    with unchanged(source, destination):
+        with refused(destination.api, "INVALID_ARGUMENT", "GRANT_INVALID"):
+            destination.pull(broken, TOKENS, blocks)
+        for call in (
+            lambda: source.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref)),
+            lambda: source.api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref)),
+        ):
+            assert source.api.refusal(call).reason in {"GRANT_INVALID", "LEASE_NOT_FOUND"}
+
+
+def end_of_pull(source: Engine, destination: Engine, grant: common_pb2.Grant, tokens: list[int] | None = None) -> str:
+    """The reason why a pull failed; source and destination hold what they held."""
+    blocks = destination.allocate(3)
+    with memory_unchanged(source, destination):
+        pulled = destination.pull(grant, tokens or TOKENS, blocks)
+        end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.memory) == (FAILED, RETURNED)
+    assert end.failure.message
+    assert end.failure.next != common_pb2.NEXT_STEP_UNSPECIFIED
+    return common_pb2.FailureReason.Name(end.failure.reason).removeprefix("FAILURE_REASON_")
+
+
+def test_a_forged_grant_opens_nothing(source: Engine, destination: Engine) -> None:
+    grant = source.hand_over(TOKENS).grant
+    flipped = common_pb2.Grant(token=grant.token[:-1] + bytes([grant.token[-1] ^ 1]))
+    assert end_of_pull(source, destination, flipped) == "GRANT_INVALID"
+    assert end_of_pull(source, destination, forge(grant)) == "GRANT_INVALID"
+    other = source.hand_over(TOKENS).grant
+    assert end_of_pull(source, destination, forge(grant, lease_id=other.lease_id)) == "GRANT_INVALID"
+
+
+def test_a_grant_that_names_another_engine_at_the_address_opens_nothing(source: Engine, destination: Engine) -> None:
+    grant = source.hand_over(TOKENS).grant
+    assert end_of_pull(source, destination, forge(grant, engine_id="somebody-else")) == "WRONG_ENGINE"
+
+
+def test_a_grant_of_another_life_opens_nothing(source: Engine, destination: Engine) -> None:
+    grant = source.hand_over(TOKENS).grant
+    assert end_of_pull(source, destination, forge(grant, incarnation=7)) == "INCARNATION_CHANGED"
+
+
+def test_a_grant_whose_lease_has_ended_opens_nothing(source: Engine, destination: Engine) -> None:
+    released, expired = source.hand_over(TOKENS), source.hand_over(TOKENS, ttl=dur(0.02))
+    source.release(released.lease.lease_id)
+    source.wait(expired.transfer.transfer_id)
+    assert end_of_pull(source, destination, released.grant) == "LEASE_RELEASED"
+    assert end_of_pull(source, destination, expired.grant) == "LEASE_EXPIRED"
+
+
+def test_a_grant_that_another_consumer_used_up_opens_nothing(source: Engine, destination: Engine) -> None:
+    handed = source.hand_over(TOKENS)
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(3))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    source.wait(handed.transfer.transfer_id)
+    assert end_of_pull(source, destination, handed.grant) == "LEASE_RELEASED"
+
+
+def test_a_write_grant_is_not_for_pulling(source: Engine, destination: Engine) -> None:
+    grant = forge(source.hand_over(TOKENS).grant, access=grants.Access.WRITE)
+    blocks = destination.allocate(3)
+    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "GRANT_WRONG_ACCESS"):
+        destination.pull(grant, TOKENS, blocks)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
+def test_a_grant_with_an_address_off_the_dial_list_is_refused(
+    source: Engine, destination: Engine, address: str
+) -> None:
+    grant = forge(source.hand_over(TOKENS).grant, address=address)
+    blocks = destination.allocate(3)
+    with unchanged(source, destination), refused(destination.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
+        destination.pull(grant, TOKENS, blocks)
+
+
+def test_a_grant_of_another_request_than_the_intent_is_refused(source: Engine, destination: Engine) -> None:
+    grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(3)
+    with unchanged(source, destination), refused(destination.api, "PERMISSION_DENIED", "TRANSFER_KEY_MISMATCH"):
+        destination.pull(grant, TOKENS, blocks, transfer_key=new_key())
+
+
+def test_a_foreign_grant_is_refused_by_the_lease_calls(source: Engine, destination: Engine) -> None:
+    ref = lease_pb2.LeaseRef(grant=destination.hand_over(TOKENS).grant)
+    with unchanged(source, destination), refused(source.api, "PERMISSION_DENIED", "GRANT_FOREIGN"):
+        source.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
+
+
+# ---- content
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(content(prompt(40, seed=1)), id="other tokens"),
+        pytest.param(content([*TOKENS[:39], 7]), id="another last token"),
+        pytest.param(content([7, *TOKENS[1:]]), id="another first token"),
+        pytest.param(content(TOKENS, adapter="lora"), id="another adapter"),
+        pytest.param(content(TOKENS, cache_salt="salt"), id="another salt"),
+        pytest.param(
+            common_pb2.Content(chain=common_pb2.ContentChain(digests=b"x" * 96, token_count=40)), id="other digests"
+        ),
+    ],
+)
+def test_a_pull_of_other_content_gets_nothing(
+    source: Engine, destination: Engine, wanted: common_pb2.Content
+) -> None:
+    grant, target = source.hand_over(TOKENS).grant, destination.allocate(3)
+    before = destination.write(target, seed=1)
+    with memory_unchanged(source, destination):
+        pulled = destination.pull(grant, TOKENS, target, content=wanted)
+        end = destination.wait(pulled.transfer_id)
+    assert end.failure.reason == common_pb2.FAILURE_REASON_CONTENT_MISMATCH
+    assert destination.read(target) == before
+
+
+def test_content_that_diverges_below_k_is_a_mismatch_and_above_k_is_none(source: Engine, destination: Engine) -> None:
+    mine = [*TOKENS[:20], *prompt(20, seed=3)]
+    grant = source.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP).grant
+    target = destination.allocate(3)
+    with memory_unchanged(source, destination):
+        bad = destination.pull(grant, mine, target[:2], use_tokens=32)
+        assert destination.wait(bad.transfer_id).failure.reason == common_pb2.FAILURE_REASON_CONTENT_MISMATCH
+    good = destination.pull(grant, mine, target[:1], use_tokens=16)
+    end = destination.wait(good.transfer_id)
+    assert (end.state, end.use_tokens) == (SUCCEEDED, 16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "use_tokens"),
+    [(40, 15), (40, 17), (40, 39), (40, 41), (40, 48), (32, 40), (32, 48), (40, MINUS_ONE), (8, 0), (15, 16)],
+)
+def test_a_k_that_is_unaligned_or_past_either_length_is_refused(
+    source: Engine, destination: Engine, tokens: int, use_tokens: int
+) -> None:
+    grant = source.hand_over(TOKENS).grant
+    with unchanged(source, destination):
+        refusal = destination.api.refusal(
+            lambda: destination.pull(grant, TOKENS[:tokens], None, use_tokens=use_tokens)
+        )
+    assert refusal.reason == "CONTENT_RANGE"
+
+
+def test_an_opaque_content_is_compared_whole(source: Engine, destination: Engine) -> None:
+    mine, other = (common_pb2.Content(opaque_id=id_, opaque_tokens=40) for id_ in (b"mine", b"other"))
+    grant = source.hand_over(TOKENS, content=mine).grant
+    target = destination.allocate(3)
+    for wanted, reason in [
+        (other, common_pb2.FAILURE_REASON_CONTENT_MISMATCH),
+        (content(TOKENS), common_pb2.FAILURE_REASON_CONTENT_REQUIRED),
+    ]:
+        with memory_unchanged(source, destination):
+            pulled = destination.pull(grant, TOKENS, target, content=wanted)
+            assert destination.wait(pulled.transfer_id).failure.reason == reason
+    with unchanged(source, destination):
+        refusal = destination.api.refusal(lambda: destination.pull(grant, TOKENS, None, content=mine, use_tokens=16))
+    assert refusal.reason == "CONTENT_RANGE"
+    pulled = destination.pull(grant, TOKENS, target, content=mine)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+# ---- pulls
+
+
+BAD_PULLS: list[Any] = [
+    pytest.param({"content": None}, "INVALID_ARGUMENT", "CONTENT_REQUIRED", id="no content"),
+    pytest.param({"request_id": "r" * 257}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long label"),
+    pytest.param({"queue_timeout": dur(0)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="no time to queue"),
+    pytest.param({"queue_timeout": dur(-1)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="negative time to queue"),
+    pytest.param({"transfer_timeout": dur(0)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="no time to move"),
+    pytest.param({"transfer_timeout": dur(-1)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="negative time to move"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "reason"), BAD_PULLS)
+def test_a_pull_that_cannot_be_is_refused(
+    source: Engine, destination: Engine, fields: dict[str, Any], code: str, reason: str
+) -> None:
+    grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(3)
+    with unchanged(source, destination), refused(destination.api, code, reason):
+        destination.pull(grant, TOKENS, blocks, **fields)
+
+
+def test_a_pull_must_name_a_grant_or_a_transfer(source: Engine, destination: Engine) -> None:
+    handed = source.hand_over(TOKENS)
+    wrong = [
+        handoff_pb2.PullBlocksRequest(),
+        handoff_pb2.PullBlocksRequest(content=content(TOKENS)),
+        handoff_pb2.PullBlocksRequest(transfer_id="t-1"),
+    ]
+    with unchanged(source, destination):
+        for request in wrong:
+            with refused(destination.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+                destination.api.handoff.PullBlocks(request)
+        with refused(destination.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
+            destination.give("t-1", [0, 1, 2])
+        with refused(source.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
+            source.give(handed.transfer.transfer_id, [])
+
+
+def test_a_pull_of_nothing_settles_and_releases_the_source(source: Engine, destination: Engine) -> None:
+    handed = source.hand_over(TOKENS)
+    with memory_unchanged(destination):
+        pulled = destination.pull(handed.grant, TOKENS, [])
+        end = destination.wait(pulled.transfer_id)
+    assert (end.state, end.bytes, end.blocks, end.use_tokens) == (SUCCEEDED, 0, 0, 40)
+    assert source.wait(handed.transfer.transfer_id).state == SUCCEEDED
+    assert source.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_DONE
+
+
+def test_a_pull_gets_its_blocks_once(source: Engine, destination: Engine) -> None:
+    grant = source.hand_over(TOKENS).grant
+    target = destination.allocate(6)
+    waiting = destination.pull(grant, TOKENS, target[:3], after_step=1)
+    wait_until(lambda: destination.get(waiting.transfer_id).waiting_for == "step")
+    with unchanged(source, destination):
+        refusal = destination.api.refusal(lambda: destination.give(waiting.transfer_id, target[3:]))
+    assert refusal.reason in {"TRANSFER_EXISTS", "TRANSFER_ENDED"}
+
+
+def test_the_queue_timeout_ends_a_pull_that_does_not_get_its_turn(source: Engine, destination: Engine) -> None:
+    grant, target = source.hand_over(TOKENS).grant, destination.allocate(3)
+    with memory_unchanged(destination):
+        pulled = destination.pull(grant, TOKENS, target, after_step=1, queue_timeout=dur(0.1))
+        end = destination.wait(pulled.transfer_id)
+    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_QUEUE_TIMEOUT, "queue")
+    assert end.failure.next == common_pb2.NEXT_STEP_RETRY_HERE
+
+
+def test_transfers_are_bounded(start: Start) -> None:
+    (engine,) = start((), settings=SETTINGS + "transfers = 2\n")
+    grant = engine.hand_over(TOKENS).grant
+    engine.pull(grant, TOKENS, None)
+    refusal = engine.api.refusal(lambda: engine.pull(grant, TOKENS, None))
+    assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+    assert refusal.retry_delay_s
+
+
+@pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush"])
+def test_a_push_is_refused_while_this_server_lacks_the_feature(source: Engine, rpc: str) -> None:
+    request = getattr(handoff_pb2, f"{rpc}Request")()
+    with unchanged(source), refused(source.api, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE"):
+        getattr(source.api.handoff, rpc)(request)
+
+
+def test_a_message_over_the_limit_is_refused(source: Engine) -> None:
+    filters = transfer_pb2.TransferFilter(request_id="x" * (5 << 20))
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        source.api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest(filter=filters))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_destination_of_groups_that_the_pool_lacks_is_refused(source: Engine, destination: Engine) -> None:
+    request = handoff_pb2.PullBlocksRequest(
+        grant=source.hand_over(TOKENS).grant, content=content(TOKENS), destination=into([])
+    )
+    request.destination.blocks.add().group = 5
+    with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "GROUP_MISMATCH"):
+        destination.api.handoff.PullBlocks(request)

@@ -1,0 +1,131 @@
+"""What is no gRPC at all on the port: the server shrugs and goes on serving."""
+
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import grpc
+import pytest
+
+from tests.service.engines import Engine, unchanged
+from tests.service.values import prompt
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
+    """An HTTP/2 frame, whose length may lie."""
+    said = len(payload) if length is None else length
+    return said.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+@contextmanager
+def connected(engine: Engine) -> Iterator[socket.socket]:
+    host, _, port = engine.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        yield connection
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """All of it, or as much as the server wanted."""
+    try:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+    except (ConnectionError, TimeoutError):
+        pass
+
+
+GARBAGE = {
+    "nothing": b"",
+    "one byte": b"x",
+    "random": secrets.token_bytes(100_000),
+    "zeros": bytes(100_000),
+    "http 1": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "http 1 without end": b"GET /" + b"a" * 1_000_000,
+    "tls": bytes.fromhex("160301020001") + secrets.token_bytes(511),
+    "half a preface": PREFACE[:10],
+    "preface only": PREFACE,
+    "preface and random": PREFACE + secrets.token_bytes(100_000),
+    "settings of a wrong length": PREFACE + frame(4, 0, 0, b"x" * 5),
+    "a frame of 16 MiB that does not come": PREFACE + EMPTY_SETTINGS + frame(0, 0, 1, b"", length=0xFFFFFF),
+    "data on a stream that was never opened": PREFACE + EMPTY_SETTINGS + frame(0, 1, 1, b"x" * 100),
+    "headers that are no headers": PREFACE + EMPTY_SETTINGS + frame(1, 5, 1, secrets.token_bytes(200)),
+    "endless continuation": PREFACE + EMPTY_SETTINGS + frame(1, 1, 1, b"") + frame(9, 0, 1, b"") * 1000,
+    "a flood of pings": PREFACE + EMPTY_SETTINGS + frame(6, 0, 0, b"12345678") * 5000,
+    "a flood of settings": PREFACE + EMPTY_SETTINGS * 5000,
+    "a flood of resets": PREFACE + EMPTY_SETTINGS + b"".join(frame(3, 0, i, bytes(4)) for i in range(1, 2000, 2)),
+    "unknown frames": PREFACE + EMPTY_SETTINGS + b"".join(frame(kind, 255, 7, b"?") for kind in range(10, 250)),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_bytes_that_are_no_grpc_change_nothing(source: Engine, kind: str) -> None:
+    with unchanged(source), connected(source) as connection:
+        send(connection, GARBAGE[kind])
+
+
+def test_connections_that_stay_half_open_keep_nobody_out(source: Engine) -> None:
+    with ExitStack() as stack, unchanged(source):
+        for i in range(50):
+            connection = stack.enter_context(connected(source))
+            connection.sendall((PREFACE + EMPTY_SETTINGS)[: i % 34])
+        source.release(source.hand_over(prompt(16)).lease.lease_id)
+        source.reset()
+    source.check_alive()
+
+
+METHODS = [
+    "/kvgrpc.v1.HandoffService/FinishedBlocks",
+    "/kvgrpc.v1.HandoffService/PullBlocks",
+    "/kvgrpc.v1.PoolService/AllocateBlocks",
+    "/kvgrpc.v1.HandshakeService/Handshake",
+    "/kvgrpc.peer.v1.PeerService/OpenAccess",
+]
+BODIES = {
+    "random": secrets.token_bytes(1000),
+    "a truncated field": b"\x0a\xff",
+    "a wrong wire type": b"\x0d\x01\x02\x03\x04" * 20,
+    "no UTF-8": b"\x0a\x02\xff\xfe",
+    "deep nesting": b"\x22\x80\x01" * 200,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("body", BODIES)
+def test_a_message_that_is_none_fails_its_own_call_only(source: Engine, method: str, body: str) -> None:
+    call = source.api.channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        call(BODIES[body])
+    assert caught.value.code() in {
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+
+
+@pytest.mark.parametrize("method", ["/kvgrpc.v1.HandoffService/NoSuchCall", "/no.such.Service/Call", "/", "/x"])
+def test_a_method_that_does_not_exist_is_unimplemented(source: Engine, method: str) -> None:
+    call = source.api.channel.unary_unary(method, request_serializer=bytes, response_deserializer=bytes)
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        call(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_stream_of_garbage_ends_only_itself(source: Engine) -> None:
+    stream = source.api.channel.stream_stream(
+        "/kvgrpc.peer.v1.PeerService/KeepLiveness", request_serializer=bytes, response_deserializer=bytes
+    )
+    with unchanged(source), pytest.raises(grpc.RpcError):
+        list(stream(iter([secrets.token_bytes(1000)] * 3), timeout=10))
+
+
+def test_a_trace_context_that_is_none_is_passed_over(source: Engine) -> None:
+    for value in ("", "x", "00-" + "z" * 32 + "-" + "y" * 16 + "-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-00", "-" * 500):
+        call = source.api.handoff.FinishedBlocks.with_call
+        del call
+        handed = source.hand_over(prompt(16))
+        assert handed.transfer.trace_id == "", value

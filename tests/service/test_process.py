@@ -1,0 +1,224 @@
+"""`kvgrpc serve` as a process: how it begins, how it ends, and what it says when it cannot."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kvgrpc.v1 import handshake_pb2, lease_pb2, transfer_pb2
+from tests.service.conftest import Start
+from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess, wait_until
+from tests.service.values import dur, prompt
+
+Serve = Callable[..., ServeProcess]
+TOKENS = prompt(16)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Begins a process that may end by itself."""
+    numbers = count()
+    with ExitStack() as stack:
+
+        def begin(*flags: str, settings: str = "", **environment: str) -> ServeProcess:
+            process = ServeProcess(
+                tmp_path / f"process-{next(numbers)}", *flags, settings=settings, environment=environment
+            )
+            stack.callback(process.end)
+            return process
+
+        yield begin
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address that somebody else listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_port_that_is_taken_ends_it_with_3(serve: Serve, taken: str) -> None:
+    process = serve("--listen", taken, *SMALL_POOL)
+    assert process.wait_exit() == 3
+    assert taken in process.log
+    assert not process.ready_file.exists()
+
+
+def test_two_servers_never_share_a_port(start: Start, serve: Serve) -> None:
+    (first,) = start(())
+    process = serve("--listen", first.address, *SMALL_POOL)
+    assert process.wait_exit() == 3
+    first.check_alive()
+
+
+BAD_CONFIGURATIONS = {
+    "unknown setting": ((), "bogus = 1\n", "bogus"),
+    "no TOML": ((), "listen = \n", "config"),
+    "wrong type": ((), "listen = 5\n", "listen"),
+    "no address": (("--listen", "nonsense"), "", "listen"),
+    "port out of range": (("--listen", "127.0.0.1:99999"), "", "listen"),
+    "off loopback without TLS": (("--listen", "0.0.0.0:0"), "", "listen"),
+    "every interface without an address to dial": (("--listen", "0.0.0.0:0", "--insecure"), "", "advertise"),
+    "unknown data path": (("--data-paths", "pigeon"), "", "data_paths"),
+    "unknown limit": ((), "[limits]\nbogus = 1\n", "limits"),
+    "no limit": ((), '[limits]\nlease_ttl_s = "long"\n', "lease_ttl_s"),
+    "unknown dtype": (("--dtype", "complex"), "", "dtype"),
+    "a pool of nothing": (("--blocks", "0"), "", "blocks"),
+    "unknown log level": (("--log-level", "loud"), "", "log"),
+    "a readiness file nowhere": (("--ready-file", "/nonexistent/folder/ready"), "", "ready_file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGURATIONS)
+def test_a_configuration_that_cannot_be_ends_it_with_2_and_names_the_setting(serve: Serve, case: str) -> None:
+    flags, settings, named = BAD_CONFIGURATIONS[case]
+    process = serve("--listen", "127.0.0.1:0", *flags, settings=settings)
+    assert process.wait_exit() == 2, process.log
+    assert named in process.log
+    assert "Traceback" not in process.log
+
+
+def test_a_pool_that_does_not_fit_into_memory_ends_it_with_4(serve: Serve) -> None:
+    process = serve("--listen", "127.0.0.1:0", "--blocks", "100000000")
+    assert process.wait_exit() == 4
+    assert "does not fit" in process.log
+
+
+def test_the_readiness_file_says_where_it_serves_and_goes_with_it(start: Start) -> None:
+    (engine,) = start(())
+    ready = json.loads(engine.process.ready_file.read_text())
+    assert ready == {"address": engine.address, "engine_id": engine.engine_id, "pid": engine.process.pid}
+    engine.process.signal(signal.SIGTERM)
+    assert engine.process.wait_exit() == 0
+    assert not engine.process.ready_file.exists()
+
+
+def test_a_readiness_file_of_an_earlier_life_does_not_outlive_the_next_start(serve: Serve, taken: str) -> None:
+    process = serve("--listen", taken, *SMALL_POOL)
+    process.wait_exit()
+    process.ready_file.write_text('{"address": "127.0.0.1:1"}')
+    again = ServeProcess(process.ready_file.parent, "--listen", taken, *SMALL_POOL)
+    assert again.wait_exit() == 3
+    assert not again.ready_file.exists()
+
+
+def test_port_0_takes_a_free_port_and_says_which(start: Start) -> None:
+    first, second = start((), ())
+    assert first.address != second.address
+    for engine in (first, second):
+        assert not engine.address.endswith(":0")
+        assert f"kvgrpc serving {engine.address} engine {engine.engine_id}" in engine.process.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_0_though_somebody_watches_and_waits(start: Start, number: signal.Signals) -> None:
+    (engine,) = start(())
+    handed = engine.hand_over(TOKENS)
+    id_ = handed.transfer.transfer_id
+    watch = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=30)
+    next(watch)
+    keep = engine.api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest()]), timeout=30)
+    next(keep)
+    waiting = engine.api.transfers.WaitTransfer.future(
+        transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(60)), timeout=60
+    )
+    engine.process.signal(number)
+    assert engine.process.wait_exit() == 0
+    with pytest.raises(grpc.RpcError):
+        while True:
+            next(watch)
+    assert waiting.exception() is not None or waiting.result().transfer.failure.message
+
+
+def test_while_it_drains_it_takes_no_new_work_and_serves_the_old(start: Start) -> None:
+    source, destination = start(("--drain-s", "30"), ())
+    handed = source.hand_over(TOKENS)
+    blocks = source.allocate(1)
+    source.process.signal(signal.SIGTERM)
+    wait_until(lambda: refusal_of_new_work(source, blocks) == ("UNAVAILABLE", "DRAINING"))
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(1))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    assert source.process.wait_exit() == 0
+
+
+def refusal_of_new_work(engine: Engine, blocks: list[int]) -> tuple[str, str]:
+    try:
+        handed = engine.hand_over(TOKENS, blocks)
+    except grpc.RpcError:
+        refusal = engine.api.refusal(lambda: engine.hand_over(TOKENS, blocks))
+        return refusal.code, refusal.reason
+    engine.release(handed.lease.lease_id)
+    return "", ""
+
+
+def test_a_drain_has_an_end(start: Start) -> None:
+    (engine,) = start(("--drain-s", "0.3"))
+    engine.hand_over(TOKENS)
+    engine.process.signal(signal.SIGTERM)
+    assert engine.process.wait_exit() == 0
+
+
+def test_it_serves_without_torch(start: Start) -> None:
+    (engine,) = start(("--data-paths", "shm,cma,nixl"))
+    assert "libtorch" not in Path(f"/proc/{engine.process.pid}/maps").read_text()
+
+
+def test_it_leaves_no_file_behind_when_it_is_killed(start: Start, tmp_path: Path) -> None:
+    before = set(Path("/dev/shm").iterdir())
+    (engine,) = start(())
+    engine.process.kill()
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"kvgrpc.toml", "log", "ready.json"}
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
+def hidden_nixl(tmp_path: Path) -> str:
+    """A PYTHONPATH under which no variant of NIXL can be imported."""
+    for name in ("nixl", "nixl_cu12", "nixl_cu13"):
+        package = tmp_path / "hidden" / name
+        package.mkdir(parents=True)
+        lines = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')\n"
+        (package / "__init__.py").write_text(lines)
+    return os.pathsep.join([str(tmp_path / "hidden"), str(Path(__file__).parent.parent.parent)])
+
+
+def test_without_nixl_it_says_so_and_the_other_paths_work(start: Start, tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": hidden_nixl(tmp_path)}
+    flags = ("--data-paths", "nixl,shm")
+    source, destination = start(flags, flags, **environment)
+    capabilities = source.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
+    paths = {path.name: path for path in capabilities.data_paths}
+    assert not paths["nixl"].available
+    assert "nixl" in paths["nixl"].why
+    assert "install" in paths["nixl"].why
+    assert paths["shm"].available
+    blocks, target = source.allocate(1), destination.allocate(1)
+    written = source.write(blocks, seed=4)
+    pulled = destination.pull(source.hand_over(TOKENS, blocks).grant, TOKENS, target)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    assert destination.read(target) == written
+
+
+def processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_an_idle_server_costs_nothing(start: Start) -> None:
+    """Two percent of a core at most, also with a peer; measured against the wall, so it fails where it would burn."""
+    source, destination = start(("--data-paths", "nixl"), ("--data-paths", "nixl"))
+    pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, destination.allocate(1))
+    destination.wait(pulled.transfer_id)
+    pids = [source.process.pid, destination.process.pid]
+    used, since = [processor_s(pid) for pid in pids], time.monotonic()
+    wait_until(lambda: time.monotonic() - since >= 1.0)
+    share = [(processor_s(pid) - before) / (time.monotonic() - since) for pid, before in zip(pids, used, strict=True)]
+    assert max(share) <= 0.05

@@ -1,0 +1,328 @@
+"""A pull from a source that breaks the protocol: a typed failure in time, no block lost, and the server goes on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, lease_pb2
+from tests.service.conftest import SETTINGS, SHARED
+from tests.service.engines import (
+    FAILED,
+    RETURNED,
+    SUCCEEDED,
+    Engine,
+    ServeProcess,
+    memory_unchanged,
+    wait_until,
+)
+from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, too_late
+from tests.service.values import dur, group, prompt
+
+TOKENS = prompt(40)
+SHORT = SETTINGS + "queue_timeout_s = 1.0\ntransfer_timeout_s = 2.0\n"
+SHORT = SHORT.replace("settle_timeout_s = 2.0", "settle_timeout_s = 1.0")
+SHORT = SHORT.replace("connect_timeout_s = 2.0", "connect_timeout_s = 1.0")
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *SHARED, settings=SHORT))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def rogue(victim: Engine) -> Iterator[Rogue]:
+    rogue = Rogue(victim)
+    yield rogue
+    rogue.close()
+    victim.reset()
+
+
+def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:
+    """(reason, phase) of a pull, whose blocks come back and are as they were."""
+    target = victim.allocate(3)
+    before = victim.write(target, seed=1)
+    with memory_unchanged(victim):
+        pulled = victim.pull(rogue.grant(40), TOKENS, target)
+        end = victim.wait(pulled.transfer_id)
+    assert (end.state, end.memory) == (FAILED, RETURNED)
+    if end.failure.phase != "settle":
+        assert victim.read(target) == before
+    return common_pb2.FailureReason.Name(end.failure.reason).removeprefix("FAILURE_REASON_"), end.failure.phase
+
+
+def test_a_source_of_another_make_that_keeps_to_the_protocol_is_pulled_from(victim: Engine, rogue: Rogue) -> None:
+    pulled = victim.pull(rogue.grant(40), TOKENS, victim.allocate(3))
+    end = victim.wait(pulled.transfer_id)
+    assert (end.state, end.peer.transfer_id) == (SUCCEEDED, "t-rogue")
+
+
+def opened(**fields: Any) -> Change:
+    """A change of the first row of OpenAccess."""
+
+    def change(reply: peer_pb2.OpenAccessResponse) -> None:
+        row = reply.results[0]
+        for name, value in fields.items():
+            row.ClearField(name)  # type: ignore[arg-type]
+            if value is not None:
+                row.MergeFrom(peer_pb2.OpenedAccess(**{name: value}))
+
+    return change
+
+
+def rows(count: int) -> Change:
+    def change(reply: Any) -> None:
+        row = type(reply.results[0])()
+        row.CopyFrom(reply.results[0])
+        del reply.results[:]
+        reply.results.extend([row] * count)
+
+    return change
+
+
+def runs(starts: list[int], counts: list[int]) -> list[common_pb2.GroupBlocks]:
+    return [common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=starts, counts=counts))]
+
+
+BAD_OPENINGS = {
+    "no row": rows(0),
+    "two rows": rows(2),
+    "an empty row": opened(blocks=None, token_count=None, ttl=None, remaining=None),
+    "fewer blocks": opened(blocks=[group(BLOCKS[:2])]),
+    "more blocks": opened(blocks=[group([*BLOCKS, 6])]),
+    "no blocks": opened(blocks=None),
+    "blocks that its pool does not have": opened(blocks=[group([3, 4, 256])]),
+    "a block twice": opened(blocks=[group([3, 4, 4])]),
+    "an unknown group": opened(blocks=[group(BLOCKS, 1)]),
+    "a group twice": opened(blocks=[group(BLOCKS), group(BLOCKS)]),
+    "runs without counts": opened(blocks=runs([3, 4, 5], [1])),
+    "a run of nothing": opened(blocks=runs([3], [0])),
+    "a million blocks": opened(blocks=runs([0], [1_000_000])),
+    "fewer tokens": opened(token_count=39),
+    "more tokens": opened(token_count=41),
+    "no time": opened(ttl=dur(0)),
+    "negative time": opened(ttl=dur(-1)),
+    "negative time left": opened(remaining=dur(-1)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPENINGS)
+def test_an_opening_that_makes_no_sense_fails_the_pull(victim: Engine, rogue: Rogue, case: str) -> None:
+    rogue.changes["OpenAccess"] = BAD_OPENINGS[case]
+    assert pull_fails(victim, rogue) == ("PEER_FAILED", "open")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (common_pb2.FAILURE_REASON_LEASE_EXPIRED, "LEASE_EXPIRED"),
+        (common_pb2.FAILURE_REASON_CONTENT_MISMATCH, "CONTENT_MISMATCH"),
+        (common_pb2.FAILURE_REASON_UNSPECIFIED, "INTERNAL"),
+        (7777, "INTERNAL"),
+    ],
+)
+def test_a_refused_opening_fails_with_its_reason_and_an_unknown_one_with_internal(
+    victim: Engine, rogue: Rogue, code: int, reason: str
+) -> None:
+    failure = common_pb2.Failure(reason=code, message="no")  # type: ignore[arg-type]
+    rogue.changes["OpenAccess"] = opened(failure=failure)
+    assert pull_fails(victim, rogue) == (reason, "open")
+
+
+GARBAGE = (b"\xff\xff\xff", b"", b"\x1a\x05\x0a\xff\x01", b"\x1a\x06\x0a\x02xx\x12\x00")
+"""No Status, an empty one, one with a broken detail, one with a detail of no type."""
+
+
+@pytest.mark.parametrize("details", GARBAGE, ids=repr)
+@pytest.mark.parametrize("rpc", ["Handshake", "OpenAccess", "SettleAccess"])
+def test_a_status_with_broken_details_is_a_failure_like_any_other(
+    victim: Engine, rogue: Rogue, rpc: str, details: bytes
+) -> None:
+    rogue.changes[rpc] = abort(grpc.StatusCode.FAILED_PRECONDITION, ("grpc-status-details-bin", details))
+    reason, _ = pull_fails(victim, rogue)
+    assert reason == "PEER_FAILED"
+
+
+@pytest.mark.parametrize(
+    ("code", "reasons"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, {"PEER_FAILED"}),
+        (grpc.StatusCode.INTERNAL, {"PEER_FAILED"}),
+        (grpc.StatusCode.UNAUTHENTICATED, {"PEER_FAILED"}),
+        (grpc.StatusCode.CANCELLED, {"PEER_FAILED", "PEER_UNREACHABLE"}),
+        (grpc.StatusCode.UNAVAILABLE, {"QUEUE_TIMEOUT", "PEER_UNREACHABLE"}),
+    ],
+)
+def test_an_opening_that_ends_in_a_status_fails_the_pull(
+    victim: Engine, rogue: Rogue, code: grpc.StatusCode, reasons: set[str]
+) -> None:
+    rogue.changes["OpenAccess"] = abort(code)
+    reason, phase = pull_fails(victim, rogue)
+    assert (reason in reasons, phase) == (True, "open"), reason
+
+
+def verdict(**fields: Any) -> Change:
+    def change(reply: peer_pb2.SettleAccessResponse) -> None:
+        reply.results[0].Clear()
+        reply.results[0].MergeFrom(peer_pb2.SettledAccess(**fields))
+
+    return change
+
+
+EXPIRED = common_pb2.FAILURE_REASON_LEASE_EXPIRED
+BAD_SETTLES = {
+    "no row": (rows(0), "PEER_FAILED"),
+    "two rows": (rows(2), "PEER_FAILED"),
+    "no verdict": (verdict(), "INTERNAL"),
+    "an unknown verdict": (verdict(verdict=77), "INTERNAL"),
+    "stale": (verdict(verdict=peer_pb2.VERDICT_STALE, reason=EXPIRED), "LEASE_EXPIRED"),
+    "stale for no reason": (verdict(verdict=peer_pb2.VERDICT_STALE), "INTERNAL"),
+    "refused": (abort(grpc.StatusCode.PERMISSION_DENIED), "PEER_FAILED"),
+    "never": (too_late, "SETTLE_TIMEOUT"),
+    "unavailable": (abort(grpc.StatusCode.UNAVAILABLE), "SETTLE_TIMEOUT"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTLES)
+def test_what_is_not_settled_as_valid_is_never_offered(victim: Engine, rogue: Rogue, case: str) -> None:
+    rogue.changes["SettleAccess"], reason = BAD_SETTLES[case]
+    assert pull_fails(victim, rogue) == (reason, "settle")
+
+
+def described(**fields: Any) -> Change:
+    def change(reply: Any) -> None:
+        for name, value in fields.items():
+            setattr(reply.engine, name, value)
+
+    return change
+
+
+def without_endpoints(reply: Any) -> None:
+    del reply.endpoints[:]
+
+
+def another_rank(reply: Any) -> None:
+    reply.endpoints[0].rank = 7
+
+
+def wrong_token(reply: Any) -> None:
+    reply.endpoints[0].shm.token = b"no such token"
+
+
+def wrong_nonce(reply: Any) -> None:
+    reply.endpoints[0].shm.nonce = b"x" * 32
+
+
+def nonce_past_the_end(reply: Any) -> None:
+    reply.endpoints[0].shm.nonce_offset = 2**63
+
+
+def no_socket(reply: Any) -> None:
+    reply.endpoints[0].shm.socket_path = "/nonexistent/socket"
+
+
+def huge_memory(reply: Any) -> None:
+    reply.endpoints[0].shm.nbytes = 2**62
+
+
+def empty_endpoint(reply: Any) -> None:
+    reply.endpoints[0].ClearField("shm")
+
+
+BAD_HANDSHAKES: dict[str, tuple[Change, set[str]]] = {
+    "another engine": (described(engine_id="somebody-else"), {"WRONG_ENGINE"}),
+    "no engine": (described(engine_id=""), {"PEER_FAILED", "WRONG_ENGINE"}),
+    "no life": (described(incarnation=0), {"PEER_FAILED"}),
+    "other weights": (described(weights_revision="v9"), {"WEIGHTS_MISMATCH"}),
+    "another protocol": (described(protocol_min=9, protocol_max=9), {"PROTOCOL_UNSUPPORTED"}),
+    "no endpoints": (without_endpoints, {"NO_DATA_PATH", "PEER_UNREACHABLE", "PEER_FAILED", "INVALID_FIELD"}),
+    "endpoint of another rank": (another_rank, {"NO_DATA_PATH", "PEER_UNREACHABLE", "PEER_FAILED", "INVALID_FIELD"}),
+    "empty endpoint": (empty_endpoint, {"NO_DATA_PATH"}),
+    "wrong token": (wrong_token, {"NO_DATA_PATH"}),
+    "wrong nonce": (wrong_nonce, {"NO_DATA_PATH"}),
+    "nonce past the end": (nonce_past_the_end, {"NO_DATA_PATH"}),
+    "no socket": (no_socket, {"NO_DATA_PATH"}),
+    "huge memory": (huge_memory, {"NO_DATA_PATH"}),
+    "never": (too_late, {"PEER_UNREACHABLE", "QUEUE_TIMEOUT"}),
+    "refused": (abort(grpc.StatusCode.PERMISSION_DENIED), {"PEER_FAILED"}),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HANDSHAKES)
+def test_a_handshake_that_makes_no_sense_fails_the_pull(victim: Engine, rogue: Rogue, case: str) -> None:
+    rogue.changes["Handshake"], reasons = BAD_HANDSHAKES[case]
+    reason, phase = pull_fails(victim, rogue)
+    assert (reason in reasons, phase) == (True, "handshake"), reason
+
+
+def test_a_source_that_never_opens_is_given_up(victim: Engine, rogue: Rogue) -> None:
+    rogue.changes["OpenAccess"] = too_late
+    assert pull_fails(victim, rogue) == ("QUEUE_TIMEOUT", "open")
+
+
+def test_a_source_without_liveness_is_given_up(victim: Engine, rogue: Rogue) -> None:
+    rogue.changes["KeepLiveness"] = abort(grpc.StatusCode.UNIMPLEMENTED)
+    reason, phase = pull_fails(victim, rogue)
+    assert (reason, phase) == ("PEER_FAILED", "handshake")
+
+
+def test_a_source_that_forgets_its_peer_again_and_again_is_given_up(victim: Engine, rogue: Rogue) -> None:
+    status = b"\x08\x09\x1a\x47\x0a\x28type.googleapis.com/google.rpc.ErrorInfo\x12\x1b\x0a\x0cNO_HANDSHAKE\x12\x09kvgrpc.v1\x1a\x00"
+    rogue.changes["OpenAccess"] = abort(grpc.StatusCode.FAILED_PRECONDITION, ("grpc-status-details-bin", status))
+    reason, _ = pull_fails(victim, rogue)
+    assert reason in {"QUEUE_TIMEOUT", "NO_HANDSHAKE", "PEER_FAILED"}
+
+
+def test_a_closing_that_is_refused_or_unanswered_holds_nothing_up(victim: Engine, rogue: Rogue) -> None:
+    rogue.changes["CloseAccess"] = abort(grpc.StatusCode.UNAVAILABLE)
+    pulled = victim.pull(rogue.grant(40), TOKENS, None)
+    wait_until(lambda: victim.get(pulled.transfer_id).waiting_for == "blocks")
+    assert victim.cancel(pulled.transfer_id).transfers[0].memory == RETURNED
+    wait_until(lambda: rogue.calls.get("CloseAccess", 0) >= 2)
+    del rogue.changes["CloseAccess"]
+    victim.check_alive()
+
+
+def test_a_lease_of_no_length_is_not_renewed_in_a_storm(victim: Engine, rogue: Rogue) -> None:
+    rogue.changes["OpenAccess"] = opened(ttl=dur(1e-9), remaining=dur(1e-9))
+    pulled = victim.pull(rogue.grant(40), TOKENS, None)
+    wait_until(lambda: rogue.calls.get("RenewLeases", 0) >= 3)
+    before = rogue.calls["RenewLeases"]
+    for _ in range(20):
+        victim.check_alive()
+    assert rogue.calls["RenewLeases"] - before <= 10
+    victim.cancel(pulled.transfer_id)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_a_renewal_with_other_rows_than_asked_for_is_harmless(victim: Engine, rogue: Rogue, count: int) -> None:
+    def change(_: Any) -> lease_pb2.RenewLeasesResponse:
+        return lease_pb2.RenewLeasesResponse(leases=[lease_pb2.RenewedLease(remaining=dur(1))] * count)
+
+    rogue.changes["RenewLeases"] = change
+    rogue.changes["OpenAccess"] = opened(ttl=dur(0.3), remaining=dur(0.3))
+    pulled = victim.pull(rogue.grant(40), TOKENS, None)
+    wait_until(lambda: rogue.calls.get("RenewLeases", 0) >= 2)
+    victim.give(pulled.transfer_id, victim.allocate(3))
+    assert victim.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+def test_a_source_that_says_at_a_renewal_that_its_lease_is_gone_ends_a_pull_that_waits(
+    victim: Engine, rogue: Rogue
+) -> None:
+    rogue.changes["OpenAccess"] = opened(ttl=dur(0.3), remaining=dur(0.3))
+    rogue.changes["RenewLeases"] = lambda _: lease_pb2.RenewLeasesResponse(
+        leases=[lease_pb2.RenewedLease(reason=common_pb2.FAILURE_REASON_LEASE_VOIDED)]
+    )
+    pulled = victim.pull(rogue.grant(40), TOKENS, None)
+    end = victim.wait(pulled.transfer_id)
+    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_LEASE_VOIDED, "queue")
+
+
+def test_an_exception_of_a_change_is_what_it_says() -> None:
+    with pytest.raises(Abort):
+        abort(grpc.StatusCode.ABORTED)(None)
