@@ -5,6 +5,7 @@ file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; li
 """
 
 import ipaddress
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
 
@@ -21,6 +22,10 @@ DTYPE_BYTES = {
 }  # fmt: skip
 DATA_PATHS = ("shm", "cma", "nixl")
 """All that can be chosen, best first."""
+NAMES_BYTES_MAX = 140
+"""Engine id and address together: a grant carries both twice and has at most 512 bytes."""
+SOCKET_PATH_BYTES_MAX = 107
+"""What the kernel takes for the address of a unix socket."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,11 @@ class PoolConfig:
 
     def layout(self) -> PoolLayout:
         """One region per layer. Raises InvalidRequest."""
+        for name in ("layers", "kv_heads", "head_dim", "block_tokens", "blocks"):
+            most = LAYERS_MAX if name == "layers" else (1 << 31) - 1
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+                raise _invalid(f"pool.{name}", f"is a whole number from 1 to {most}")
         if self.dtype not in DTYPE_BYTES:
             raise _invalid("pool.dtype", f"{self.dtype} is not one of {', '.join(DTYPE_BYTES)}")
         group = Group(
@@ -85,40 +95,54 @@ class Config:
 
     def check(self) -> None:
         """Raises InvalidRequest for the first wrong field, by its name."""
-        host, port = split_address(self.listen, "listen")
+        host, _ = split_address(self.listen, "listen")
         if not is_loopback(host) and not self.insecure:
             raise _invalid(
                 "listen", f"{host} is not loopback and the server has no TLS: bind loopback, or set insecure"
             )
-        if not 0 <= port < 65536:
-            raise _invalid("listen", "the port lies between 0 and 65535")
         if self.advertise:
             split_address(self.advertise, "advertise")
+        if len(f"{self.engine_id}{self.advertise or self.listen}".encode(errors="replace")) > NAMES_BYTES_MAX:
+            raise _invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
         unknown = [name for name in self.data_paths if name not in DATA_PATHS]
-        if unknown or not self.data_paths:
-            raise _invalid("data_paths", f"{', '.join(unknown) or 'none'}: choose from {', '.join(DATA_PATHS)}")
+        if unknown or not self.data_paths or len(set(self.data_paths)) < len(self.data_paths):
+            raise _invalid(
+                "data_paths", f"{', '.join(self.data_paths) or 'none'}: choose from {', '.join(DATA_PATHS)}, each once"
+            )
         if self.copy_threads < 1:
             raise _invalid("copy_threads", "at least 1")
-        if self.bandwidth_limit_bytes_per_s is not None and self.bandwidth_limit_bytes_per_s <= 0:
+        limit = self.bandwidth_limit_bytes_per_s
+        if limit is not None and not 0 < limit < math.inf:
             raise _invalid("bandwidth_limit_bytes_per_s", "is positive, or left out")
-        for limit in fields(Limits):
-            if getattr(self.limits, limit.name) <= 0:
-                raise _invalid(f"limits.{limit.name}", "is positive")
+        if not 0 <= self.drain_s < math.inf:
+            raise _invalid("drain_s", "is not negative")
+        if self.ready_file and not Path(self.ready_file).parent.is_dir():
+            raise _invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
+        self._check_limits()
         if self.pool is not None:
             self.pool.layout()
         self._check_session()
 
+    def _check_limits(self) -> None:
+        for limit in fields(Limits):
+            value, whole = getattr(self.limits, limit.name), isinstance(limit.default, int)
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise _invalid(f"limits.{limit.name}", f"is a positive {'whole ' if whole else ''}number")
+
     def _check_session(self) -> None:
         if self.exit_with_engine and not self.session_socket:
             raise _invalid("exit_with_engine", "needs a session_socket: without one no engine attaches")
+        if len(os.fsencode(self.session_socket)) > SOCKET_PATH_BYTES_MAX:
+            raise _invalid("session_socket", f"has at most {SOCKET_PATH_BYTES_MAX} bytes")
 
     def may_dial(self, address: str) -> bool:
         """Whether `address` (host:port) is on the dial list."""
         try:
-            host, _ = split_address(address, "address")
+            host, port = split_address(address, "address")
         except KVGrpcError:
             return False
-        return any(_matches(host, allowed) for allowed in self.dial_allow)
+        return port > 0 and any(_matches(host, allowed) for allowed in self.dial_allow)
 
 
 def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
@@ -145,7 +169,7 @@ def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
 def split_address(address: str, field_name: str) -> tuple[str, int]:
     """Host and port of `host:port` or `[v6]:port`. Raises InvalidRequest."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not host:
+    if not colon or not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536):
         raise _invalid(field_name, f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -169,29 +193,38 @@ def _matches(host: str, allowed: str) -> bool:
         return False
 
 
+_TEXTS = ("listen", "advertise", "engine_id", "weights_revision", "session_socket", "ready_file")
 _LISTS = ("data_paths", "dial_allow")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
 _FLAGS = ("read_blocks", "insecure", "exit_with_engine")
+_FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 
 def _convert(key: str, value: Any) -> Any:
     try:
+        if key in _TEXTS and not isinstance(value, str):
+            raise TypeError("it is text")
         if key in _LISTS:
             parts = value.split(",") if isinstance(value, str) else value
             return tuple(str(part).strip() for part in parts if str(part).strip())
         if key in _NUMBERS:
-            return _NUMBERS[key](value)
-        if key in _FLAGS and isinstance(value, str):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[
-                value.lower()
-            ]
+            return _number(_NUMBERS[key], value)
+        if key in _FLAGS:
+            return value if isinstance(value, bool) else _FLAG_TEXTS[value.lower()]
         if key == "pool" and not isinstance(value, PoolConfig | None):
             return None if value is False else PoolConfig(**value)
-        if key == "limits" and isinstance(value, dict):
+        if key == "limits" and not isinstance(value, Limits):
             return replace(Limits(), **value)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise _invalid(key, f"{value!r} is not usable: {error}") from error
     return value
+
+
+def _number(kind: type[int] | type[float], value: Any) -> int | float:
+    """A number as TOML, a variable or a flag gives it."""
+    if isinstance(value, bool) or (kind is int and isinstance(value, float)):
+        raise TypeError("it is a whole number" if kind is int else "it is a number")
+    return kind(value)
 
 
 def _invalid(field_name: str, description: str) -> InvalidRequest:

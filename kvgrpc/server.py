@@ -68,6 +68,7 @@ class Server:
 
     async def start(self) -> None:
         """Serves. Raises Exhausted when the pool does not fit, AddressInUse when the address is taken."""
+        self._remove_ready_file()  # of a life that was killed
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
         )

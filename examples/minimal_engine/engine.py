@@ -101,5 +101,5 @@ class MinimalEngine:
                     pass
 
     def corrupt(self, table: Sequence[int]) -> None:
-        """Changes KV of a block, to show that a comparison would notice."""
-        self.kv[0][table[0]].mul_(-1.0)
+        """Changes KV of the last block, which was received in any case, to show that a comparison would notice."""
+        self.kv[0][table[-1]].mul_(-1.0)

@@ -71,9 +71,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("nixl").setLevel(logging.ERROR)
     with socket.socket(fileno=int(sys.argv[2])) as control:
-        from kvgrpc.service.loop import new_event_loop
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(make_role(sys.argv[1]), control))
+        asyncio.run(serve(make_role(sys.argv[1]), control))
     sys.stderr.flush()
     os._exit(0)  # what libraries leave running must not keep the run waiting
 

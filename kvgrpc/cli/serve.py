@@ -55,6 +55,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     """
     flags = {k: v for k, v in locals().items() if k not in ("config", "port", "no_pool", "log_level", *_POOL)}
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
+    if log_level.upper() not in logging.getLevelNamesMapping():
+        _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("nixl").setLevel(logging.WARNING)
     if port is not None:
@@ -75,7 +77,7 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
         return flags | {"pool": False}
     if not pool:
         return flags
-    base = configuration.load(path, os.environ, {}).pool or configuration.PoolConfig()
+    base = configuration.load(path, os.environ, flags).pool or configuration.PoolConfig()
     fields = {name: getattr(base, name) for name in _POOL}
     return flags | {"pool": fields | pool}
 

@@ -70,13 +70,14 @@ def check_ids(ids: Ids, blocks: int, field: str) -> None:
     """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice."""
     if not len(ids):
         return
-    low, high = int(ids.min()), int(ids.max())
+    increasing = len(ids) == 1 or bool((ids[1:] > ids[:-1]).all())
+    low, high = (int(ids[0]), int(ids[-1])) if increasing else (int(ids.min()), int(ids.max()))
     if low < 0 or high >= blocks:
         bad = low if low < 0 else high
         raise OutOfRange(
             Reason.BLOCK_OUT_OF_RANGE, f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}"
         )
-    if (ids[1:] > ids[:-1]).all():
+    if increasing:
         return
     # Sorted, not counted: the bound may come from a peer, and a table of that size is not ours to make.
     in_order = np.sort(ids)
@@ -124,8 +125,8 @@ def plan_runs(
 
 def _coalesce(src: Ids, dst: Ids, nbytes: int) -> tuple[Ids, Ids, Ids]:
     """Joins neighbours that are adjacent on both sides; equal-sized input runs of `nbytes`."""
-    if not len(src):
-        return src, dst, src
+    if len(src) <= 1:
+        return src, dst, np.full(len(src), nbytes, dtype=np.int64)
     joined = (np.diff(src) == nbytes) & (np.diff(dst) == nbytes)
     first = np.concatenate(([0], np.flatnonzero(~joined) + 1))
     lengths: Ids = np.diff(np.concatenate((first, [len(src)]))) * nbytes

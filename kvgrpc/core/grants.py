@@ -6,7 +6,6 @@ to find the issuer, and must not believe them. Nothing outside the token is trus
 """
 
 import base64
-import hashlib
 import hmac
 import struct
 from collections.abc import Mapping
@@ -59,7 +58,7 @@ class Claims:
 
 def signing_key(secret: bytes) -> bytes:
     """The grant key of a session, from its secret."""
-    return hmac.new(secret, b"kvgrpc grant key v1", hashlib.sha256).digest()
+    return hmac.digest(secret, b"kvgrpc grant key v1", "sha256")
 
 
 def mint(claims: Claims, key: bytes) -> bytes:
@@ -78,7 +77,7 @@ def mint(claims: Claims, key: bytes) -> bytes:
     if any(len(field) > 255 for field in fields):
         raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
     payload = head + b"".join(bytes([len(field)]) + field for field in fields)
-    token = payload + hmac.new(key, payload, hashlib.sha256).digest()
+    token = payload + hmac.digest(key, payload, "sha256")
     message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
     if message_bytes > GRANT_BYTES_MAX:
         raise InvalidRequest(
@@ -129,7 +128,7 @@ def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: A
             Reason.INCARNATION_CHANGED,
             f"engine {engine_id} restarted since the grant was made; start over from the hand-over",
         )
-    expected = hmac.new(key, token[:-_MAC_BYTES], hashlib.sha256).digest()
+    expected = hmac.digest(key, token[:-_MAC_BYTES], "sha256")
     if not hmac.compare_digest(expected, token[-_MAC_BYTES:]):
         raise PermissionDenied(Reason.GRANT_INVALID, "the grant's signature does not match")
     if claims.access is not access:

@@ -152,8 +152,10 @@ class HandOver:
         done = lease.done
         if done >= lease.consumers:
             self.end(lease, LeaseState.DONE)
-        elif lease.transfer_id and self._state.transfers.get(lease.transfer_id).consumers_done != done:
-            self._state.change(lease.transfer_id, consumers_done=done)
+        elif lease.transfer_id:
+            transfer = self._state.transfers.get(lease.transfer_id)
+            if (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
+                self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
 
     def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None) -> None:
         """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
@@ -264,8 +266,7 @@ class HandOver:
             waiting_for="readers",
             use_tokens=lease.content.tokens,
             blocks=sum(len(ids) for ids in lease.blocks),
-            nbytes=state.pool.world_size
-            * sum(len(ids) * pool.block_bytes(group) for group, ids in enumerate(lease.blocks)),
+            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
             consumers=lease.consumers,
             priority=event.priority,
         )
@@ -296,6 +297,7 @@ class HandOver:
             memory=Disposition.RETURNED,
             failure=failure,
             consumers_done=lease.done,
+            nbytes_done=lease.nbytes_done,
         )
         if failure:
             cancelled = end is State.CANCELLED

@@ -5,6 +5,7 @@ where bytes are, never whose they are or when they may be touched.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -100,6 +101,10 @@ class PoolLayout:
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of `group` over all its layers."""
         return sum(r.block_bytes for r in self.regions if r.group == group)
+
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        """Bytes of `blocks[group]` blocks of each group over all their layers."""
+        return sum(blocks[region.group] * region.block_bytes for region in self.regions)
 
     def fingerprint(self) -> str:
         """Hex digest of everything that two pools must share to exchange blocks without conversion.

@@ -77,6 +77,8 @@ class Lease:
     """Accesses that stand on it, in the order of opening, and whose they are."""
     readers: dict[str, int] = field(default_factory=dict)
     """How many of them each consumer has."""
+    nbytes_done: int = 0
+    """Bytes that its readers say they moved."""
 
     def renew(self, now: float, ttl_s: float | None) -> None:
         """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""

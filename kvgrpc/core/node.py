@@ -207,10 +207,9 @@ class Node:
             found = state.transfers.with_key(event.key)
             self._remember_cancelled(event)
         outcome = ALREADY_ENDED if found else TOMBSTONED
-        for transfer in [t for t in found if not t.over]:
-            in_flight = self._cancel_one(transfer, event.message)
-            if outcome is not CANCELLED_IN_FLIGHT:
-                outcome = CANCELLED_IN_FLIGHT if in_flight else CANCELLED_BEFORE_ACCESS
+        in_flight = [self._cancel_one(transfer, event.message) for transfer in found if not transfer.over]
+        if in_flight:
+            outcome = CANCELLED_IN_FLIGHT if any(in_flight) else CANCELLED_BEFORE_ACCESS
         after = tuple(state.transfers.get(t.id) for t in found)
         state.reply(event.call.id, Cancelled(outcome, after))
 

@@ -162,7 +162,8 @@ class Peering:
         del self._shakes[shake.key]
         if isinstance(shake, Dialling):
             self._state.emit(Dial(shake.address, shake.expected_engine_id, shake.endpoints(), shake.trace))
-        elif isinstance(shake, Admission):
+        else:
+            assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             self._state.reply(shake.call_id, Introduced(shake.endpoints(), shake.protocol))
 
@@ -220,9 +221,12 @@ class Peering:
         self._state.peers[key].forgotten = True
 
     def map_anew(self, key: str) -> None:
-        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again."""
-        peer = self._state.peers.get(key)
-        if peer is None or peer.state is PeerState.DEAD or not peer.paths:
+        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again.
+
+        Not when that is under way: the posting was one of the mapping before.
+        """
+        peer = self._state.peers[key]
+        if peer.mapping or not peer.paths:
             return
         peer.forgotten = True
         peer.paths.clear()

@@ -21,6 +21,9 @@ Blocks = tuple[Ids, ...]
 class PinKind(Enum):
     """Why a block is pinned."""
 
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
     LEASE = "lease"
     TARGET = "target"
     ACCESS = "access"

@@ -23,6 +23,9 @@ from kvgrpc.errors import Reason
 class Stage(Enum):
     """Where a pull is."""
 
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
     CONNECTING = "handshake"
     OPENING = "open"
     OPEN = "queue"

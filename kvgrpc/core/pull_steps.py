@@ -41,15 +41,20 @@ class PullSteps:
             state.pins.add(pull.transfer_id, PinKind.TARGET, blocks, state.now)
 
     def connect(self, pull: Pull) -> None:
-        claims = pull.claims
+        """Looks for the source's lead; the pull goes on now, or when the lead is reached."""
         self._pulls.await_address(pull)
-        try:
-            peer = self._peering.want(claims.address, claims.engine_id, claims.incarnation, pull.trace)
-        except KVGrpcError as error:
-            self._ends.fail(pull, error)
-            return
+        peer = self._want(pull)
         if peer is not None:
             self.open(pull, peer)
+
+    def _want(self, pull: Pull) -> Peer | None:
+        """The source's lead, or None while it is being reached, or when the pull has failed because it cannot be."""
+        claims = pull.claims
+        try:
+            return self._peering.want(claims.address, claims.engine_id, claims.incarnation, pull.trace)
+        except KVGrpcError as error:
+            self._ends.fail(pull, error)
+            return None
 
     def reconnect(self, pull: Pull) -> None:
         """The source does not know us: a new handshake, then the same access again."""
@@ -117,12 +122,19 @@ class PullSteps:
             return
         if pull.moves_nothing:
             self.settle(pull)
-        elif pull.after_step <= state.step_done():
-            self._post(pull)
-        else:
+        elif pull.after_step > state.step_done():
             self._pulls.await_step(pull)
-            if state.transfers.get(pull.transfer_id).waiting_for != "step":
-                state.change(pull.transfer_id, waiting_for="step")
+            self._wait_for(pull, "step")
+        elif not state.peers[pull.peer].reachable:
+            self._pulls.await_mapping(pull)
+            self._wait_for(pull, "handshake")
+            self._want(pull)
+        else:
+            self._post(pull)
+
+    def _wait_for(self, pull: Pull, what: str) -> None:
+        if self._state.transfers.get(pull.transfer_id).waiting_for != what:
+            self._state.change(pull.transfer_id, waiting_for=what)
 
     def _post(self, pull: Pull) -> None:
         state = self._state

@@ -6,7 +6,7 @@ from kvgrpc.core.pull import Pull
 
 
 class PullTable:
-    """Pulls that are not forgotten. A pull waits for an address, or has a peer, or neither; never both."""
+    """Pulls that are not forgotten. A pull waits for an address, or is bound to a life of a peer."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Pull] = {}
@@ -16,6 +16,8 @@ class PullTable:
         """Those that wait for the lead at an address."""
         self._by_peer: dict[str, dict[str, Pull]] = {}
         """Those with an access at that life of a peer, asked for or open."""
+        self._unmapped: dict[str, dict[str, Pull]] = {}
+        """Those whose access is open, but whose peer must be mapped again, by its address."""
         self._stepping: dict[str, Pull] = {}
         """Those that wait for the engine's step only."""
 
@@ -39,6 +41,7 @@ class PullTable:
         self._by_posting.clear()
         self._by_address.clear()
         self._by_peer.clear()
+        self._unmapped.clear()
         self._stepping.clear()
 
     def find(self, transfer_id: str) -> Pull | None:
@@ -67,6 +70,14 @@ class PullTable:
         pull.peer = peer
         self._by_peer.setdefault(peer, {})[pull.transfer_id] = pull
 
+    def await_mapping(self, pull: Pull) -> None:
+        """The pull misses nothing but the mapping of its peer."""
+        self._unmapped.setdefault(pull.claims.address, {})[pull.transfer_id] = pull
+
+    def take_unmapped(self, address: str) -> list[Pull]:
+        """Those that waited for the mapping of the peer at an address; they wait no longer."""
+        return list(self._unmapped.pop(address, {}).values())
+
     def await_step(self, pull: Pull) -> None:
         """The pull misses nothing but its engine's step."""
         self._stepping[pull.transfer_id] = pull
@@ -93,15 +104,13 @@ class PullTable:
             pull.postings.discard(posting_id)
         return pull
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def __iter__(self) -> Iterator[Pull]:
         """All, oldest first; they may end meanwhile."""
         return iter(list(self._by_id.values()))
 
     def _leave(self, pull: Pull) -> None:
-        for index, name in ((self._by_address, pull.claims.address), (self._by_peer, pull.peer)):
+        address = pull.claims.address
+        for index, name in ((self._by_address, address), (self._unmapped, address), (self._by_peer, pull.peer)):
             pulls = index.get(name)
             if pulls is not None:
                 pulls.pop(pull.transfer_id, None)

@@ -129,21 +129,25 @@ class Pulls:
     def peer_ready(self, address: str, peer: Peer) -> None:
         """The lead at an address is connected: pulls that wait for it open their accesses."""
         found = peer.description.engine_id
-        for pull in self._pulls.take_address(address):
-            if pull.claims.engine_id == found:
-                self._steps.open(pull, peer)
-            else:
+        for pull in [*self._pulls.take_address(address), *self._pulls.take_unmapped(address)]:
+            if pull.claims.engine_id != found:
                 message = f"engine {found} answers at {address}, {pull.claims.engine_id} was expected"
                 self._ends.fail_with(pull, Reason.WRONG_ENGINE, message)
+            elif pull.stage is Stage.CONNECTING:
+                self._steps.open(pull, peer)
+            else:
+                self._steps.try_post(pull)
         self._closings.reached(address, peer.key)
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None:
         """The lead at an address cannot be used; where `expected` is stated, only by those who expect that engine."""
-        for pull in self._pulls.take_address(address):
+        for pull in [*self._pulls.take_address(address), *self._pulls.take_unmapped(address)]:
             if expected in (None, pull.claims.engine_id):
                 self._ends.fail(pull, error)
-            else:
+            elif pull.stage is Stage.CONNECTING:
                 self._steps.connect(pull)
+            else:
+                self._steps.try_post(pull)
         self._closings.unreachable(address)
 
     def peer_dead(self, peer: Peer) -> None:
@@ -226,8 +230,7 @@ class Pulls:
             if not pull.postings:
                 self._ends.at_rest(pull)
         elif not event.done:
-            rank = int(event.posting_id.rpartition("/")[2])
-            self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank)
+            self._broke(pull, event)
             self._peering.map_anew(pull.peer)
         elif not pull.postings:
             self._steps.settle(pull)
@@ -236,7 +239,11 @@ class Pulls:
         """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""
         pull = self._pulls.of_posting(event.posting_id)
         if pull is not None and pull.stage is not Stage.ENDED:
-            self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message)
+            self._broke(pull, event)
+
+    def _broke(self, pull: Pull, event: PostingEnded) -> None:
+        rank = int(event.posting_id.rpartition("/")[2])
+        self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank)
 
     def step_done(self) -> None:
         """Pulls that waited for the engine's step are tried again."""

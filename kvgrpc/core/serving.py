@@ -108,7 +108,8 @@ class Serving:
         if row.last or not verdict.valid:
             access.verdict = verdict
         if row.last and access.held:
-            self._account(access, row.nbytes if verdict.valid else 0)
+            if verdict.valid:
+                self._account(access, row.nbytes)
             self._close(access, received=verdict.valid)
         return verdict
 
@@ -171,13 +172,11 @@ class Serving:
 
     def _account(self, access: Access, nbytes: int) -> None:
         """Bytes that a reader says it moved: for people, and never more than there were."""
-        lease = self._state.leases.find(access.lease_id)
-        if not nbytes or lease is None or not lease.transfer_id:
-            return
-        transfer = self._state.transfers.get(lease.transfer_id)
-        moved = min(nbytes, transfer.nbytes)
+        lease = self._state.leases.get(access.lease_id)
+        pool = self._state.pool
+        moved = min(nbytes, pool.world_size * pool.pool.bytes_of([len(ids) for ids in lease.blocks]))
+        lease.nbytes_done += moved
         self._state.bytes_sent += moved
-        self._state.change(transfer.id, nbytes_done=transfer.nbytes_done + moved)
 
 
 def _verdict(access: Access) -> Verdict:

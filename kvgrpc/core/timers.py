@@ -13,6 +13,9 @@ from itertools import count
 class Timer(Enum):
     """What a deadline is for."""
 
+    # Members are singletons, so identity will do; Enum's own hash is Python code, on the hottest path there is.
+    __hash__ = object.__hash__
+
     LEASE = "lease"
     BLOCKS = "blocks"
     QUEUE = "queue"

@@ -24,6 +24,9 @@ class Direction(Enum):
 class State(Enum):
     """Whether it is over."""
 
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
     PENDING = "pending"
     ACTIVE = "active"
     SUCCEEDED = "succeeded"
@@ -244,7 +247,7 @@ class TransferTable:
         self.counts[old.state] -= 1
         self.counts[state] += 1
         self.seq += 1
-        return self._store(replace(old, seq=self.seq, **changes))
+        return self._store(_changed(old, changes, self.seq))
 
     def get(self, transfer_id: str) -> Transfer:
         """Raises NotFound (TRANSFER_NOT_FOUND)."""
@@ -312,3 +315,11 @@ class TransferTable:
         if len(self._log) > self.history:
             self._log.popleft()
         return transfer
+
+
+def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:
+    """As `dataclasses.replace`, in a tenth of the time: a pull changes its transfer six times."""
+    new = object.__new__(Transfer)
+    new.__dict__.update(old.__dict__, **changes)
+    new.__dict__["seq"] = seq
+    return new

@@ -186,7 +186,7 @@ class _Transfer:
     def release(self) -> None:
         try:
             self._agent.nixl.release_xfer_handle(self._handle)
-        except Exception:
+        except Exception:  # noqa: BLE001 - NIXL's errors have no other base
             _log.warning("NIXL did not release an ended transfer: kept until the path is closed", exc_info=True)
         else:
             self._agent.transfers.discard(self)
@@ -231,7 +231,7 @@ class _Agent:
                 for kind, rows in by_type(memory.segments):
                     regions = [(*row, "") for row in rows]
                     self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
-                metadata = bytes(self.nixl.get_agent_metadata())
+                metadata = nixl_metadata.seal(self.nixl.get_agent_metadata())
         except DataPathUnavailable:
             self.close()
             raise
@@ -241,11 +241,11 @@ class _Agent:
     def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
         """Returns the sets of lanes of which one leads to the peer; none where unknown."""
         with self.lock:
-            self._check_peer(peer)
+            metadata = self._check_peer(peer)
             before = len(self.lanes())
             try:
                 with _raising(DataPathUnavailable, f"NIXL cannot reach agent {peer.agent!r}"):
-                    if self.nixl.add_remote_agent(peer.metadata) not in (peer.agent, peer.agent.encode()):
+                    if self.nixl.add_remote_agent(metadata) not in (peer.agent, peer.agent.encode()):
                         raise DataPathUnavailable("the peer's metadata is of another agent")
                     for kind, rows in by_type(peer.segments):
                         if not self.nixl.check_remote_metadata(peer.agent, self.nixl.get_xfer_descs(rows, kind)):
@@ -259,7 +259,8 @@ class _Agent:
             self._peers.add(peer.agent)
             return lanes
 
-    def _check_peer(self, peer: NixlEndpoint) -> None:
+    def _check_peer(self, peer: NixlEndpoint) -> bytes:
+        """Returns its metadata as NIXL wrote it."""
         if self.closed:
             raise DataPathUnavailable("the data path is closed")
         if peer.agent in self._peers or peer.agent == self.endpoint.agent:
@@ -270,6 +271,7 @@ class _Agent:
             nixl_metadata.check_segments(peer.segments)
             if self._form_is_known:
                 nixl_metadata.check(peer, self.endpoint)
+            return nixl_metadata.unseal(peer.metadata)
         except ValueError as error:
             raise DataPathUnavailable(f"the metadata of agent {peer.agent!r} is not usable: {error}") from None
 

@@ -1,10 +1,14 @@
-"""What a NIXL agent's metadata says, read without NIXL, so that a peer's can be checked before use.
+"""A NIXL agent's metadata: sealed for its way to a peer, and read without NIXL, to be checked before use.
 
-NIXL takes metadata at its word: a wrong memory type is read as an index, and over an address of
-another version UCX stops the process (both found by changing bytes at random). The form is NIXL
-1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
+NIXL and UCX take metadata at its word: a wrong memory type is read as an index, over an address of
+another version UCX stops the process, over other bytes of an address it may fault (found by changing
+bytes at random). The digest keeps out what was damaged, the checks what contradicts itself. What is
+UCX's own, address and keys, nobody can check: a peer that the handshake let in is trusted with that.
+
+The form is NIXL 1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
 """
 
+import hashlib
 import logging
 import struct
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ BYTES_MAX = 1 << 20
 ADDRESSES_END = 1 << 62
 """Addresses and sizes stay below: they are added up in 64-bit integers."""
 
+_DIGEST_BYTES = 32
 _MAGIC = b"nixlSerDes|"
 _LENGTH = struct.Struct("<Q")
 _TYPE = struct.Struct("<I")
@@ -39,6 +44,19 @@ class Metadata:
     """Memory type, address, bytes, device."""
 
 
+def seal(blob: bytes) -> bytes:
+    """With its digest in front."""
+    return hashlib.sha256(blob).digest() + blob
+
+
+def unseal(sealed: bytes) -> bytes:
+    """Raises ValueError unless it is whole."""
+    digest, blob = sealed[:_DIGEST_BYTES], sealed[_DIGEST_BYTES:]
+    if len(blob) > BYTES_MAX or hashlib.sha256(blob).digest() != digest:
+        raise ValueError(f"its {len(blob)} bytes are not those that were sent")
+    return blob
+
+
 def form_is_known(own: NixlEndpoint) -> bool:
     """Whether metadata can be checked here: whether this NIXL writes its own as expected."""
     try:
@@ -55,11 +73,11 @@ def check(peer: NixlEndpoint, own: NixlEndpoint) -> None:
     `own` is an endpoint of this process, to compare the version of addresses with.
     """
     check_segments(peer.segments)
-    metadata = parse(peer.metadata)
+    metadata = parse(unseal(peer.metadata))
     said = (metadata.agent, metadata.backend, sorted(metadata.registered))
     if said != (peer.agent, peer.backend, sorted(_registration(s) for s in peer.segments)):
         raise ValueError("it is not of that agent and memory")
-    if metadata.address[:1] != parse(own.metadata).address[:1]:
+    if metadata.address[:1] != parse(unseal(own.metadata)).address[:1]:
         raise ValueError("its addresses are of another version of the backend")
 
 
@@ -77,8 +95,8 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 def parse(blob: bytes) -> Metadata:
     """Raises ValueError for anything but the metadata of an agent with one backend."""
-    if len(blob) > BYTES_MAX or not blob.startswith(_MAGIC):
-        raise ValueError(f"{len(blob)} bytes that do not begin like metadata")
+    if not blob.startswith(_MAGIC):
+        raise ValueError("it does not begin like metadata")
     fields = _Fields(blob)
     agent = fields.text(b"Agent")
     if fields.number(b"Conns") != 1:

@@ -1,6 +1,6 @@
 """The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
 
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -17,6 +17,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.lease_service import LeaseService
 from kvgrpc.service.peer_service import PeerService
 from kvgrpc.service.pool_service import PoolService
+from kvgrpc.service.rpc import Registrar
 from kvgrpc.service.transfer_service import TransferService
 from kvgrpc.v1 import (
     admin_pb2,
@@ -74,13 +75,14 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.Healt
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ]
     )
-    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), server)
-    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), server)
-    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), server)
-    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), server)
-    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), server)
-    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), server)
+    ours = cast(grpc.aio.Server, Registrar(server))  # as far as generated code looks at it
+    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
+    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
+    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
+    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     channelz.add_channelz_servicer(server)

@@ -91,7 +91,8 @@ class PeerChannels:
         self._spawn(self._settle(action))
 
     def close_access(self, action: actions.SendClose) -> None:
-        self._spawn(self._close_access(action))
+        # By the channel that is there now: a life that ends closes its accesses and hangs up in one step.
+        self._spawn(self._close_access(action, self._channels.get(action.peer)))
 
     def renew_leases(self, action: actions.SendRenew) -> None:
         self._spawn(self._renew(action))
@@ -248,7 +249,7 @@ class PeerChannels:
             result, retryable = error, isinstance(error, Unavailable)
         self._runner.feed(events.SettleAnswered(settling.access_id, result, retryable))
 
-    async def _close_access(self, action: actions.SendClose) -> None:
+    async def _close_access(self, action: actions.SendClose, channel: _Channel | None) -> None:
         closing = action.closing
         outcome = peer_pb2.CLOSE_OUTCOME_DROPPED if closing.dropped else peer_pb2.CLOSE_OUTCOME_FAILED
         row = peer_pb2.AccessClosing(
@@ -256,14 +257,15 @@ class PeerChannels:
         )
 
         async def call(stub: "peer_pb2_grpc.PeerServiceAsyncStub", metadata: Any) -> bool:
-            caller = self._caller(action.peer)
+            engine_id = channel.caller.engine_id if channel is not None else ""
+            caller = peer_pb2.Caller(engine_id=engine_id or self._caller(action.peer).engine_id)
             caller.incarnation = action.incarnation
             request = peer_pb2.CloseAccessRequest(caller=caller, closings=[row])
             await stub.CloseAccess(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
             return True
 
         try:
-            answered = await self._call(action.peer, "CloseAccess", action.trace, call)
+            answered = await self._call(action.peer, "CloseAccess", action.trace, call, channel)
         except KVGrpcError as error:
             answered = error.reason is Reason.NO_HANDSHAKE
         self._runner.feed(events.CloseAnswered(closing.access_id, answered))
@@ -284,9 +286,16 @@ class PeerChannels:
 
     # -- channels
 
-    async def _call(self, peer: str, method: str, trace: str, call: Callable[[Any, Any], Awaitable[_T]]) -> _T:
+    async def _call(
+        self,
+        peer: str,
+        method: str,
+        trace: str,
+        call: Callable[[Any, Any], Awaitable[_T]],
+        channel: _Channel | None = None,
+    ) -> _T:
         """One call of PeerService. Raises KVGrpcError only."""
-        channel = self._channel(peer)
+        channel = channel or self._channel(peer)
         stub = peer_pb2_grpc.PeerServiceStub(channel.channel)
         try:
             with telemetry.client_span(f"kvgrpc.peer.v1.PeerService/{method}", trace, peer) as metadata:

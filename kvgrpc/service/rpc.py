@@ -1,13 +1,15 @@
-"""What every RPC method shares: telemetry round it, and typed errors out of it."""
+"""What every RPC method shares: telemetry round it, and typed errors out of it, also for what cannot be parsed."""
 
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
-from kvgrpc.errors import InternalError, KVGrpcError, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service import status, telemetry
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ def unary(
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
         try:
+            _check_readable(request)
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
         except KVGrpcError as error:
@@ -56,8 +59,10 @@ def streaming(
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        requests: Any = _readable(request) if isinstance(request, AsyncIterator) else request
         try:
-            async for reply in method(self, request, traceparent):
+            _check_readable(request)
+            async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
             await status.abort(context, error)
@@ -73,3 +78,48 @@ def streaming(
 def _name(method: Callable[..., Any]) -> str:
     service, _, rpc = method.__qualname__.rpartition(".")
     return f"{service.removesuffix('Servicer')}/{rpc}"
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """What a message reads as that cannot be parsed."""
+
+    why: str
+
+
+class Registrar:
+    """Registers generated services at a server. gRPC itself would answer what it cannot parse with UNKNOWN."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Generated code registers every service in two ways; the other one is enough."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        tolerant = {
+            name: handler._replace(request_deserializer=_reader(handler.request_deserializer))
+            for name, handler in handlers.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, tolerant),))
+
+
+def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    def read(data: bytes) -> object:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return read
+
+
+def _check_readable(request: object) -> None:
+    if isinstance(request, _Unreadable):
+        raise InvalidRequest(Reason.INVALID_FIELD, f"the request cannot be parsed: {request.why}")
+
+
+async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        _check_readable(request)
+        yield request

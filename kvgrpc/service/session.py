@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
@@ -39,7 +40,6 @@ STOP_TIMEOUT_S = 10.0
 """How long `stop` waits for connections to end."""
 PROBE_TIMEOUT_S = 1.0
 WORLD_SIZE_MAX = 4096
-ENGINE_ID_CHARS_MAX = 255
 POOL_BLOCKS_MAX = 1 << 24
 """Of one group: what the lead keeps for each block is made at attach, before anything else can say no."""
 
@@ -189,7 +189,7 @@ class Sessions:
             await self._session.over.wait()
         if self._session is not None or self._attaching:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
-        _check_attach(request)
+        _check_attach(request, self._lead.config)
         session = Session(writer)
         self._attaching = True
         try:
@@ -307,12 +307,12 @@ def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
     return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=rows))
 
 
-def _check_attach(request: session_pb2.AttachRequest) -> None:
-    """Raises InvalidRequest for numbers that would cost this process its memory."""
+def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
+    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant."""
     if request.world_size > WORLD_SIZE_MAX:
         raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
-    if len(request.engine_id) > ENGINE_ID_CHARS_MAX:
-        raise invalid("engine_id", f"has at most {ENGINE_ID_CHARS_MAX} characters")
+    if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:
+        raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
     if any(group.blocks > POOL_BLOCKS_MAX for group in request.pool.groups):
         raise invalid("pool.groups.blocks", f"is at most {POOL_BLOCKS_MAX}")
 

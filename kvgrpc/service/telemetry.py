@@ -19,6 +19,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvgrpc.core.transfers import Direction, State, Transfer
+from kvgrpc.wire.answers import trace_id
 
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
@@ -52,10 +53,10 @@ def flush() -> None:
 
 
 def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
-    """The caller's traceparent, or empty."""
+    """The caller's traceparent; empty where there is none that can be read."""
     for key, value in metadata or ():
         if key == _TRACEPARENT and isinstance(value, str):
-            return value
+            return value if trace_id(value) else ""
     return ""
 
 

@@ -7,6 +7,7 @@ the one asked for, is found out here.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from kvgrpc.core import grants
@@ -18,8 +19,10 @@ from kvgrpc.core.events import (
     Call,
     CancelTransfer,
     Destination,
+    Event,
     FinishedBlocks,
     GiveDestination,
+    LeasesVoided,
     PullBlocks,
 )
 from kvgrpc.core.ids import mint_lease_id
@@ -29,6 +32,8 @@ from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.blocks import BlockManager
 from kvgrpc.sim.memory import Memory, Prompt
 from kvgrpc.sim.network import Ask, Give, Result
+from kvgrpc.sim.requests import Offer, Wish
+from kvgrpc.sim.steps import Steps
 
 USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
@@ -36,35 +41,13 @@ ROOM_S = 0.1
 """How often it looks for room."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What an engine is asked to compute and to hand over."""
+@dataclass(eq=False)
+class HandOver:
+    """A hand-over, as its engine sees it."""
 
-    key: bytes
-    request_id: str
     prompt: Prompt
-    ttl_s: float = 30.0
-    consumers: int = 1
-    on_abort: grants.OnAbort = grants.OnAbort.RELEASE
-    announce_after_s: float = 0.0
-    """FinishedBlocks reaches the lead this much later than the grant leaves."""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What an engine is asked to pull."""
-
-    request_id: str
-    prompt: Prompt
-    """Of its own request: shorter, longer or other than the one on offer."""
-    access_id: bytes
-    use_tokens: int = 0
-    have_tokens: int = 0
-    """Tokens whose KV it has computed itself before."""
-    all_local: bool = False
-    """It has found everything locally."""
-    blocks_after_s: float = 0.0
-    """When it looks for room; 0 gives the blocks with the call, if there is room."""
+    blocks: Blocks
+    lease_id: str
 
 
 @dataclass(eq=False)
@@ -84,7 +67,9 @@ class Fetch:
 class Lead(Protocol):
     """What an engine knows of its lead."""
 
-    def call(self, ask: Ask, principal: str, give: Give) -> None: ...
+    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
+
+    def handle(self, event: Event) -> None: ...
 
     def soon(self, do: Callable[[], None]) -> None: ...
 
@@ -95,35 +80,41 @@ class Engine:
     """One life of an engine."""
 
     def __init__(self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory]) -> None:
-        self.blocks = BlockManager(description.pool)
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         self._lead = lead
         self._description = description
         self._secret = secret
         self._memories = memories
+        self._blocks = BlockManager(description.pool)
+        # Seeded by what a life is named by, so that a life always takes the same steps.
+        rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
+        self._steps = Steps(rng, description.world_size, lead.later, lead.handle)
         self._minted = 0
-        self._offers: dict[str, tuple[Prompt, Blocks]] = {}
-        """Hand-overs by their transfer."""
+        self._offers: dict[str, HandOver] = {}
+        """By their transfer."""
         self._fetches: dict[str, Fetch] = {}
-        """Pulls by their transfer."""
+        """By their transfer."""
 
     def offer(self, offer: Offer) -> bytes | None:
         """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks."""
-        shared = next((blocks for prompt, blocks in self._offers.values() if prompt == offer.prompt), None)
-        if shared is not None:
-            blocks: Blocks | None = self.blocks.share(shared)
-        else:
-            blocks = self.blocks.take(len(offer.prompt.tokens))
-            for memory in self._memories if blocks is not None else ():
-                assert blocks is not None
-                memory.compute(blocks, offer.prompt)
+        shared = next((known.blocks for known in self._offers.values() if known.prompt == offer.prompt), None)
+        blocks = self._blocks.take(len(offer.prompt.tokens)) if shared is None else self._blocks.share(shared)
         if blocks is None:
             return None
+        step = 0
+        if shared is None and offer.in_step:
+            step = self._steps.queue(lambda rank: self._memories[rank].compute(blocks, offer.prompt))
+        elif shared is None:
+            for memory in self._memories:
+                memory.compute(blocks, offer.prompt)
         self._minted += 1
         lease_id = mint_lease_id(self._secret, self._description.incarnation, "engine", self._minted)
         token = self._mint(offer, lease_id, sum(map(len, blocks)))
-        self._lead.later(offer.announce_after_s, lambda: self._announce(offer, lease_id, blocks, token))
+        made = HandOver(offer.prompt, blocks, lease_id)
+        # What is handed over within a step is announced before the step ends: its number says when to read.
+        wait_s = 0.0 if step else offer.announce_after_s
+        self._lead.later(wait_s, lambda: self._announce(offer, made, token, step))
         return token
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
@@ -136,15 +127,22 @@ class Engine:
             self.refused[error.reason] += 1
             return
         fetch = Fetch(wish, use_tokens, min(wish.have_tokens, use_tokens), ended)
-        destination = None
+        destination, step = None, 0
         if wish.all_local:
             destination = Destination((), use_tokens)
         elif not wish.blocks_after_s and self._find_room(fetch):
-            destination = self._destination(fetch)
+            destination, step = self._destination(fetch)
 
         def ask(call: Call) -> PullBlocks:
             return PullBlocks(
-                call, token, content, wish.access_id, wish.use_tokens, destination, request_id=wish.request_id
+                call,
+                token,
+                content,
+                wish.access_id,
+                wish.use_tokens,
+                destination,
+                request_id=wish.request_id,
+                after_step=step,
             )
 
         self._lead.call(ask, ENGINE, lambda result: self._pulling(fetch, result))
@@ -154,6 +152,12 @@ class Engine:
     def cancel(self, key: bytes) -> None:
         """Cancels by transfer key."""
         self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, lambda _: None)
+
+    def preempt(self, number: int) -> None:
+        """Takes the blocks of one of its hand-overs back at once."""
+        if self._offers:
+            lease_id = list(self._offers.values())[number % len(self._offers)].lease_id
+            self._lead.handle(LeasesVoided((lease_id,)))
 
     def told(self, news: EngineNews) -> None:
         """Something that the lead says."""
@@ -171,7 +175,7 @@ class Engine:
         """Asserts that everything came back."""
         assert not self._offers, "hand-overs were never returned"
         assert not self._fetches, "pulls never ended"
-        self.blocks.check_idle()
+        self._blocks.check_idle()
 
     def _mint(self, offer: Offer, lease_id: str, count: int) -> bytes:
         me = self._description
@@ -189,50 +193,59 @@ class Engine:
         )
         return grants.mint(claims, grants.signing_key(self._secret))
 
-    def _announce(self, offer: Offer, lease_id: str, blocks: Blocks, token: bytes) -> None:
+    def _announce(self, offer: Offer, made: HandOver, token: bytes, step: int) -> None:
+        """FinishedBlocks; asked again at once under the same idempotency key, which must change nothing."""
+
         def ask(call: Call) -> FinishedBlocks:
             return FinishedBlocks(
                 call,
                 offer.key,
-                tuple(enumerate(blocks)),
+                tuple(enumerate(made.blocks)),
                 _content(offer.prompt),
                 ttl_s=offer.ttl_s,
                 consumers=offer.consumers,
                 on_abort=offer.on_abort,
                 request_id=offer.request_id,
-                lease_id=lease_id,
+                after_step=step,
+                lease_id=made.lease_id,
             )
 
-        def give(result: Result) -> None:
-            if isinstance(result, KVGrpcError):
-                self.refused[result.reason] += 1
-                self._free(blocks)
+        answers: list[Result] = []
+        for _ in range(2):
+            self._lead.call(ask, ENGINE, answers.append, key=made.lease_id, method="FinishedBlocks")
+            if isinstance(answers[0], KVGrpcError):
+                self.refused[answers[0].reason] += 1
+                self._free(made.blocks)
                 return
-            assert isinstance(result, HandedOver)
-            assert result.token == token, "lead and engine mint different grants"
-            assert result.transfer is not None
-            self._offers[result.transfer.id] = (offer.prompt, blocks)
-
-        self._lead.call(ask, ENGINE, give)
+            assert isinstance(answers[0], HandedOver)
+            assert answers[0].transfer is not None
+            assert answers[0].token == token, "lead and engine mint different grants"
+            if len(answers) == 1 and answers[0].transfer.id not in self._offers:
+                self._offers[answers[0].transfer.id] = made
+        assert answers[0] is answers[1], "the same key got another answer"
 
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
-        blocks = self.blocks.take(fetch.use_tokens)
+        blocks = self._blocks.take(fetch.use_tokens)
         if blocks is None:
             return False
         fetch.blocks = blocks
         have = Prompt(fetch.wish.prompt.tokens[: fetch.have_tokens], fetch.wish.prompt.salt)
         for memory in self._memories:
-            memory.compute(self.blocks.first(blocks, fetch.have_tokens), have)
+            memory.compute(self._blocks.first(blocks, fetch.have_tokens), have)
         return True
 
-    def _destination(self, fetch: Fetch) -> Destination:
-        assert fetch.blocks is not None
-        return Destination(tuple(enumerate(self._targets(fetch))), fetch.have_tokens)
+    def _destination(self, fetch: Fetch) -> tuple[Destination, int]:
+        """The blocks to fill, and the step that still touches them."""
+        targets = self._targets(fetch)
+        step = 0
+        if fetch.wish.in_step:
+            step = self._steps.queue(lambda rank: self._memories[rank].soil(targets))
+        return Destination(tuple(enumerate(targets)), fetch.have_tokens), step
 
     def _targets(self, fetch: Fetch) -> Blocks:
         assert fetch.blocks is not None
-        return self.blocks.rest(fetch.blocks, fetch.have_tokens)
+        return self._blocks.rest(fetch.blocks, fetch.have_tokens)
 
     def _pulling(self, fetch: Fetch, result: Result) -> None:
         if isinstance(result, KVGrpcError):
@@ -255,16 +268,14 @@ class Engine:
         if not self._find_room(fetch):
             self._lead.later(ROOM_S, lambda: self._give(fetch))
             return
+        destination, step = self._destination(fetch)
         self._hand_in(fetch)
-
-        def ask(call: Call) -> GiveDestination:
-            return GiveDestination(call, fetch.transfer_id, self._destination(fetch))
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
                 raise result
 
-        self._lead.call(ask, ENGINE, give)
+        self._lead.call(lambda call: GiveDestination(call, fetch.transfer_id, destination, step), ENGINE, give)
 
     def _hand_in(self, fetch: Fetch) -> None:
         for memory in self._memories:
@@ -272,6 +283,7 @@ class Engine:
 
     def _received(self, fetch: Fetch, news: Received) -> None:
         assert not fetch.over, "it succeeded after it failed"
+        assert news.use_tokens == fetch.use_tokens
         fetch.over = True
         self._lead.soon(lambda: fetch.ended(None))
         self._acknowledge(news.transfer_id)
@@ -281,13 +293,13 @@ class Engine:
         for memory in self._memories:
             memory.take_back(self._targets(fetch))
             memory.check_holds(blocks, fetch.wish.prompt, news.use_tokens)
-        assert news.use_tokens == fetch.use_tokens
         self._lead.later(USE_S, lambda: self._free(blocks))
 
     def _returned(self, transfer_id: str) -> None:
         self._acknowledge(transfer_id)
-        if transfer_id in self._offers:
-            self._free(self._offers.pop(transfer_id)[1])
+        made = self._offers.pop(transfer_id, None)
+        if made is not None:
+            self._free(made.blocks)
             return
         fetch = self._fetches.pop(transfer_id)
         assert fetch.over, "blocks came back before the end"
@@ -304,7 +316,7 @@ class Engine:
 
     def _free(self, blocks: Blocks) -> None:
         """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
-        unused = self.blocks.free(blocks)
+        unused = self._blocks.free(blocks)
         for memory in self._memories:
             memory.scrub(unused)
 

@@ -29,6 +29,8 @@ class Faults:
     stall_s: Range = (1.0, 60.0)
     break_posting: float = 0.0
     """A posting ends with an error in the middle."""
+    lose_posting: float = 0.0
+    """A posting is reported as failed in the middle while it goes on writing; that it is at rest is proved later."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
 
@@ -36,6 +38,22 @@ class Faults:
         """A duration between the two ends of `span`."""
         return rng.uniform(*span)
 
+    def hits(self, rng: Random, probability: float) -> bool:
+        """Whether it goes wrong this time. A fault that never happens draws nothing."""
+        return probability > 0 and rng.random() < probability
+
+
+ROUGH = Faults(
+    slow=0.05,
+    lose_request=0.03,
+    lose_reply=0.03,
+    duplicate=0.03,
+    stall=0.03,
+    break_posting=0.02,
+    lose_posting=0.02,
+    break_mapping=0.02,
+)
+"""A bad day: most requests still succeed."""
 
 RPC_TIMEOUT_S = 1.0
 """A caller takes a call for lost."""

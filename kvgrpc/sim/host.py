@@ -1,6 +1,7 @@
 """One lead on the simulated network: a node, its clock, its timer, and the performing of its actions."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
 
 from kvgrpc.core.actions import (
@@ -37,20 +38,32 @@ from kvgrpc.sim.mover import Mover
 from kvgrpc.sim.network import Ask, Give, Network
 from kvgrpc.sim.peer_calls import PeerCalls
 
+NEVER = float("inf")
 
+
+@dataclass(eq=False)
 class Surroundings:
     """What all hosts of a world share."""
 
-    def __init__(self, agenda: Agenda, network: Network, limits: Limits, pool: PoolLayout, ranks: int) -> None:
-        self.agenda = agenda
-        self.network = network
-        self.limits = limits
-        self.pool = pool
-        self.ranks = ranks
-        self.store = KvStore()
-        self.memories: dict[str, Memory] = {}
-        """Of all lives, by the key in their endpoints."""
-        self.lives: dict[str, EngineDescription] = {}
+    agenda: Agenda
+    network: Network
+    limits: Limits
+    pool: PoolLayout
+    ranks: int
+    store: KvStore = field(default_factory=KvStore)
+    memories: dict[str, Memory] = field(default_factory=dict)
+    """Of all lives, by the key in their endpoints."""
+    lives: dict[str, EngineDescription] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Life:
+    """One life of an engine."""
+
+    description: EngineDescription
+    engine: Engine
+    mover: Mover
+    memories: list[Memory]
 
 
 class Host:
@@ -59,87 +72,53 @@ class Host:
     def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
         self.address = address
         self.up = False
-        self.life = ""
         self.ledger = Ledger(world.limits)
-        self.description: EngineDescription
-        self.engine: Engine
         self.node: Node
         self._world = world
         self._rng = rng
-        self._mover: Mover
+        self._life: Life
         self._skew_s = 0.0
-        self._tick_at = float("inf")
-        self._calls = 0
-        self._peers = PeerCalls(self, world.network, world.lives)
-        self._performers: dict[type[Action], Callable[..., None]] = {
-            Reply: lambda action: self.ledger.answered(action.call_id, action.answer),
-            Refuse: lambda action: self.ledger.answered(action.call_id, action.error),
-            Dial: self._peers.dial,
-            HangUp: lambda action: world.network.hang_up(self, action.peer),
-            SendOpen: self._peers.open,
-            SendSettle: self._peers.settle,
-            SendClose: self._peers.close,
-            SendRenew: self._peers.renew,
-            MakeOffer: self._offer,
-            MapPeer: self._map,
-            UnmapPeer: lambda action: self._mover.unmap(action),
-            Post: lambda action: self._mover.post(action),
-            Expect: self.ledger.expected,
-            TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
-            TellEngine: lambda action: self.engine.told(action.news),
-        }
+        self._tick_at = NEVER
+        self._performers = self._make_performers()
         world.network.add(self)
+
+    @property
+    def description(self) -> EngineDescription:
+        return self._life.description
+
+    @property
+    def engine(self) -> Engine:
+        return self._life.engine
+
+    @property
+    def life(self) -> str:
+        """Key of the present life of its engine; the last one's while it is down."""
+        return peer_key(self.address, self.description.incarnation)
 
     def start(self) -> None:
         """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
         self.node = Node(self._world.limits)
         self._skew_s = self._rng.uniform(0, 1e6)
-        self._tick_at = float("inf")
+        self._tick_at = NEVER
         self.up = True
-        self.attach()
-
-    def attach(self) -> None:
-        """An engine attaches (anew): a new life, with new memory."""
-        if self.life:
-            self._world.network.ended(self.life)
-        incarnation = self._rng.getrandbits(64)
-        self.description = self._describe(incarnation)
-        secret = self._rng.randbytes(32)
-        memories = [Memory(self._world.pool, rank, self._world.store) for rank in range(self._world.ranks)]
-        self.life = peer_key(self.address, incarnation)
-        for rank, memory in enumerate(memories):
-            self._world.memories[f"{self.life}/{rank}"] = memory
-        self._world.lives[self.life] = self.description
-        faults = self._world.network.faults
-        self._mover = Mover(self._world.agenda, self._rng, faults, self.handle)
-        self._mover.memories = memories
-        self.engine = Engine(self, self.description, secret, memories)
-        self.handle(LifeBegan(incarnation, secret, self.description, engine_attached=True))
-        self.ledger.life_began()
+        self._attach()
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
-        self.up = False
-        self._mover.stopped = True
-        self._burn()
-        life, self.life = self.life, ""
-        self._world.network.ended(life)
+        self._life.mover.stop()
+        self._end_life()
         self.ledger.crashed()
+        self.up = False
 
     def reattach(self) -> None:
         """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
-        self._burn()
-        self.attach()
+        self._end_life()
+        self._attach()
 
-    def call(self, ask: Ask, principal: str, give: Give) -> None:
-        """A call of this host's own engine, or of a router."""
-        self._calls += 1
-        self.ledger.called(self._calls, give)
-        self.handle(ask(Call(self._calls, principal)))
-
-    def receive(self, ask: Ask, principal: str, give: Give) -> None:
-        """A call of a peer."""
-        self.call(ask, f"peer/{principal}", give)
+    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
+        """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
+        number = self.ledger.called(give)
+        self.handle(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
 
     def handle(self, event: Event) -> None:
         """Gives the node an event, checks its invariants, and performs what it asks for."""
@@ -150,6 +129,20 @@ class Host:
         peer = self.node.state.peers.get(life)
         return peer is not None and peer.state is not PeerState.DEAD
 
+    def soon(self, do: Callable[[], None]) -> None:
+        """Does it in this very moment, but after what is being done; unless this life ends first."""
+        self.later(0.0, do)
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None:
+        """Does it after a delay, unless this life ends first."""
+        life = self._life
+
+        def if_alive() -> None:
+            if self.up and self._life is life:
+                do()
+
+        self._world.agenda.after(delay_s, if_alive)
+
     def check_idle(self) -> None:
         """Asserts that nothing is left of all that went on here."""
         self.ledger.check_idle()
@@ -159,21 +152,26 @@ class Host:
         assert not len(state.leases), "leases are still live"
         assert not state.accesses, "accesses are still known"
         assert not state.transfers.live, "transfers are not acknowledged"
+        assert not len(state.keys), "idempotency keys are still kept"
         assert not len(state.timers), "something is still due"
 
-    def soon(self, do: Callable[[], None]) -> None:
-        """Does it in this very moment, but after what is being done; unless this life ends first."""
-        self.later(0.0, do)
+    def _attach(self) -> None:
+        """A new life, with new memory."""
+        world = self._world
+        description = self._describe(self._rng.getrandbits(64))
+        secret = self._rng.randbytes(32)
+        memories = [Memory(world.pool, rank, world.store) for rank in range(world.ranks)]
+        mover = Mover(world.agenda, self._rng, world.network.faults, memories, self.handle)
+        self._life = Life(description, Engine(self, description, secret, memories), mover, memories)
+        world.lives[self.life] = description
+        world.memories |= {f"{self.life}/{rank}": memory for rank, memory in enumerate(memories)}
+        self.handle(LifeBegan(description.incarnation, secret, description, engine_attached=True))
+        self.ledger.life_began()
 
-    def later(self, delay_s: float, do: Callable[[], None]) -> None:
-        """Does it after a delay, unless this life ends first."""
-        life = self.life
-
-        def if_alive() -> None:
-            if self.up and self.life == life:
-                do()
-
-        self._world.agenda.after(delay_s, if_alive)
+    def _end_life(self) -> None:
+        self._world.network.ended(self.life)
+        for memory in self._life.memories:
+            memory.burn()
 
     def _feed(self, event: Event, not_before: float) -> None:
         """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
@@ -193,10 +191,30 @@ class Host:
 
         def tick() -> None:
             if self.up and self.node is node and self._tick_at == deadline:
-                self._tick_at = float("inf")
+                self._tick_at = NEVER
                 self._feed(Tick(), deadline)
 
         self._world.agenda.at(deadline - self._skew_s, tick)
+
+    def _make_performers(self) -> dict[type[Action], Callable[..., None]]:
+        peers = PeerCalls(self, self._world.network, self._world.lives)
+        return {
+            Reply: lambda action: self.ledger.answered(action.call_id, action.answer),
+            Refuse: lambda action: self.ledger.answered(action.call_id, action.error),
+            Dial: peers.dial,
+            HangUp: lambda action: self._world.network.hang_up(self, action.peer),
+            SendOpen: peers.open,
+            SendSettle: peers.settle,
+            SendClose: peers.close,
+            SendRenew: peers.renew,
+            MakeOffer: self._offer,
+            MapPeer: self._map,
+            UnmapPeer: lambda action: self._life.mover.unmap(action),
+            Post: lambda action: self._life.mover.post(action),
+            Expect: self.ledger.expected,
+            TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
+            TellEngine: lambda action: self.engine.told(action.news),
+        }
 
     def _offer(self, action: MakeOffer) -> None:
         key = f"{self.life}/{action.rank}"
@@ -206,11 +224,7 @@ class Host:
     def _map(self, action: MapPeer) -> None:
         loopback = action.endpoint.loopback
         assert loopback is not None
-        self._mover.map(action, self._world.memories.get(loopback.key))
-
-    def _burn(self) -> None:
-        for rank in range(self._world.ranks):
-            self._world.memories[f"{self.life}/{rank}"].burn()
+        self._life.mover.map(action, self._world.memories.get(loopback.key))
 
     def _describe(self, incarnation: int) -> EngineDescription:
         return EngineDescription(

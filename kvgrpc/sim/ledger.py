@@ -17,6 +17,7 @@ class Ledger:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._calls: dict[int, Callable[[Answer | KVGrpcError], None]] = {}
+        self._last_call = 0
         self._transfers: dict[str, Transfer] = {}
         self._expected: set[str] = set()
         self.ends: dict[tuple[Direction, State], int] = {}
@@ -36,9 +37,11 @@ class Ledger:
         self._transfers.clear()
         self._expected.clear()
 
-    def called(self, call_id: int, give: Callable[[Answer | KVGrpcError], None]) -> None:
-        """A call that must be answered once."""
-        self._calls[call_id] = give
+    def called(self, give: Callable[[Answer | KVGrpcError], None]) -> int:
+        """A call that must be answered once; its number."""
+        self._last_call += 1
+        self._calls[self._last_call] = give
+        return self._last_call
 
     def answered(self, call_id: int, answer: Answer | KVGrpcError) -> None:
         """Its answer."""

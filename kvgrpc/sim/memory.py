@@ -92,6 +92,11 @@ class Memory:
             self._targets[cell] = transfer_id
             self.cells[cell] = UNWRITTEN
 
+    def soil(self, blocks: Blocks) -> None:
+        """Work of the engine that was queued before it gave the blocks away: a posting must have waited for it."""
+        for cell in self._cells_of(blocks):
+            self.cells[cell] = UNWRITTEN
+
     def take_back(self, blocks: Blocks) -> None:
         """The blocks are the engine's own again."""
         for cell in self._cells_of(blocks):

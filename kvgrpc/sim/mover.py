@@ -12,6 +12,7 @@ from kvgrpc.sim.memory import Memory
 
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
+NEVER = -1
 
 
 @dataclass(eq=False)
@@ -19,31 +20,40 @@ class _Posting:
     post: Post
     source: Memory
     cells: list[tuple[int, int]] = field(default_factory=list)
-    breaks_at: int = -1
-    """Cells left when it ends with an error; -1 for never."""
-    stalls_at: int = -1
+    """What is left to copy, last first."""
+    breaks_at: int = NEVER
+    """Cells left when it ends with an error."""
+    lost_at: int = NEVER
+    """Cells left when it is reported as failed, and goes on."""
+    stalls_at: int = NEVER
 
 
 class Mover:
-    """The movers of all ranks of one life of an engine."""
+    """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into."""
 
-    def __init__(self, agenda: Agenda, rng: Random, faults: Faults, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, agenda: Agenda, rng: Random, faults: Faults, memories: list[Memory], report: Callable[[Event], None]
+    ) -> None:
         self._agenda = agenda
         self._rng = rng
         self._faults = faults
+        self._memories = memories
         self._report = report
-        self.memories: list[Memory] = []
-        self.in_flight: set[str] = set()
         self._mapped: dict[tuple[int, str], Memory] = {}
-        self.stopped = False
+        self._stopped = False
 
     def map(self, action: MapPeer, memory: Memory | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
-        works = memory is not None and self._rng.random() >= self._faults.break_mapping
-        rejected = () if works else (("loopback", "the simulator breaks this one"),)
-        if works and memory is not None:
+        broken = memory is None or self._faults.hits(self._rng, self._faults.break_mapping)
+        if memory is not None and not broken:
             self._mapped[action.rank, action.peer] = memory
-        report = PeerMapped(action.rank, action.peer, "loopback" if works else "", "simulated", rejected)
+        report = PeerMapped(
+            action.rank,
+            action.peer,
+            "" if broken else "loopback",
+            "simulated",
+            (("loopback", "the simulator breaks this one"),) if broken else (),
+        )
         self._later(self._faults.draw(self._rng, self._faults.delay_s), lambda: self._report(report))
 
     def unmap(self, action: UnmapPeer) -> None:
@@ -56,42 +66,50 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.cells.reverse()
-        if self._rng.random() < self._faults.break_posting:
-            posting.breaks_at = self._rng.randrange(len(posting.cells))
-        if self._rng.random() < self._faults.stall:
-            posting.stalls_at = self._rng.randrange(len(posting.cells))
-        self.in_flight.add(action.posting_id)
+        posting.breaks_at = self._somewhere(posting, self._faults.break_posting)
+        posting.lost_at = self._somewhere(posting, self._faults.lose_posting)
+        posting.stalls_at = self._somewhere(posting, self._faults.stall)
         self._step(posting, -(-len(posting.cells) // CHUNKS))
+
+    def stop(self) -> None:
+        """The process is gone: nothing is written or reported any more."""
+        self._stopped = True
+
+    def _somewhere(self, posting: _Posting, probability: float) -> int:
+        return self._rng.randrange(len(posting.cells)) if self._faults.hits(self._rng, probability) else NEVER
 
     def _step(self, posting: _Posting, chunk: int) -> None:
         delay_s = self._faults.draw(self._rng, self._faults.cell_s) * chunk
-        if posting.stalls_at >= 0 and len(posting.cells) <= posting.stalls_at + chunk:
-            posting.stalls_at = -1
+        if posting.stalls_at != NEVER and len(posting.cells) <= posting.stalls_at + chunk:
+            posting.stalls_at = NEVER
             delay_s += self._faults.draw(self._rng, self._faults.stall_s)
         self._later(delay_s, lambda: self._copy(posting, chunk))
 
     def _copy(self, posting: _Posting, chunk: int) -> None:
-        own = self.memories[posting.post.rank]
+        own = self._memories[posting.post.rank]
         for _ in range(min(chunk, len(posting.cells))):
-            if len(posting.cells) == posting.breaks_at:
-                self._end(posting, done=False)
+            left = len(posting.cells)
+            if left == posting.lost_at:
+                self._tell(posting, done=False, quiesced=False)
+            if left == posting.breaks_at:
+                self._tell(posting, done=False)
                 return
             src, dst = posting.cells.pop()
             own.arrive(dst, posting.source.cells[src], posting.post.transfer_id)
         if posting.cells:
             self._step(posting, chunk)
         else:
-            self._end(posting, done=posting.breaks_at != 0)
+            self._tell(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
 
-    def _end(self, posting: _Posting, *, done: bool) -> None:
+    def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post
-        self.in_flight.discard(post.posting_id)
         nbytes = post.runs.total_bytes if done else 0
-        self._report(PostingEnded(post.posting_id, done, nbytes, message="" if done else "the simulator broke it"))
+        message = "" if done else "the simulator broke it"
+        self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced))
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:
         def if_alive() -> None:
-            if not self.stopped:
+            if not self._stopped:
                 do()
 
         self._agenda.after(delay_s, if_alive)

@@ -20,10 +20,12 @@ class Lead(Protocol):
 
     address: str
     up: bool
-    life: str
-    """Key of the present life of its engine."""
 
-    def receive(self, ask: Ask, principal: str, give: Give) -> None: ...
+    @property
+    def life(self) -> str:
+        """Key of the present life of its engine."""
+
+    def call(self, ask: Ask, principal: str, give: Give) -> None: ...
 
     def handle(self, event: Event) -> None: ...
 
@@ -108,7 +110,7 @@ class Network:
             refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
             self._agenda.after(self._delay(), lambda: answer(refused))
         elif not self._is_cut(caller, lead):
-            lead.receive(ask, caller.address, lambda result: self._return(caller, lead, result, answer))
+            lead.call(ask, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
 
     def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
         if not self._is_cut(caller, lead) and not self._hits(self.faults.lose_reply):
@@ -144,4 +146,4 @@ class Network:
         return self.faults.draw(self._rng, self.faults.slow_s if slow else self.faults.delay_s)
 
     def _hits(self, probability: float) -> bool:
-        return probability > 0 and self._rng.random() < probability
+        return self.faults.hits(self._rng, probability)

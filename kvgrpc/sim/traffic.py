@@ -6,9 +6,9 @@ from random import Random
 from kvgrpc.core.actions import Failed
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.transfers import Next
-from kvgrpc.sim.engine import Offer, Wish
 from kvgrpc.sim.host import Host
 from kvgrpc.sim.memory import Prompt
+from kvgrpc.sim.requests import Offer, Wish
 from kvgrpc.sim.world import World
 
 RETRIES = 2

@@ -226,7 +226,9 @@ class PullBlocksRequest(_message.Message):
     after_step: _builtins.int
     """Engine step that touches the destination blocks last. 0 asserts that no queued work touches them."""
     validate_only: _builtins.bool
-    """Checks everything that can be checked here and changes nothing. The reply has no transfer."""
+    """Checks everything that can be checked here and changes nothing. The reply has a transfer only with `transfer_id`:
+    that one, as it is.
+    """
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
         """A new one."""

@@ -1,5 +1,7 @@
 """The core's answers, transfers, leases and pins to messages."""
 
+import re
+
 from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
 from kvgrpc.core.events import Opened
 from kvgrpc.core.leases import LeaseState
@@ -46,10 +48,13 @@ OUTCOMES = {
 }
 
 
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
 def trace_id(traceparent: str) -> str:
-    """The trace id in a W3C traceparent, or empty."""
-    parts = traceparent.split("-")
-    return parts[1] if len(parts) >= 4 and len(parts[1]) == 32 else ""
+    """The trace id in a W3C traceparent; empty for anything else."""
+    found = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+    return found[1] if found else ""
 
 
 def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:

@@ -167,6 +167,11 @@ def test_an_item_has_a_digest_and_occupies_tokens(item: tuple[bytes, int, int]) 
         Item(*item)
 
 
+def test_what_is_as_long_as_it_may_be_is_accepted() -> None:
+    assert Item(b"x" * 64, 2**32 - 1, 1).length == 1
+    assert Content(1, opaque=b"x" * 64).tokens == 1
+
+
 def test_items_that_would_cost_more_than_the_tokens_are_refused() -> None:
     items = [Item(b"x", 0, 2**20)] * 70
     with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
@@ -176,6 +181,8 @@ def test_items_that_would_cost_more_than_the_tokens_are_refused() -> None:
 def test_a_digest_exists_at_multiples_of_16_and_at_the_end() -> None:
     made = chain(FORTY, also_at=20)
     assert len({made.digest(k) for k in (16, 20, 32, 40)}) == 4
+    assert chain(FORTY).partial is None
+    assert chain(FORTY, also_at=32).partial is None
     for tokens in (-16, 0, 1, 17, 39, 41, 48):
         with refused(Reason.CONTENT_RANGE, OutOfRange):
             made.digest(tokens)
@@ -261,6 +268,12 @@ def test_both_sides_state_their_content_in_the_same_form() -> None:
     for offer, wanted in ((chain(FORTY), Claim(40, opaque=b"x")), (Content(40, opaque=b"x"), Claim(40, b"d" * 32))):
         with refused(Reason.CONTENT_REQUIRED, PreconditionFailed):
             check(offer, wanted)
+
+
+def test_an_opaque_id_for_more_tokens_than_are_on_offer_is_refused() -> None:
+    for tokens in (0, 41, 48):
+        with refused(Reason.CONTENT_RANGE, OutOfRange):
+            check(Content(40, opaque=b"x"), Claim(tokens, opaque=b"x"))
 
 
 def test_opaque_ids_are_compared_whole() -> None:

@@ -62,9 +62,10 @@ def test_ids_lie_in_the_pool_and_none_is_listed_twice() -> None:
     check_ids(ids(), 4, "blocks")
     check_ids(ids(0, 1, 2, 3), 4, "blocks")
     check_ids(ids(3, 0, 2), 4, "blocks")
-    for bad in ((4,), (0, -1), (0, 7, 1)):
-        with refused(Reason.BLOCK_OUT_OF_RANGE, OutOfRange):
+    for bad, named in (((4,), 4), ((0, -1), -1), ((0, 7, 1), 7)):
+        with pytest.raises(OutOfRange, match=f"blocks: block {named} does not exist; ids run from 0 to 3") as caught:
             check_ids(ids(*bad), 4, "blocks")
+        assert caught.value.reason is Reason.BLOCK_OUT_OF_RANGE
     for bad in ((1, 1), (0, 3, 0), (3, 2, 2)):
         with refused(Reason.BLOCK_DUPLICATE, InvalidRequest):
             check_ids(ids(*bad), 4, "blocks")

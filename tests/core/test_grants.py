@@ -143,6 +143,13 @@ def test_whatever_makes_a_grant_long_its_message_stays_within_the_bound(field: s
     assert max(fits) <= GRANT_BYTES_MAX
 
 
+@pytest.mark.parametrize("field", ["tenant", "transfer_key"])
+def test_what_the_message_does_not_repeat_may_be_as_long_as_its_length_byte_says(field: str) -> None:
+    long = b"x" * 255 if field == "transfer_key" else "x" * 255
+    claims = largest(**{field: long})
+    assert read_claims(mint(claims, KEY)) == claims
+
+
 def test_the_grant_message_repeats_what_the_token_says() -> None:
     made = values.grant(TOKEN)
     assert values.claims_of(made) == CLAIMS

@@ -46,6 +46,9 @@ def test_a_dense_layout_has_a_region_for_each_layer() -> None:
     assert layout == PoolLayout((GROUP,), TWO, 64)
     assert layout.block_bytes(0) == 16
     assert uniform_layout(GROUP, 8, layers_per_region=2).regions == (Region(0, 0, 2, 0, 16, 16),)
+    six = uniform_layout(replace(GROUP, layers=6), 8, layers_per_region=2)
+    assert [(region.first_layer, region.offset) for region in six.regions] == [(0, 0), (2, 64), (4, 128)]
+    assert six.total_bytes == 192
 
 
 def test_layers_may_stand_side_by_side_in_the_rows_of_one_array() -> None:
@@ -115,7 +118,11 @@ def test_the_size_of_the_memory_is_bounded(total: int) -> None:
 
 
 def test_what_a_peer_says_is_bounded_before_it_is_looked_at() -> None:
-    assert "groups[0].layers" in violations(*TWO, groups=(replace(GROUP, layers=LAYERS_MAX + 1),))
+    for layers, expected in ((LAYERS_MAX, []), (LAYERS_MAX + 1, ["groups[0].layers"])):
+        packed = Region(0, 0, layers, 0, 8, 8)
+        assert violations(packed, groups=(replace(GROUP, layers=layers),)) == expected
+    every = tuple(Region(0, i, 1, i, REGIONS_MAX, 1) for i in range(REGIONS_MAX))
+    assert violations(*every, groups=(replace(GROUP, layers=REGIONS_MAX),), total=BYTES_MAX) == []
     assert violations(*(TWO[0],) * (REGIONS_MAX + 1)) == ["regions"]
     many = [Region(0, i, 1, i, 1 << 20, 1) for i in range(20_000)]
     groups = (replace(GROUP, layers=20_000),)
@@ -152,6 +159,7 @@ def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
     layout = uniform_layout(GROUP, 8)
     shifted = tuple(replace(r, offset=r.offset + 100, stride_bytes=8) for r in layout.regions)
     assert PoolLayout((GROUP,), shifted, 200).fingerprint() == layout.fingerprint()
+    assert len(layout.fingerprint()) == 32
     assert full(blocks=64).fingerprint() == full(blocks=8).fingerprint()
     assert full().fingerprint() != hybrid().fingerprint()
 

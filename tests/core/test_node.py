@@ -171,6 +171,13 @@ def test_keys_of_pulls_and_allocations_live_with_them() -> None:
     assert len(lead.state.keys) == 0
 
 
+def test_a_server_managed_pool_renews_while_it_drains() -> None:
+    lead = Lead(describe("p", 1, pool_kind=PoolKind.SERVER_MANAGED))
+    made = lead.call(lambda c: AllocateBlocks(c, ((0, 2),), ttl_s=9.0))
+    lead.state.draining = True
+    assert lead.call(lambda c: AllocateBlocks(c, (), 20.0, made.allocation_id)).remaining_s == 20.0
+
+
 def test_keys_of_leases_without_a_transfer_live_with_the_lease(lead: Lead) -> None:
     made = lead.finish(transfer=False, ttl_s=90.0, call={"key": "k"})
     lead.finish(validate_only=True, call={"key": "v"})
@@ -278,6 +285,32 @@ def test_what_is_not_over_cannot_be_acknowledged(lead: Lead) -> None:
     made = lead.finish()
     assert lead.call(lambda c: AcknowledgeTransfers(c, (made.transfer.id,))) == Acknowledged(0)
     assert lead.state.transfers.live == 1
+
+
+# -- draining
+
+
+def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> None:
+    lead.begin(describe("p", 1, pool_kind=PoolKind.SERVER_MANAGED))
+    lead.admit(D)
+    lead.call(lambda c: AllocateBlocks(c, ((0, 20),)))
+    made = lead.finish()
+    pull = lead.pull(grant(D))
+    lead.state.draining = True
+    before = snapshot(lead.node)
+    for work in (
+        lambda: lead.finish(key=b"another key here", lease_id="l-mine"),
+        lambda: lead.pull(grant(D), number=2),
+        lambda: lead.call(lambda c: AllocateBlocks(c, ((0, 1),))),
+    ):
+        with refused(Reason.DRAINING, Unavailable):
+            work()
+    assert snapshot(lead.node) == before
+    lead.give(pull.id, (10, 11))
+    (row,) = lead.opened(D, Opening(access_id(), made.token, claim(32)))
+    assert isinstance(row, events.Opened)
+    assert lead.settle(D).valid
+    assert cancel(lead, transfer_id=pull.id).outcome == "cancelled_before_access"
 
 
 # -- lives

@@ -336,6 +336,16 @@ def test_asking_again_while_it_waits_joins_the_wait(lead: Lead) -> None:
     assert len(lead.state.accesses) == 1
 
 
+def test_several_accesses_wait_for_one_lease(lead: Lead) -> None:
+    token = grant(lead.me, lease_id="l-late")
+    calls = [lead.open(peer, opening(token, number)) for number, peer in ((1, D), (2, E), (3, D))]
+    lead.close(D, 1)
+    assert lead.answer(calls[1]) is None
+    lead.finish(lease_id="l-late", consumers=5)
+    assert isinstance(lead.answer(calls[1]).rows[0], Opened)
+    assert isinstance(lead.answer(calls[2]).rows[0], Opened)
+
+
 def test_a_call_is_answered_when_its_last_row_is(lead: Lead) -> None:
     made = lead.finish(after_step=2)
     call = lead.open(D, opening(made.token, 1), opening(grant(lead.me, lease_id="l-late"), 2))

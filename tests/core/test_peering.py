@@ -515,6 +515,14 @@ def test_the_end_of_our_life_refuses_whoever_waits_and_forgets_everybody(lead: L
     assert lead.feed(EndpointOffered(0, "h2", endpoint())) == []
 
 
+def test_the_end_of_our_life_hangs_up_on_the_living_only(lead: Lead) -> None:
+    lead.admit(P)
+    lead.feed(PeerSilent(key_of(P)))
+    lead.tick(10.0)
+    done = lead.begin(describe("d", 3))
+    assert HangUp(key_of(P)) not in done
+
+
 def test_reports_of_ranks_after_the_engine_is_gone_are_no_news(lead: Lead) -> None:
     connect(lead)
     key = lead.one(MakeOffer).key

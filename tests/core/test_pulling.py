@@ -13,6 +13,7 @@ from kvgrpc.core.actions import (
     Dial,
     Failed,
     MakeOffer,
+    MapPeer,
     Post,
     PullOpened,
     Received,
@@ -22,6 +23,7 @@ from kvgrpc.core.actions import (
     SendSettle,
     TellEngine,
     TransferChanged,
+    UnmapPeer,
 )
 from kvgrpc.core.content import Content
 from kvgrpc.core.events import (
@@ -29,6 +31,7 @@ from kvgrpc.core.events import (
     CancelTransfer,
     CloseAnswered,
     Destination,
+    EndpointOffered,
     LifeBegan,
     PeerAlive,
     PeerSilent,
@@ -64,6 +67,8 @@ from tests.core.nodes import (
     answer_of,
     content,
     describe,
+    endpoint,
+    endpoints,
     grant,
     hybrid,
     ids,
@@ -630,6 +635,128 @@ def test_late_news_of_a_posting_changes_no_outcome(lead: Lead, done: bool) -> No
     assert lead.transfer(pull.id).state is State.CANCELLED
     assert lead.transfer(pull.id).failure == failure
     assert posted(lead, pull) == []
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_posting_of_which_nobody_knows_whether_it_is_at_rest_keeps_its_blocks(lead: Lead, done: bool) -> None:
+    pull = at_stage(lead, "wire")
+    lost = PostingEnded(f"{pull.id}/0", done, message="the transport broke", quiesced=False)
+    lead.feed(lost)
+    assert failure_of(lead, pull).reason is Reason.DATA_PATH_FAILED
+    assert failure_of(lead, pull).rank == 0
+    assert lead.transfer(pull.id).memory is Disposition.QUARANTINED
+    assert [type(news) for news in lead.news()] == [Failed]
+    assert lead.feed(lost) == []
+    posted(lead, pull, done=False)
+    assert lead.transfer(pull.id).memory is Disposition.RETURNED
+    assert lead.feed(lost) == []
+
+
+def test_after_a_broken_posting_the_peer_is_mapped_anew(lead: Lead) -> None:
+    broken = at_stage(lead, "wire")
+    posted(lead, broken, done=False)
+    assert lead.one(UnmapPeer) == UnmapPeer(0, key_of(P))
+    lead.pull(TOKEN, 32, (6, 7), number=2)
+    assert lead.seen(SendOpen) == []
+    lead.connect(P)
+    assert lead.one(SendOpen).opening.access_id == access_id(2)
+
+
+def broken_beside(lead: Lead) -> Transfer:
+    """A pull whose access is open and which waits for blocks, while a posting from the same peer breaks."""
+    waiting = lead.pull(TOKEN, number=2)
+    opened(lead, 2)
+    posted(lead, at_stage(lead, "wire"), done=False)
+    return waiting
+
+
+def test_a_pull_that_waits_meanwhile_posts_once_the_peer_is_mapped_again(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    lead.give(waiting.id, (6, 7))
+    assert lead.seen(Post) == []
+    assert lead.transfer(waiting.id).waiting_for == "handshake"
+    lead.connect(P)
+    assert lead.one(Post).transfer_id == waiting.id
+    assert lead.seen(SendOpen) == [], "its access is open"
+
+
+def test_a_pull_that_needs_no_bytes_needs_no_mapping(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    lead.give(waiting.id)
+    assert lead.one(SendSettle).settling.access_id == access_id(2)
+
+
+def test_a_pull_whose_peer_cannot_be_mapped_again_fails(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    lead.give(waiting.id, (6, 7))
+    lead.feed(events.DialFailed("p:1", LOST))
+    assert failure_of(lead, waiting).reason is Reason.PEER_UNREACHABLE
+    assert lead.one(SendClose).closing.access_id == access_id(2)
+
+
+def test_a_pull_whose_peer_comes_back_as_another_life_fails(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    lead.give(waiting.id, (6, 7))
+    lead.connect(describe("p", 9))
+    assert failure_of(lead, waiting).reason is Reason.PEER_LOST
+
+
+def test_waiting_to_be_mapped_again_ends_too(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    lead.give(waiting.id, (6, 7))
+    cancel(lead, transfer_id=waiting.id)
+    lead.connect(P)
+    assert lead.seen(Post) == []
+
+
+def test_only_those_who_expect_the_engine_that_answers_go_on(lead: Lead) -> None:
+    waiting = broken_beside(lead)
+    other = lead.pull(grant(describe("x", 9, address="p:1")), 32, (8, 9), number=3)
+    lead.feed(EndpointOffered(0, lead.one(MakeOffer).key, endpoint()))
+    lead.give(waiting.id, (6, 7))
+    lead.feed(events.DialFailed("p:1", PreconditionFailed(Reason.WRONG_ENGINE, "this is p")))
+    assert failure_of(lead, other).reason is Reason.WRONG_ENGINE
+    assert lead.transfer(waiting.id).waiting_for == "handshake"
+    lead.connect(P)
+    assert lead.one(Post).transfer_id == waiting.id
+
+
+def test_several_broken_postings_map_the_peer_anew_once() -> None:
+    source, lead = describe("p", 1, world_size=2), Lead(describe("d", 2, world_size=2))
+    lead.admit(source)
+    pulls = [lead.pull(TOKEN, 32, (4 * n, 4 * n + 1), number=n) for n in range(1, 5)]
+    for number in range(1, 5):
+        opened(lead, number)
+    posted(lead, pulls[0], 0, done=False)
+    assert len(lead.seen(UnmapPeer)) == 2
+    posted(lead, pulls[0], 1, done=False)
+    posted(lead, pulls[1], 0, done=False)
+    assert lead.seen(UnmapPeer) == []
+    lead.pull(TOKEN, 32, (40, 41), number=9)
+    lead._offer()
+    lead.feed(events.PeerAnswered("p:1", source, endpoints(source)))
+    maps = lead.seen(MapPeer)
+    lead.feed(events.PeerMapped(0, key_of(source), "shm", ""))
+    posted(lead, pulls[2], 0, done=False)
+    assert lead.seen(UnmapPeer) == [], "it is being mapped already"
+    lead.feed(events.PeerMapped(1, key_of(source), "shm", ""))
+    assert len(maps) == 2
+    assert lead.one(SendOpen).opening.access_id == access_id(9)
+
+
+def test_blocks_in_quarantine_outlive_the_source_and_our_life() -> None:
+    source, lead = describe("p", 1, world_size=3), Lead(describe("d", 2, world_size=3))
+    lead.admit(source)
+    pull = lead.pull(TOKEN, 32, (4, 5))
+    opened(lead)
+    cancel(lead, transfer_id=pull.id)
+    lead.feed(PeerSilent(key_of(source)))
+    lead.tick(10.0)
+    posted(lead, pull, 1)
+    assert lead.transfer(pull.id).memory is Disposition.QUARANTINED
+    lead.begin(describe("d", 3, world_size=3))
+    assert lead.seen(TransferChanged) == [], "nothing is known of it any more, which reads as quarantined"
+    assert posted(lead, pull, 0) == posted(lead, pull, 2) == []
 
 
 # -- settling

@@ -11,6 +11,7 @@ from kvgrpc.core.events import Closing, LeaseRef, Opened, PeerSilent, ReleaseLea
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.peering import DEAD_KEPT
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.nodes import Lead, access_id, claim, describe, grant, key_of, refused, snapshot
@@ -159,10 +160,10 @@ def test_bytes_of_readers_are_added_up_but_never_believed_beyond_what_there_was(
     assert lead.state.bytes_sent == 62
 
 
-def test_bytes_of_a_lease_without_a_transfer_have_no_account(lead: Lead) -> None:
-    opened(lead, lead.finish(transfer=False).token)
+def test_bytes_of_a_lease_without_a_transfer_count_too(lead: Lead) -> None:
+    opened(lead, lead.finish(transfer=False, consumers=2).token)
     assert lead.settle(D, nbytes=30).valid
-    assert lead.state.bytes_sent == 0
+    assert lead.state.bytes_sent == 30
 
 
 # -- consumers
@@ -372,6 +373,16 @@ def test_an_access_outlives_the_memory_of_how_its_lease_ended() -> None:
     lead.tick(120.0)
     assert not lead.state.accesses
     assert not lead.node._serving._early
+
+
+def test_an_access_outlives_the_memory_of_its_peer(lead: Lead) -> None:
+    made = lead.finish(consumers=2)
+    lead.close(D, token=made.token)
+    for incarnation in range(3, DEAD_KEPT + 5):
+        lead.admit(describe("d", incarnation))
+    assert key_of(D) not in lead.state.peers
+    lead.tick(120.0)
+    assert not lead.state.accesses
 
 
 def test_what_a_peer_still_holds_is_shown(lead: Lead) -> None:

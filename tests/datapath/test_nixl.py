@@ -124,14 +124,31 @@ def test_an_agent_does_not_connect_to_itself(rank: Rank) -> None:
         rank.path.connect(rank.endpoint)
 
 
+def resealed(endpoint: NixlEndpoint, change: Callable[[bytes], bytes]) -> NixlEndpoint:
+    """As somebody sends it who means to."""
+    return replace(endpoint, metadata=nixl_metadata.seal(change(nixl_metadata.unseal(endpoint.metadata))))
+
+
+def address_at(metadata: bytes) -> int:
+    """Where UCX's address begins: behind its tag and length."""
+    return metadata.index(b"UCX|c") + 13
+
+
 CHANGES: dict[str, Callable[[NixlEndpoint], NixlEndpoint]] = {
     "no metadata": lambda n: replace(n, metadata=b""),
-    "cut short": lambda n: replace(n, metadata=n.metadata[:-1]),
-    "one byte more": lambda n: replace(n, metadata=n.metadata + b"|"),
-    "a length beyond the end": lambda n: replace(n, metadata=n.metadata.replace(b"DList\n", b"DList\xff")),
-    "too long": lambda n: replace(n, metadata=b"nixlSerDes|" + bytes(1 << 21)),
+    "damaged": lambda n: replace(n, metadata=n.metadata[:99] + b"?" + n.metadata[100:]),
+    "not metadata": lambda n: resealed(n, lambda _: b"something else"),
+    "cut short": lambda n: resealed(n, lambda m: m[:-1]),
+    "cut to its head": lambda n: resealed(n, lambda m: m[:14]),
+    "one byte more": lambda n: resealed(n, lambda m: m + b"|"),
+    "a length beyond the end": lambda n: resealed(n, lambda m: m.replace(b"DList\n", b"DList\xff")),
+    "an unknown memory type": lambda n: resealed(
+        n, lambda m: m.replace(b"|t\4\0\0\0\0\0\0\0\0", b"|t\4\0\0\0\0\0\0\0\7")
+    ),
+    "two backends": lambda n: resealed(n, lambda m: m.replace(b"\0\1\0\0\0\0\0\0\0|t", b"\0\2\0\0\0\0\0\0\0|t")),
+    "an address of another version": lambda n: resealed(n, lambda m: m[: (a := address_at(m))] + b"\x7f" + m[a + 1 :]),
+    "too long": lambda n: resealed(n, lambda m: m + bytes(1 << 21)),
     "another agent": lambda n: replace(n, agent="another"),
-    "a name with a zero": lambda n: replace(n, agent=n.agent + "\0"),
     "another backend": lambda n: replace(n, backend="GDS"),
     "no memory": lambda n: replace(n, segments=()),
     "more memory": lambda n: replace(n, segments=(replace(n.segments[0], nbytes=n.segments[0].nbytes + 1),)),
@@ -151,33 +168,51 @@ def test_an_offer_that_contradicts_itself_is_refused_and_the_true_one_still_conn
     assert finish(rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
 
 
-def test_changed_metadata_is_refused_or_harmless_and_never_ends_the_process(peer: NixlPeer) -> None:
-    """Also every byte of UCX's own address, which nothing here understands."""
+def test_a_change_of_any_byte_of_the_metadata_is_refused(rank: Rank, peer: NixlPeer) -> None:
+    offer = nixl_of(peer.endpoint)
+    for place in range(len(offer.metadata)):
+        changed = bytearray(offer.metadata)
+        changed[place] ^= 0x55
+        with pytest.raises(DataPathUnavailable, match="not those that were sent"):
+            rank.path.connect(replace(peer.endpoint, nixl=replace(offer, metadata=bytes(changed))))
+
+
+def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_is_the_backend_s_own(
+    peer: NixlPeer,
+) -> None:
     result = scenario(
         """
+        from kvgrpc.datapath import nixl_metadata
         rng = random.Random(5)
         offer, refused = endpoint.nixl, 0
+        true = nixl_metadata.unseal(offer.metadata)
+        address = true.index(b"UCX|c") + 13
+        own = [*range(address + 1, true.index(b"MemSection") - 9), *range(len(true) - 12, len(true) - 1)]
+        ours = [place for place in range(len(true)) if place not in own]
         remote.close()
-        for trial in range(400):
-            changed = bytearray(offer.metadata)
-            for place in [trial % len(changed), *rng.choices(range(len(changed)), k=rng.choice((0, 0, 1, 7)))]:
+        for trial in range(3 * len(ours)):
+            changed = bytearray(true)
+            for place in [ours[trial % len(ours)], *rng.choices(ours, k=rng.choice((0, 0, 1, 7)))]:
                 changed[place] = rng.randrange(256)
             try:
-                path.connect(replace(endpoint, nixl=replace(offer, metadata=bytes(changed)))).close()
+                sealed = nixl_metadata.seal(bytes(changed))
+                path.connect(replace(endpoint, nixl=replace(offer, metadata=sealed))).close()
             except DataPathUnavailable:
                 refused += 1
-        assert refused > 100, refused
+        print(refused, 3 * len(ours))
         remote = path.connect(endpoint)
         assert finish(post()) is PostingState.DONE
         """,
         peer,
     )
     assert result.returncode == 0, result.stderr
+    refused, tried = map(int, result.stdout.split())
+    assert refused > 0.95 * tried
 
 
 def test_metadata_says_the_agent_its_backend_and_its_memory(rank: Rank) -> None:
     offer = nixl_of(rank.endpoint)
-    said = nixl_metadata.parse(offer.metadata)
+    said = nixl_metadata.parse(nixl_metadata.unseal(offer.metadata))
     assert (said.agent, said.backend) == (offer.agent, "UCX")
     assert said.registered == ((0, offer.segments[0].address, 1 << 20, 0),)
 

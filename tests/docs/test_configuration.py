@@ -99,6 +99,15 @@ def test_the_wait_for_the_first_engine_is_as_long_as_it_says() -> None:
     assert f"within {FIRST_ENGINE_S:g} s" in row[2]
 
 
+@pytest.mark.parametrize(
+    ("setting", "bound"),
+    [("engine_id", config.NAMES_BYTES_MAX), ("session_socket", config.SOCKET_PATH_BYTES_MAX)],
+)
+def test_bounds_of_settings_are_as_it_says(setting: str, bound: int) -> None:
+    (row,) = (row for row in SETTINGS if plain(row[0]) == setting)
+    assert f"at most {bound} bytes" in row[2]
+
+
 def test_environment_names_are_formed_as_it_says() -> None:
     assert "KVGRPC_DATA_PATHS" in section(PAGE, "## Settings")
     assert config.load(None, {"KVGRPC_DATA_PATHS": "shm"}, {}).data_paths == ("shm",)

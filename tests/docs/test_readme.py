@@ -1,6 +1,7 @@
 """The README against the code: its session runs, its tables are those of the schema."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.service.grpc_server import SERVICES
 from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
-from tests.docs.pages import README, ROOT, code, plain, section, tables
+from tests.docs.pages import DOCS, README, ROOT, code, plain, section, tables
 
 PORTS = ("50051", "50052")
 FILES = (handshake_pb2, handoff_pb2, transfer_pb2, lease_pb2, pool_pb2, admin_pb2, peer_pb2, rank_pb2)
@@ -61,6 +62,14 @@ def test_the_table_of_rpcs_is_that_of_the_schema() -> None:
     rows = tables(section(README, "## The API"))[0]
     shown = {plain(service): rpcs.split(", ") for service, rpcs, _ in rows}
     assert shown == {name: [rpc.name for rpc in service.methods] for name, service in services().items()}
+
+
+def test_the_picture_names_rpcs_that_exist() -> None:
+    """Every word of two capitals in it is the name of an RPC."""
+    words = set(re.findall(r"\b[A-Z][a-z]+[A-Z]\w*", (DOCS / "pull.svg").read_text()))
+    rpcs = {rpc.name for service in services().values() for rpc in service.methods}
+    assert words
+    assert words - rpcs == set()
 
 
 def test_services_that_are_not_served_are_marked_so() -> None:

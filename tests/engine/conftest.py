@@ -16,7 +16,8 @@ SETTINGS = """
 lease_ttl_s = 300.0
 open_wait_s = 4.0
 connect_timeout_s = 10.0
-peer_grace_s = 3.0
+peer_grace_s = 2.0
+settle_timeout_s = 2.0
 """
 
 Attach = Callable[..., Side]

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +23,15 @@ from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
 from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
+from tests.engine.made import BLOCK_TOKENS, BLOCKS, LAYER_BYTES, LAYERS, made_bytes
 from tests.service.api import Api
 from tests.service.engines import ServeProcess, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = 64
-BLOCK_TOKENS = 16
-LAYERS = 2
-LAYER_BYTES = 1024
-"""Of one block: K and V, 16 tokens, 2 heads, 8 elements, float16."""
 WAIT_S = 15.0
 """For what comes at once on an idle machine."""
+START_S = 45.0
+"""For a process that imports torch on a busy machine."""
 QUIET_S = 0.25
 """For what must not come: long against the milliseconds that it would take."""
 _T = TypeVar("_T")
@@ -51,11 +50,6 @@ def new_key() -> bytes:
 def tokens(count: int, seed: int = 0) -> list[int]:
     """Token ids that prompts of different seeds do not share."""
     return [seed * 100_000 + i for i in range(count)]
-
-
-def made_bytes(blocks: Sequence[int], seed: int) -> NDArray[np.uint8]:
-    """What `fill` puts into blocks, shape [layers, blocks, bytes]."""
-    return np.random.default_rng(seed).integers(0, 256, (LAYERS, len(blocks), LAYER_BYTES), dtype=np.uint8)
 
 
 class Lead:
@@ -179,14 +173,13 @@ class Side:
             rank.close()
 
 
-class Child:
-    """A process of the test's own that answers JSON lines; `module` is one of tests/engine."""
+class Asked:
+    """A process that answers JSON lines over a socket."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", f"tests.engine.{module}", *arguments]
-        self.popen = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+    def __init__(self, connection: socket.socket) -> None:
+        self.pid = 0
+        self._connection = connection
+        self._lines = connection.makefile("r")
 
     def ask(self, **request: Any) -> Any:
         """One request and its answer."""
@@ -194,34 +187,71 @@ class Child:
         return self.answer()
 
     def send(self, **request: Any) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(json.dumps(request) + "\n")
+        self._connection.sendall(json.dumps(request).encode() + b"\n")
 
-    def answer(self, timeout_s: float = 40.0) -> Any:
-        """The next answer. Fails when the process says nothing for that long (importing torch takes seconds)."""
-        assert self.popen.stdout is not None
-        assert select.select([self.popen.stdout], [], [], timeout_s)[0], "no answer"
-        line = self.popen.stdout.readline()
-        assert line, f"ended with {self.popen.wait()}"
+    def answer(self) -> Any:
+        """The next answer. Fails when the process says nothing for long, or has ended."""
+        self._connection.settimeout(START_S)
+        line = self._lines.readline()
+        assert line, "the process has ended"
         return json.loads(line)
 
     def kill(self) -> None:
-        """kill -9."""
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(WAIT_S)
+        """kill -9; it has ended then."""
+        pidfd = os.pidfd_open(self.pid)
+        os.kill(self.pid, signal.SIGKILL)
+        assert ended(pidfd)
+        os.close(pidfd)
 
     def close(self) -> None:
-        """Ends it by the end of its input, if it runs; then in order."""
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        killed = self.popen.poll() == -signal.SIGKILL
-        self.popen.stdin.close()
-        try:
-            code = self.popen.wait(WAIT_S)
-        finally:
-            self.popen.kill()
-            self.popen.stdout.close()
-        assert killed or code == 0, code
+        """Hangs up, which ends it. Idempotent."""
+        self._lines.close()
+        self._connection.close()
+
+
+class EngineProcess(Asked):
+    """An engine in a process of its own: see tests/engine/engine_process.py."""
+
+    def __init__(self, *arguments: str) -> None:
+        here, there = socket.socketpair()
+        super().__init__(here)
+        with there:
+            command = [sys.executable, "-m", "tests.engine.engine_process", str(there.fileno()), *arguments]
+            self.popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
+        self.pid = self.popen.pid
+
+    def close(self) -> None:
+        super().close()
+        assert self.popen.wait(WAIT_S) in (0, -signal.SIGKILL)
+
+
+class Workers:
+    """Makes workers with private memory: see tests/engine/workers.py."""
+
+    def __init__(self) -> None:
+        self._control, there = socket.socketpair()
+        with there:
+            command = [sys.executable, "-m", "tests.engine.workers", str(there.fileno())]
+            self._popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
+        self._made: list[Asked] = []
+
+    def make(self) -> Asked:
+        """A new one."""
+        here, there = socket.socketpair()
+        with there:
+            socket.send_fds(self._control, [b"."], [there.fileno()])
+        made = Asked(here)
+        self._made.append(made)
+        self._control.settimeout(START_S)
+        made.pid = int(self._control.recv(32))
+        return made
+
+    def close(self) -> None:
+        """Ends all of them."""
+        for made in self._made:
+            made.close()
+        self._control.close()
+        assert self._popen.wait(WAIT_S) == 0
 
 
 @contextmanager

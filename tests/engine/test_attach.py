@@ -1,14 +1,16 @@
 """Attaching: one engine at a time, one worker a rank, and a refusal ends nobody's life but the refused attempt."""
 
+import asyncio
 import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
+from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import Engine, Rank, RankTicket, content
 from kvgrpc.errors import (
@@ -22,6 +24,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
+from kvgrpc.server import Server
 from kvgrpc.service import session
 from tests.engine.conftest import Attach
 from tests.engine.support import Lead, Side, failure, layout, new_key, received, refused, tokens
@@ -69,7 +72,7 @@ def test_grants_of_an_engine_that_is_gone_are_refused(leads: Leads, attach: Atta
     assert not second.lead.leases()
 
 
-@pytest.mark.parametrize("secret", [b"", b"x", os.urandom(32)])
+@pytest.mark.parametrize("secret", [b"", b"x", os.urandom(32)], ids=["empty", "short", "another"])
 def test_a_worker_with_another_ticket_is_refused(side: Side, secret: bytes) -> None:
     ticket = RankTicket(side.lead.socket_path, secret, side.engine.ticket.memory_bytes)
     with refused(Reason.NOT_OWNER, PermissionDenied):
@@ -97,7 +100,7 @@ def test_a_rank_that_the_engine_does_not_have_is_refused(side: Side) -> None:
 
 
 def test_private_memory_is_refused_where_the_engine_said_shared(side: Side) -> None:
-    tensor = torch.zeros(side.engine.pool.total_bytes, dtype=torch.uint8)
+    tensor = np.zeros(side.engine.pool.total_bytes, dtype=np.uint8)
     with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
         Rank(side.engine.ticket, 0, [tensor])
 
@@ -105,12 +108,12 @@ def test_private_memory_is_refused_where_the_engine_said_shared(side: Side) -> N
 def test_private_memory_is_refused_unless_it_is_what_the_engine_said(leads: Leads) -> None:
     with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as engine:
         nbytes = engine.pool.total_bytes
-        for tensors in ([torch.zeros(nbytes - 1, dtype=torch.uint8)], [torch.zeros(nbytes)], []):
+        for tensors in ([np.zeros(nbytes - 1, dtype=np.uint8)], [np.zeros(nbytes)], []):
             with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
                 Rank(engine.ticket, 0, tensors)
         with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
-            Rank(engine.ticket, 1, [torch.zeros(nbytes, dtype=torch.uint8)])
-        halves = [torch.zeros(nbytes // 2, dtype=torch.uint8), torch.zeros(nbytes // 4, dtype=torch.int16)]
+            Rank(engine.ticket, 1, [np.zeros(nbytes, dtype=np.uint8)])
+        halves = [np.zeros(nbytes // 2, dtype=np.uint8), np.zeros(nbytes // 4, dtype=np.int16)]
         with Rank(engine.ticket, 0, halves) as rank:
             rank.step_done(1)
             with refused(Reason.POOL_KIND_MISMATCH, PreconditionFailed):
@@ -130,7 +133,7 @@ def _attach(**options: object) -> Callable[[Lead], object]:
         (_attach(pool=layout(1 << 30), private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
         (_attach(world_size=1 << 31), Reason.INVALID_FIELD, InvalidRequest),
         (_attach(world_size=1 << 31, private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
-        (_attach(engine_id="x" * 256), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(engine_id="x" * 140), Reason.INVALID_FIELD, InvalidRequest),
     ],
     ids=["no pool", "memory", "blocks", "ranks", "private ranks", "engine id"],
 )
@@ -195,27 +198,28 @@ def test_blocks_of_a_server_managed_pool_are_taken_and_given_back(leads: Leads, 
         destination.engine.free(into)
 
 
-def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -> None:
+async def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -> None:
     """Over the pool and back: while no engine is attached, the embedded pool serves."""
-    from tests.service.engines import SMALL_POOL, ServeProcess
-
     path = str(tmp_path / "session.sock")
-    process = ServeProcess(tmp_path / "serve", "--listen", "127.0.0.1:0", "--session-socket", path, *SMALL_POOL)
-    try:
-        process.wait_ready()
+    pool = PoolConfig(layers=2, kv_heads=2, head_dim=8, blocks=32)
+    server = Server(Config(listen="127.0.0.1:0", pool=pool, session_socket=path, data_paths=("shm",)))
+    await server.start()
+
+    def use() -> None:
         for _ in range(2):
             with Engine.attach(path, kind=PoolKind.SERVER_MANAGED) as engine:
-                assert engine.pool.groups[0].blocks == 256
-                assert len(engine.allocate(256)) == 256
+                assert engine.pool == pool.layout()
+                assert len(engine.allocate(32)) == 32
+
+    try:
+        await asyncio.to_thread(use)
     finally:
-        process.end()
+        await server.stop()
 
 
 def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_path: Path) -> None:
     async def start(path: str) -> None:
         await session.Sessions(None, None, path).start()  # type: ignore[arg-type]
-
-    import asyncio
 
     file = tmp_path / "notes.txt"
     file.write_text("mine")

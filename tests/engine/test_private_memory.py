@@ -5,20 +5,21 @@ The leads move nothing here: the destination's workers read the source's workers
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from kvgrpc.engine import Engine, content
 from kvgrpc.errors import Reason
+from tests.engine.made import made_bytes
 from tests.engine.support import (
-    Child,
+    Asked,
     Lead,
     Side,
+    Workers,
     failure,
     layout,
     lead_died,
-    made_bytes,
     received,
     tokens,
 )
@@ -26,26 +27,29 @@ from tests.engine.support import (
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
 DATA_PATHS = ("cma", "nixl")
-Workers = list[list[Child]]
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """Two workers for P, two for D; they start while the leads do."""
-    with ExitStack() as stack:
-        found = [[Child("worker_process") for _ in range(2)] for _ in range(2)]
-        stack.callback(lambda: [child.close() for children in found for child in children])
-        yield found
+    made = Workers()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def teams(workers: Workers) -> tuple[list[Asked], list[Asked]]:
+    """Two workers for P, two for D."""
+    return [workers.make(), workers.make()], [workers.make(), workers.make()]
 
 
 class PrivateSide(Side):
     """An engine with two workers."""
 
-    def __init__(self, lead: Lead, workers: Sequence[Child], data_path: str) -> None:
+    def __init__(self, lead: Lead, workers: Sequence[Asked], data_path: str) -> None:
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
         self.ranks = []
-        self.workers = workers[:2]
+        self.workers = tuple(workers)
         ticket = self.engine.ticket
         for rank, worker in enumerate(self.workers):
             worker.send(
@@ -64,19 +68,20 @@ class PrivateSide(Side):
         return [worker.ask(op="read", blocks=blocks) for worker in self.workers]
 
     def close(self) -> None:
+        """Of a worker that was killed there is nothing to close."""
         self.engine.close()
         for worker in self.workers:
-            if worker.popen.poll() is None:
+            with suppress(AssertionError, OSError):
                 worker.ask(op="detach")
 
 
 @pytest.fixture(params=DATA_PATHS)
 def pair(
-    leads: tuple[Lead, Lead], workers: Workers, request: pytest.FixtureRequest
+    leads: tuple[Lead, Lead], teams: tuple[list[Asked], list[Asked]], request: pytest.FixtureRequest
 ) -> Iterator[tuple[PrivateSide, PrivateSide]]:
     with ExitStack() as stack:
         sides = []
-        for lead, own in zip(leads, workers, strict=True):
+        for lead, own in zip(leads, teams, strict=True):
             sides.append(PrivateSide(lead, own, request.param))
             stack.callback(sides[-1].close)
         yield sides[0], sides[1]
@@ -99,7 +104,7 @@ def test_each_rank_gets_the_bytes_of_its_own_peer_by_its_own_mover(
         assert destination.read_all([29, 32, 4]) == untouched
         moved = destination.lead.transfer(pull.transfer_id)
         path = request.node.callspec.params["pair"]
-        assert [(row.path.rank, row.path.data_path) for row in moved.paths] == [(0, path), (1, path)]
+        assert [(row.rank, row.data_path) for row in moved.paths] == [(0, path), (1, path)]
         assert moved.bytes == 2 * 3 * 2 * 1024
 
 
@@ -126,19 +131,19 @@ def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[Private
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)
 def test_a_killed_worker_ends_its_engines_life_and_what_peers_wait_for(
-    leads: tuple[Lead, Lead], workers: Workers, data_path: str
+    leads: tuple[Lead, Lead], workers: Workers, teams: tuple[list[Asked], list[Asked]], data_path: str
 ) -> None:
     with ExitStack() as stack:
-        source = PrivateSide(leads[0], workers[0], data_path)
+        source = PrivateSide(leads[0], teams[0], data_path)
         stack.callback(source.close)
-        destination = PrivateSide(leads[1], workers[1], data_path)
+        destination = PrivateSide(leads[1], teams[1], data_path)
         stack.callback(destination.close)
         before = source.lead.status().header.incarnation
         handover = source.hand_over(SOURCE, PROMPT, ttl_s=300.0)
         pull = destination.engine.pull(handover.grant, content(PROMPT))
         destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
-        workers[0][1].kill()
-        workers[0].append(Child("worker_process"))
+        teams[0][1].kill()
+        teams[0][1] = workers.make()
         lead_died(source)
         source.lead.wait_no_engine()
         assert source.lead.status().header.incarnation != before
@@ -151,4 +156,3 @@ def test_a_killed_worker_ends_its_engines_life_and_what_peers_wait_for(
             Reason.PEER_LOST,
         )
         assert destination.engine.poll() == []
-    workers[0].pop(1).close()

@@ -13,10 +13,12 @@ import pytest
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import content
+from kvgrpc.errors import InvalidRequest, OutOfRange
 from kvgrpc.server import Server
 from kvgrpc.service import session, session_workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
+from kvgrpc.wire import frames
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach
@@ -209,10 +211,26 @@ async def test_a_server_that_stops_ends_its_engine(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_batches_longer_than_a_frame_are_sent_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvgrpc.errors import OutOfRange
-    from kvgrpc.wire import frames
+async def test_a_server_that_exits_with_its_engine_does_not_wait_for_one_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "FIRST_ENGINE_S", 0.05)
+    path = str(tmp_path / "session.sock")
+    config = Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), exit_with_engine=True)
+    server = Server(config)
+    await server.start()
+    try:
+        await asyncio.wait_for(server.engine_over(), WAIT_S)
+    finally:
+        await server.stop()
 
+
+def test_exiting_with_an_engine_takes_a_socket_where_it_attaches() -> None:
+    with pytest.raises(InvalidRequest, match="exit_with_engine"):
+        Config(exit_with_engine=True)
+
+
+def test_batches_longer_than_a_frame_are_sent_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 100)
     rows = [session_pb2.Event(event_id=i, received=session_pb2.Received(request_id="r" * 20)) for i in range(1, 14)]
 

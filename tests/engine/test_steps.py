@@ -1,6 +1,6 @@
 """Order with the engine's own work: nothing is read or written before the step that a call named is done everywhere."""
 
-from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
@@ -104,16 +104,20 @@ def test_steps_of_workers_of_an_earlier_engine_are_not_steps_of_this_one(leads: 
     old = attach(leads[0])
     old.engine.close()
     source, destination = attach(leads[0]), attach(leads[1])
-    report: Callable[[int], None] = old.ranks[0].step_done
     with pytest.raises(LeadDied):
-        for step in range(100, 100_000):
-            report(step)
+        _report_on(old.ranks[0], first_step=100)
     handover = source.hand_over(SOURCE, PROMPT, after_step=1)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
     _nothing_comes(destination, pull, "access")
     source.ranks[0].step_done(1)
     received(destination.finish(pull))
+
+
+def _report_on(rank: Rank, first_step: int) -> None:
+    """Reports steps until there is nobody to report to."""
+    for step in count(first_step):
+        rank.step_done(step)
 
 
 def test_a_rank_says_that_its_session_is_over(leads: Leads, attach: Attach) -> None:

@@ -37,6 +37,8 @@ class Rogue(
         self.engine.incarnation = secrets.randbits(63) + 1
         self.changes: dict[str, Change] = {}
         self.calls: dict[str, int] = {}
+        self.traceparents: dict[str, str] = {}
+        """Of the last call of each RPC."""
         self._memory = SharedMemory.create(described.engine.pool.total_bytes)
         self._path = ShmPath(self._memory)
         self._server = grpc.server(ThreadPoolExecutor(8))
@@ -97,6 +99,7 @@ class Rogue(
 
     def _changed(self, rpc: str, reply: Any, context: Any) -> Any:
         self.calls[rpc] = self.calls.get(rpc, 0) + 1
+        self.traceparents[rpc] = dict(context.invocation_metadata()).get("traceparent", "")
         change = self.changes.get(rpc)
         if change is None:
             return reply

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import common_pb2, lease_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.engines import (
     FAILED,
@@ -15,11 +15,12 @@ from tests.service.engines import (
     SUCCEEDED,
     Engine,
     ServeProcess,
+    into,
     memory_unchanged,
     wait_until,
 )
 from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, too_late
-from tests.service.values import dur, group, prompt
+from tests.service.values import content, dur, group, prompt
 
 TOKENS = prompt(40)
 SHORT = SETTINGS + "queue_timeout_s = 1.0\ntransfer_timeout_s = 2.0\n"
@@ -59,6 +60,17 @@ def test_a_source_of_another_make_that_keeps_to_the_protocol_is_pulled_from(vict
     pulled = victim.pull(rogue.grant(40), TOKENS, victim.allocate(3))
     end = victim.wait(pulled.transfer_id)
     assert (end.state, end.peer.transfer_id) == (SUCCEEDED, "t-rogue")
+
+
+def test_without_an_exporter_the_trace_context_passes_through_to_the_source(victim: Engine, rogue: Rogue) -> None:
+    traceparent = f"00-{'4b' * 16}-{'7a' * 8}-01"
+    request = handoff_pb2.PullBlocksRequest(
+        grant=rogue.grant(40), content=content(TOKENS), destination=into(victim.allocate(3))
+    )
+    pulled = victim.api.handoff.PullBlocks(request, metadata=(("traceparent", traceparent),)).transfer
+    assert victim.wait(pulled.transfer_id).trace_id == "4b" * 16
+    for rpc in ("Handshake", "OpenAccess", "SettleAccess"):
+        assert rogue.traceparents[rpc] == traceparent, rpc
 
 
 def opened(**fields: Any) -> Change:

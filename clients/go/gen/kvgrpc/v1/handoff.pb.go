@@ -374,7 +374,8 @@ type PullBlocksRequest struct {
 	QueueTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=queue_timeout,json=queueTimeout,proto3" json:"queue_timeout,omitempty"`
 	// How long the bytes may take; unset takes the default.
 	TransferTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=transfer_timeout,json=transferTimeout,proto3" json:"transfer_timeout,omitempty"`
-	// Checks everything that can be checked here and changes nothing. The reply has no transfer.
+	// Checks everything that can be checked here and changes nothing. The reply has a transfer only with `transfer_id`:
+	// that one, as it is.
 	ValidateOnly  bool `protobuf:"varint,13,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

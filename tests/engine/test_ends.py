@@ -1,0 +1,225 @@
+"""Ends that nobody asked for: engines and leads that are killed, and what the others make of it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.grants import from_json
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.engine import Engine, LeadDied, Rank, connection, content
+from kvgrpc.engine import engine as engine_module
+from kvgrpc.engine.launch import LeadProcess
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
+from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.made import BLOCKS
+from tests.engine.support import (
+    WAIT_S,
+    EngineProcess,
+    Lead,
+    Side,
+    ended,
+    failure,
+    layout,
+    lead_died,
+    refused,
+    tokens,
+)
+from tests.service.engines import wait_until
+
+PROMPT = tokens(40)
+AT_ONCE_S = 2.0
+"""Milliseconds, on a machine that does nothing else; far below any timeout and any TTL."""
+Leads = tuple[Lead, Lead]
+
+
+@pytest.fixture
+def victim(leads: Leads) -> Iterator[EngineProcess]:
+    """An engine in a process of its own, on the first lead."""
+    process = EngineProcess(leads[0].socket_path)
+    process.answer()
+    yield process
+    process.close()
+
+
+def _dies_at_once(lead: Lead, incarnation: int) -> None:
+    wait_until(lambda: not lead.has_engine(), AT_ONCE_S)
+    assert lead.status().header.incarnation != incarnation
+    assert not lead.leases()
+    assert lead.process.popen.poll() is None
+
+
+def test_an_engine_that_is_killed_ends_at_once_with_all_it_gave_and_the_next_one_attaches(
+    leads: Leads, attach: Attach, victim: EngineProcess
+) -> None:
+    lead, destination = leads[0], attach(leads[1])
+    incarnation = lead.status().header.incarnation
+    grants = [from_json(victim.ask(op="hand_over", blocks=[i, i + 1, i + 2], tokens=PROMPT)) for i in (0, 3)]
+    assert len(lead.leases()) == 2
+    pull = destination.engine.pull(grants[0], content(PROMPT))
+    destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+    before = destination.view().copy()
+    # A child that it forked lives on, and must not keep its session alive.
+    child = victim.ask(op="fork")
+    try:
+        victim.kill()
+        _dies_at_once(lead, incarnation)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    # The bytes are still there to read: who asks whether they are valid is told that they are not.
+    pull.start([10, 11, 12])
+    started = time.monotonic()
+    assert failure(destination.finish(pull)).reason in (Reason.INCARNATION_CHANGED, Reason.PEER_LOST)
+    assert time.monotonic() - started < 4.0  # the grace and no timeout
+    next_ = attach(lead)
+    assert next_.engine.incarnation != incarnation
+    late = destination.engine.pull(grants[1], content(PROMPT))
+    late.start([20, 21, 22])
+    assert failure(destination.finish(late)).reason is Reason.INCARNATION_CHANGED
+    assert not lead.leases()
+    assert np.array_equal(destination.view()[:, 20:23], before[:, 20:23])
+
+
+def test_a_destination_that_is_killed_gives_its_source_the_blocks_back_at_once(
+    leads: Leads, attach: Attach, victim: EngineProcess
+) -> None:
+    source = attach(leads[1])
+    handover = source.hand_over([1, 2, 3], PROMPT, ttl_s=300.0)
+    victim.ask(op="pull", grant=handover.kv_transfer_params, tokens=PROMPT, blocks=[])
+    incarnation = leads[0].status().header.incarnation
+    victim.kill()
+    _dies_at_once(leads[0], incarnation)
+    started = time.monotonic()
+    assert failure(source.finish(handover)).reason is Reason.CANCELLED
+    assert time.monotonic() - started < AT_ONCE_S
+
+
+def test_an_engine_that_is_stopped_keeps_what_it_has(leads: Leads, victim: EngineProcess) -> None:
+    """Its leases run on by the lead's clock: nothing of the engine is needed to serve them."""
+    victim.ask(op="hand_over", blocks=[1, 2, 3], tokens=PROMPT)
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        assert len(leads[0].leases()) == 1
+        assert leads[0].has_engine()
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+
+
+def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
+    leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "CALL_TIMEOUT_S", 0.1)
+    side = attach(leads[0], kind=PoolKind.SERVER_MANAGED)
+    with leads[0].process.stopped():
+        started = time.monotonic()
+        side.hand_over([1], tokens(16))
+        assert side.engine.poll() == []
+        assert time.monotonic() - started < 0.1
+        with refused(Reason.DEADLINE, DeadlineExceeded):
+            side.engine.allocate(BLOCKS)
+    monkeypatch.undo()
+    # What came too late was given back.
+    side.poll_until(lambda events: len(events) == 2)
+    assert len(side.engine.allocate(BLOCKS)) == BLOCKS
+
+
+def test_a_lead_that_reads_no_more_is_taken_for_dead(
+    leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.2)
+    side = attach(leads[0])
+    with leads[0].process.stopped(), pytest.raises(LeadDied):
+        side.hand_over([1], tokens(1 << 20))
+
+
+def test_attaching_to_a_lead_that_stands_still_ends(leads: Leads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ATTACH_TIMEOUT_S", 0.1)
+    with leads[0].process.stopped(), refused(Reason.DEADLINE, Unavailable):
+        Engine.attach(leads[0].socket_path, pool=layout())
+
+
+def test_an_engine_and_its_workers_notice_that_their_lead_was_killed(tmp_path: Path, leads: Leads) -> None:
+    with ExitStack() as stack:
+        own = Lead(tmp_path, "own", settings=SETTINGS)
+        stack.callback(own.close)
+        own.wait_ready()
+        source, destination = Side(own), Side(leads[1])
+        stack.callback(source.close)
+        stack.callback(destination.close)
+        made = source.fill([1, 2, 3], seed=1)
+        handover = source.hand_over([1, 2, 3], PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        destination.poll_until(lambda events: len(events) == 1)
+        own.process.kill()
+        started = time.monotonic()
+        assert lead_died(source).reason is Reason.PEER_LOST
+        with pytest.raises(LeadDied):
+            source.ranks[0].step_done(1)
+        assert time.monotonic() - started < AT_ONCE_S
+        for _ in range(2):  # and says so as often as it is asked
+            with pytest.raises(LeadDied):
+                source.hand_over([4], tokens(16))
+        # The worker's mapping is its own: the KV can still be read there.
+        assert np.array_equal(source.read([1, 2, 3]), made)
+        pull.start([1, 2, 3])
+        failure(destination.finish(pull))
+
+
+def test_a_worker_with_its_own_memory_lets_go_when_its_lead_is_killed(tmp_path: Path) -> None:
+    own = Lead(tmp_path, "own").wait_ready()
+    engine = Engine.attach(own.socket_path, pool=layout(), private_memory=True)
+    memory = np.zeros(engine.pool.total_bytes, dtype=np.uint8)
+    rank = Rank(engine.ticket, 0, [memory], data_paths=("cma",))
+    own.process.kill()
+    assert rank._thread is not None
+    rank._thread.join(WAIT_S)
+    assert not rank._thread.is_alive()
+    with pytest.raises(LeadDied):
+        rank.step_done(1)
+    rank.close()
+    engine.close()
+    own.close()
+
+
+def test_a_launched_lead_ends_with_its_engine_however_that_ends(leads: Leads) -> None:
+    killed, closed = EngineProcess("launch"), EngineProcess("launch")
+    for process in (killed, closed):
+        pidfd = os.pidfd_open(process.answer()["lead"])
+        if process is killed:
+            process.kill()
+        process.close()
+        assert ended(pidfd)
+        os.close(pidfd)
+
+
+def test_an_engine_says_how_its_own_lead_ended() -> None:
+    with Engine.launch(pool=layout(), flags=["--data-paths", "shm"]) as engine:
+        assert engine._lead is not None
+        os.kill(engine._lead.pid, signal.SIGKILL)
+        with pytest.raises(LeadDied, match="exit code -9"):
+            engine.poll(WAIT_S)
+
+
+def test_a_lead_that_does_not_start_says_why() -> None:
+    with pytest.raises(LeadDied, match=r"exit code 2.*data_paths"):
+        Engine.launch(pool=layout(), flags=["--data-paths", "carrier-pigeon"])
+
+
+def test_a_launched_lead_is_not_left_behind_when_the_attach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Watched(LeadProcess):
+        def __init__(self, flags: list[str]) -> None:
+            super().__init__(flags)
+            started.append(os.pidfd_open(self.pid))
+
+    monkeypatch.setattr(engine_module, "LeadProcess", Watched)
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        Engine.launch(world_size=5000, pool=layout(), flags=["--data-paths", "shm"])
+    assert ended(started[0])
+    os.close(started[0])

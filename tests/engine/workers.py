@@ -1,0 +1,96 @@
+"""Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
+
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_path"}
+    {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
+    {"op": "read", "blocks"}             SHA-256 of the blocks
+    {"op": "step_done", "step"}
+    {"op": "detach"}
+
+One process imports torch, which takes seconds, and forks a worker for every descriptor that it is sent.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import torch
+
+from kvgrpc.engine import LeadDied, Rank, RankTicket
+from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, made_bytes
+
+
+class Worker:
+    """One worker; a tensor a layer."""
+
+    def __init__(self) -> None:
+        self.layers = [torch.zeros(BLOCKS, LAYER_BYTES, dtype=torch.uint8) for _ in range(LAYERS)]
+        self.rank: Rank | None = None
+
+    def attach(self, line: dict[str, Any]) -> str:
+        ticket = RankTicket(line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"])
+        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=(line["data_path"],))
+        return "attached"
+
+    def fill(self, line: dict[str, Any]) -> str:
+        for layer, made in zip(self.layers, made_bytes(line["blocks"], line["seed"]), strict=True):
+            layer[line["blocks"]] = torch.from_numpy(made)
+        return "filled"
+
+    def read(self, line: dict[str, Any]) -> str:
+        return hashlib.sha256(b"".join(layer[line["blocks"]].numpy().tobytes() for layer in self.layers)).hexdigest()
+
+    def step_done(self, line: dict[str, Any]) -> str:
+        assert self.rank is not None
+        try:
+            self.rank.step_done(line["step"])
+        except LeadDied:
+            return "LeadDied"
+        return "reported"
+
+    def detach(self, _: dict[str, Any]) -> str:
+        if self.rank is not None:
+            self.rank.close()
+        self.rank = None
+        return "detached"
+
+
+def serve(fd: int) -> None:
+    """Answers one test's lines until it hangs up."""
+    worker = Worker()
+    with socket.socket(fileno=fd) as test, test.makefile("r") as lines:
+        for text in lines:
+            line = json.loads(text)
+            test.sendall(json.dumps(getattr(worker, line["op"])(line)).encode() + b"\n")
+    worker.detach({})
+
+
+def main() -> None:
+    """Forks workers until the test hangs up; fails if one of them did."""
+    pids = []
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        while True:
+            wanted, fds, _, _ = socket.recv_fds(control, 1, 1)
+            if not wanted:
+                break
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                code = 1
+                try:
+                    serve(fds[0])
+                    code = 0
+                finally:
+                    os._exit(code)
+            os.close(fds[0])
+            pids.append(pid)
+            control.sendall(f"{pid}\n".encode())
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    sys.exit(any(code not in (0, -signal.SIGKILL) for code in codes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""AdminService: the answers to an operator's first questions."""
+
+from kvgrpc import __version__
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2
+from tests.service.consumer import Consumer
+from tests.service.engines import SUCCEEDED, Engine, wait_until
+from tests.service.values import content, group, ids_of, prompt, seconds
+
+TOKENS = prompt(32)
+
+
+def status(engine: Engine) -> admin_pb2.GetStatusResponse:
+    return engine.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+
+
+def test_the_status_of_an_idle_server(source: Engine) -> None:
+    found = status(source)
+    assert (found.admission, found.admission_reason) == (admin_pb2.ADMISSION_OPEN, "")
+    assert (found.version, found.oldest_transfer_id) == (__version__, "")
+    assert seconds(found.uptime) > 0
+    assert seconds(found.progress_age) == 0
+    counts = found.counts
+    assert (counts.transfers_pending, counts.transfers_active, counts.leases, counts.pinned_blocks) == (0, 0, 0, 0)
+
+
+def test_the_status_counts_what_there_is_and_what_there_was(source: Engine, destination: Engine) -> None:
+    before, received = status(source).counts, status(destination).counts.bytes_received
+    first, second = source.hand_over(TOKENS), source.hand_over(TOKENS)
+    now = status(source)
+    assert now.oldest_transfer_id == first.transfer.transfer_id
+    assert (now.counts.transfers_pending, now.counts.leases, now.counts.pinned_blocks) == (2, 2, 4)
+    destination.wait(destination.pull(first.grant, TOKENS, destination.allocate(2)).transfer_id)
+    source.wait(first.transfer.transfer_id)
+    source.cancel(second.transfer.transfer_id)
+    after = status(source).counts
+    assert after.transfers_succeeded - before.transfers_succeeded == 1
+    assert after.transfers_cancelled - before.transfers_cancelled == 1
+    assert (after.transfers_pending, after.leases, after.pinned_blocks, after.open_accesses) == (0, 0, 0, 0)
+    assert status(destination).counts.bytes_received - received == 2 * 2048
+
+
+def test_peers_are_listed_newest_first_with_their_paths(source: Engine, destination: Engine) -> None:
+    request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=source.address))
+    destination.api.handshake.ConnectPeer(request)
+    stranger = Consumer(source)
+    stranger.handshake()
+    peers = source.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
+    assert peers[0].engine_id == stranger.engine.engine_id
+    (mine,) = (peer for peer in peers if peer.engine_id == destination.engine_id)
+    assert mine.state == handshake_pb2.PEER_STATE_CONNECTED
+    assert [path.data_path for path in mine.paths] == ["shm"]
+    assert mine.address == destination.address
+
+
+def test_pins_say_who_why_and_for_whom(source: Engine, destination: Engine) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    metadata = (("traceparent", f"00-{trace}-00f067aa0ba902b7-01"),)
+    blocks, target = source.allocate(2), destination.allocate(2)
+    handed = source.hand_over(TOKENS, blocks, request_id="chat-7")
+    request = handoff_pb2.PullBlocksRequest(
+        grant=handed.grant,
+        content=content(TOKENS),
+        request_id="chat-7-d",
+        after_step=1,
+        destination=handoff_pb2.PullDestination(blocks=[group(target)]),
+    )
+    pulled = destination.api.handoff.PullBlocks(request, metadata=metadata).transfer
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "step")
+    (pin,) = destination.pins()
+    assert (pin.kind, pin.owner, ids_of(pin.blocks)) == (admin_pb2.PIN_KIND_TARGET, pulled.transfer_id, target)
+    assert (pin.request_id, pin.peer_engine_id, pin.trace_id) == ("chat-7-d", source.engine_id, trace)
+    assert (pin.missing_proof, seconds(pin.age) >= 0) == ("", True)
+    lease, access = source.pins()
+    assert (lease.kind, lease.owner, lease.request_id) == (
+        admin_pb2.PIN_KIND_LEASE,
+        handed.lease.lease_id,
+        "chat-7",
+    )
+    assert (access.kind, access.peer_engine_id, access.request_id) == (
+        admin_pb2.PIN_KIND_ACCESS,
+        destination.engine_id,
+        "chat-7-d",
+    )
+    assert ids_of(access.blocks) == blocks
+
+
+def test_what_is_over_pins_nothing(source: Engine, destination: Engine) -> None:
+    handed = source.hand_over(TOKENS)
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(2))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    source.wait(handed.transfer.transfer_id)
+    assert source.pins() == destination.pins() == []

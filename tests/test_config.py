@@ -1,0 +1,260 @@
+"""The configuration: defaults, file, environment and flags in this order, and every wrong value by its name."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.config import DATA_PATHS, Config, PoolConfig, is_loopback, load, split_address
+from kvgrpc.core.limits import Limits
+from kvgrpc.errors import InvalidRequest
+
+FILE = """
+listen = "127.0.0.1:7001"
+engine_id = "from-file"
+data_paths = ["cma", "shm"]
+copy_threads = 3
+read_blocks = true
+drain_s = 1.5
+
+[pool]
+blocks = 32
+dtype = "bfloat16"
+
+[limits]
+lease_ttl_s = 5
+blocks_per_request = 100
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text(FILE)
+    return path
+
+
+def refused_field(**values: Any) -> str:
+    """The setting that a refusal names."""
+    with pytest.raises(InvalidRequest) as caught:
+        load(None, {}, values)
+    (violation,) = caught.value.violations
+    assert violation.description
+    return violation.field
+
+
+def test_without_anything_it_is_a_server_on_loopback_with_a_pool() -> None:
+    config = load(None, {}, {})
+    assert config == Config()
+    assert is_loopback(split_address(config.listen, "listen")[0])
+    assert config.pool is not None
+    assert config.data_paths == DATA_PATHS
+    assert not config.read_blocks
+
+
+def test_the_file_overrides_the_defaults(file: Path) -> None:
+    config = load(file, {}, {})
+    assert (config.listen, config.engine_id, config.copy_threads) == ("127.0.0.1:7001", "from-file", 3)
+    assert (config.data_paths, config.read_blocks, config.drain_s) == (("cma", "shm"), True, 1.5)
+    assert config.pool == PoolConfig(blocks=32, dtype="bfloat16")
+    assert config.limits == Limits(lease_ttl_s=5, blocks_per_request=100)
+
+
+def test_the_environment_overrides_the_file(file: Path) -> None:
+    environment = {
+        "KVGRPC_ENGINE_ID": "from-environment",
+        "KVGRPC_DATA_PATHS": "nixl, shm",
+        "KVGRPC_COPY_THREADS": "1",
+        "KVGRPC_READ_BLOCKS": "false",
+        "KVGRPC_BANDWIDTH_LIMIT_BYTES_PER_S": "1e6",
+        "KVGRPC_UNRELATED": "kept out",
+    }
+    config = load(file, environment, {})
+    assert (config.engine_id, config.listen) == ("from-environment", "127.0.0.1:7001")
+    assert (config.data_paths, config.copy_threads, config.read_blocks) == (("nixl", "shm"), 1, False)
+    assert config.bandwidth_limit_bytes_per_s == 1e6
+
+
+def test_flags_override_everything_and_a_flag_that_is_not_given_nothing(file: Path) -> None:
+    environment = {"KVGRPC_ENGINE_ID": "from-environment", "KVGRPC_LISTEN": "127.0.0.1:7002"}
+    config = load(file, environment, {"engine_id": "from-flag", "listen": None, "data_paths": "shm"})
+    assert (config.engine_id, config.listen, config.data_paths) == ("from-flag", "127.0.0.1:7002", ("shm",))
+
+
+def test_every_setting_but_the_tables_has_its_variable() -> None:
+    texts = {"listen": "127.0.0.1:1", "advertise": "host:2", "data_paths": "shm", "dial_allow": "*", "ready_file": ""}
+    numbers = {"copy_threads": "7", "bandwidth_limit_bytes_per_s": "7", "drain_s": "7"}
+    flags = {"read_blocks": "yes", "insecure": "1", "exit_with_engine": "0"}
+    names = {item.name for item in fields(Config)} - {"pool", "limits"}
+    values = {name: (texts | numbers | flags).get(name, "text") for name in names}
+    config = load(None, {f"KVGRPC_{name.upper()}": value for name, value in values.items()}, {})
+    assert all(getattr(config, name) != getattr(Config(), name) for name in names - {"ready_file", "exit_with_engine"})
+
+
+@pytest.mark.parametrize("text", ["bogus = 1", "[server]\nlisten = 1", "Listen = '127.0.0.1:1'"])
+def test_an_unknown_setting_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest, match="is no setting"):
+        load(path, {}, {})
+
+
+@pytest.mark.parametrize("data", [b"listen = ", b"\xff\xfe", b"a = 1\na = 2"], ids=repr)
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_bytes(data)
+    with pytest.raises(InvalidRequest, match="config"):
+        load(path, {}, {})
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(InvalidRequest, match="config"):
+            load(path, {}, {})
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("listen", "nonsense", "listen"),
+    ("listen", "127.0.0.1:", "listen"),
+    ("listen", "127.0.0.1:x", "listen"),
+    ("listen", "127.0.0.1:-1", "listen"),
+    ("listen", "127.0.0.1:65536", "listen"),
+    ("listen", "127.0.0.1:\N{SUPERSCRIPT TWO}", "listen"),
+    ("listen", ":50051", "listen"),
+    ("listen", "", "listen"),
+    ("listen", 50051, "listen"),
+    ("listen", "0.0.0.0:50051", "listen"),
+    ("listen", "10.0.0.1:50051", "listen"),
+    ("listen", "example.org:50051", "listen"),
+    ("advertise", "nonsense", "advertise"),
+    ("advertise", 1, "advertise"),
+    ("engine_id", 7, "engine_id"),
+    ("engine_id", "e" * 200, "engine_id"),
+    ("weights_revision", ["v1"], "weights_revision"),
+    ("data_paths", "", "data_paths"),
+    ("data_paths", [], "data_paths"),
+    ("data_paths", "shm,pigeon", "data_paths"),
+    ("data_paths", 5, "data_paths"),
+    ("data_paths", "shm,shm", "data_paths"),
+    ("copy_threads", 0, "copy_threads"),
+    ("copy_threads", "many", "copy_threads"),
+    ("copy_threads", 1.5, "copy_threads"),
+    ("copy_threads", True, "copy_threads"),
+    ("bandwidth_limit_bytes_per_s", 0, "bandwidth_limit_bytes_per_s"),
+    ("bandwidth_limit_bytes_per_s", -1.0, "bandwidth_limit_bytes_per_s"),
+    ("bandwidth_limit_bytes_per_s", "nan", "bandwidth_limit_bytes_per_s"),
+    ("bandwidth_limit_bytes_per_s", float("inf"), "bandwidth_limit_bytes_per_s"),
+    ("drain_s", -1, "drain_s"),
+    ("drain_s", float("nan"), "drain_s"),
+    ("drain_s", "soon", "drain_s"),
+    ("dial_allow", 5, "dial_allow"),
+    ("read_blocks", "perhaps", "read_blocks"),
+    ("read_blocks", 3, "read_blocks"),
+    ("insecure", "perhaps", "insecure"),
+    ("ready_file", "/nonexistent/folder/ready", "ready_file"),
+    ("session_socket", "/tmp/" + "s" * 200, "session_socket"),
+    ("exit_with_engine", True, "exit_with_engine"),
+    ("pool", 5, "pool"),
+    ("pool", True, "pool"),
+    ("pool", {"bogus": 1}, "pool"),
+    ("pool", {"blocks": 0}, "pool.blocks"),
+    ("pool", {"blocks": -1}, "pool.blocks"),
+    ("pool", {"blocks": "many"}, "pool.blocks"),
+    ("pool", {"blocks": 1.5}, "pool.blocks"),
+    ("pool", {"layers": True}, "pool.layers"),
+    ("pool", {"dtype": "complex"}, "pool.dtype"),
+    ("pool", {"dtype": 5}, "pool.dtype"),
+    ("limits", 5, "limits"),
+    ("limits", {"bogus": 1}, "limits"),
+    *[("limits", {name: 0}, f"limits.{name}") for name in (item.name for item in fields(Limits))],
+    ("limits", {"lease_ttl_s": "long"}, "limits.lease_ttl_s"),
+    ("limits", {"lease_ttl_s": float("nan")}, "limits.lease_ttl_s"),
+    ("limits", {"lease_cap_s": float("inf")}, "limits.lease_cap_s"),
+    ("limits", {"leases": 1.5}, "limits.leases"),
+    ("limits", {"leases": True}, "limits.leases"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "field"), WRONG, ids=[f"{key}={value}"[:60] for key, value, _ in WRONG])
+def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_setting(key: str, value: Any, field: str) -> None:
+    assert refused_field(**{key: value}) == field
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.5.5.5:1", "[::1]:50051", "localhost:65535"])
+def test_loopback_is_bound_without_further_ado(listen: str) -> None:
+    assert load(None, {}, {"listen": listen}).listen == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1"])
+def test_elsewhere_is_bound_only_when_that_is_said(listen: str) -> None:
+    assert load(None, {}, {"listen": listen, "insecure": True}).listen == listen
+
+
+def test_no_pool_is_said_with_false(tmp_path: Path) -> None:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text("pool = false\n")
+    assert load(path, {}, {}).pool is None
+    assert load(None, {}, {"pool": False}).pool is None
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:65535", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("10.0.0.1:1", False),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("169.254.169.254:80", False),
+        ("example.org:1", False),
+        ("127.0.0.1.example.org:1", False),
+        ("2130706433:1", False),
+        ("127.1:1", False),
+        ("127.0.0.1", False),
+        ("127.0.0.1:0", False),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1:\N{SUPERSCRIPT TWO}", False),
+        ("unix:/tmp/socket", False),
+        ("dns:///127.0.0.1:1", False),
+        ("", False),
+    ],
+)
+def test_by_default_only_this_machine_is_dialled(address: str, allowed: bool) -> None:
+    assert Config().may_dial(address) is allowed
+
+
+def test_the_dial_list_takes_hosts_networks_and_everything() -> None:
+    config = load(None, {}, {"dial_allow": "10.0.0.0/8, decode.example.org, fd00::/8"})
+    for address in ("10.1.2.3:1", "decode.example.org:1", "[fd00::1]:1"):
+        assert config.may_dial(address)
+    for address in ("11.0.0.1:1", "prefill.example.org:1", "127.0.0.1:1", "[fe80::1]:1"):
+        assert not config.may_dial(address)
+    assert load(None, {}, {"dial_allow": ["*"]}).may_dial("anywhere.example.org:1")
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_a_refusal_and_never_dialled_by_accident(text: str) -> None:
+    config = Config()
+    if config.may_dial(text):
+        host, port = split_address(text, "address")
+        assert is_loopback(host)
+        assert 0 < port < 65536
+
+
+@given(st.sampled_from([item.name for item in fields(Config)]), st.integers() | st.floats() | st.text() | st.booleans())
+def test_any_value_of_any_setting_is_taken_or_refused(name: str, value: Any) -> None:
+    try:
+        load(None, {}, {name: value})
+    except InvalidRequest as error:
+        assert error.violations
+
+
+def test_the_pool_of_a_configuration_is_laid_out_as_it_says() -> None:
+    layout = PoolConfig(layers=3, kv_heads=2, head_dim=8, block_tokens=4, blocks=10, dtype="float32").layout()
+    assert layout.total_bytes == 3 * 10 * (2 * 4 * 2 * 8 * 4)
+    assert [region.first_layer for region in layout.regions] == [0, 1, 2]
