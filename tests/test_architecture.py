@@ -42,9 +42,7 @@ for module in sys.argv[1:]:
 
 def test_import_contracts_hold() -> None:
     lint = Path(sys.executable).with_name("lint-imports")
-    result = subprocess.run(
-        [lint, "--no-cache"], cwd=ROOT, check=False, capture_output=True, text=True
-    )
+    result = subprocess.run([lint, "--no-cache"], cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -61,9 +59,7 @@ def test_each_contract_names_a_package_that_has_a_layer() -> None:
         name
         for contract in contracts
         for key in ("package", "home", "may_import", "but_not")
-        for name in (
-            [contract[key]] if isinstance(contract.get(key), str) else contract.get(key, [])
-        )
+        for name in ([contract[key]] if isinstance(contract.get(key), str) else contract.get(key, []))
         if name.startswith("kvgrpc.")
     }
     # `kvgrpc.*_pb2_grpc` names files of several packages.

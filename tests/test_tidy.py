@@ -101,9 +101,7 @@ def unfinished(name: str, source: str) -> Iterator[Finding]:
 
 def findings() -> list[Finding]:
     return [
-        finding
-        for path in hand_written()
-        for finding in inspect(path.relative_to(ROOT).as_posix(), path.read_text())
+        finding for path in hand_written() for finding in inspect(path.relative_to(ROOT).as_posix(), path.read_text())
     ]
 
 

@@ -113,13 +113,12 @@ class PinTable:
     def check(self) -> None:
         """Asserts that the counts are those of the pins. For tests and simulators."""
         for group, (shared, exclusive) in enumerate(zip(self._shared, self._exclusive, strict=True)):
-            expected_shared = np.zeros_like(shared)
-            expected_exclusive = np.zeros(len(exclusive), dtype=np.int32)
+            listed = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
             for pin in self._pins.values():
-                target = expected_exclusive if pin.kind in EXCLUSIVE else expected_shared
-                target[pin.blocks[group]] += 1
-            assert (expected_shared == shared).all()
-            assert (expected_exclusive == exclusive).all()
+                listed[pin.kind in EXCLUSIVE].append(pin.blocks[group])
+            counts = [np.bincount(np.concatenate(ids), minlength=len(shared)) for ids in listed]
+            assert (counts[0] == shared).all()
+            assert (counts[1] == exclusive).all()
             assert not (exclusive & (shared > 0)).any()
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pool
 from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -102,8 +103,9 @@ async def set_serving(servicer: health.aio.HealthServicer, serving: bool, servic
 def _add_reflection(server: grpc.aio.Server) -> None:
     """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
     names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
-    reflection.enable_server_reflection(names, server)
-    servicer = reflection.aio.ReflectionServicer(names)
+    pool = _Symbols(descriptor_pool.Default())
+    reflection.enable_server_reflection(names, server, pool)
+    servicer = reflection.aio.ReflectionServicer(names, pool)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -111,3 +113,20 @@ def _add_reflection(server: grpc.aio.Server) -> None:
     )
     handlers = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
     server.add_generic_rpc_handlers((handlers,))
+
+
+class _Symbols:
+    """A descriptor pool that finds methods too: `grpcurl describe Service.Method` asks for them by their name."""
+
+    def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:  # noqa: N802 - the pool's own name
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file

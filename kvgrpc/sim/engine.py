@@ -33,7 +33,7 @@ from kvgrpc.sim.blocks import BlockManager
 from kvgrpc.sim.memory import Memory, Prompt
 from kvgrpc.sim.network import Ask, Give, Result
 from kvgrpc.sim.requests import Offer, Wish
-from kvgrpc.sim.steps import Steps
+from kvgrpc.sim.steps import Steps, Work
 
 USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
@@ -48,6 +48,8 @@ class HandOver:
     prompt: Prompt
     blocks: Blocks
     lease_id: str
+    step: int
+    """The step that computes it; 0 when that is over."""
 
 
 @dataclass(eq=False)
@@ -98,23 +100,19 @@ class Engine:
 
     def offer(self, offer: Offer) -> bytes | None:
         """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks."""
-        shared = next((known.blocks for known in self._offers.values() if known.prompt == offer.prompt), None)
-        blocks = self._blocks.take(len(offer.prompt.tokens)) if shared is None else self._blocks.share(shared)
-        if blocks is None:
-            return None
-        step = 0
-        if shared is None and offer.in_step:
-            step = self._steps.queue(lambda rank: self._memories[rank].compute(blocks, offer.prompt))
-        elif shared is None:
-            for memory in self._memories:
-                memory.compute(blocks, offer.prompt)
+        shared = next((known for known in self._offers.values() if known.prompt == offer.prompt), None)
+        if shared is not None:
+            blocks, step = self._blocks.share(shared.blocks), shared.step
+        else:
+            taken = self._blocks.take(len(offer.prompt.tokens))
+            if taken is None:
+                return None
+            blocks, step = taken, self._compute(taken, offer)
         self._minted += 1
         lease_id = mint_lease_id(self._secret, self._description.incarnation, "engine", self._minted)
-        token = self._mint(offer, lease_id, sum(map(len, blocks)))
-        made = HandOver(offer.prompt, blocks, lease_id)
-        # What is handed over within a step is announced before the step ends: its number says when to read.
-        wait_s = 0.0 if step else offer.announce_after_s
-        self._lead.later(wait_s, lambda: self._announce(offer, made, token, step))
+        made = HandOver(offer.prompt, blocks, lease_id, step)
+        token = self._mint(offer, made)
+        self._lead.later(offer.announce_after_s, lambda: self._announce(offer, made, token))
         return token
 
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
@@ -177,23 +175,36 @@ class Engine:
         assert not self._fetches, "pulls never ended"
         self._blocks.check_idle()
 
-    def _mint(self, offer: Offer, lease_id: str, count: int) -> bytes:
+    def _compute(self, blocks: Blocks, offer: Offer) -> int:
+        """Computes the KV of a prompt, now or in a step; the step's number, or 0."""
+        if offer.in_step:
+            return self._queue(blocks, lambda rank: self._memories[rank].compute(blocks, offer.prompt))
+        for memory in self._memories:
+            memory.compute(blocks, offer.prompt)
+        return 0
+
+    def _queue(self, blocks: Blocks, do: Callable[[int], None]) -> int:
+        """Queues work on blocks, which are not reused before it is done; the step's number."""
+        self._blocks.share(blocks)
+        return self._steps.queue(Work(do, lambda: self._free(blocks)))
+
+    def _mint(self, offer: Offer, made: HandOver) -> bytes:
         me = self._description
         claims = grants.Claims(
             grants.Access.READ,
             me.engine_id,
             me.incarnation,
             me.address,
-            lease_id,
+            made.lease_id,
             offer.key,
             offer.ttl_s,
-            count,
+            sum(len(ids) for ids in made.blocks),
             len(offer.prompt.tokens),
             offer.on_abort,
         )
         return grants.mint(claims, grants.signing_key(self._secret))
 
-    def _announce(self, offer: Offer, made: HandOver, token: bytes, step: int) -> None:
+    def _announce(self, offer: Offer, made: HandOver, token: bytes) -> None:
         """FinishedBlocks; asked again at once under the same idempotency key, which must change nothing."""
 
         def ask(call: Call) -> FinishedBlocks:
@@ -206,23 +217,30 @@ class Engine:
                 consumers=offer.consumers,
                 on_abort=offer.on_abort,
                 request_id=offer.request_id,
-                after_step=step,
+                after_step=made.step,
                 lease_id=made.lease_id,
             )
 
-        answers: list[Result] = []
-        for _ in range(2):
-            self._lead.call(ask, ENGINE, answers.append, key=made.lease_id, method="FinishedBlocks")
-            if isinstance(answers[0], KVGrpcError):
-                self.refused[answers[0].reason] += 1
+        first: list[Result] = []
+
+        def give(result: Result) -> None:
+            first.append(result)
+            if isinstance(result, KVGrpcError):
+                self.refused[result.reason] += 1
                 self._free(made.blocks)
                 return
-            assert isinstance(answers[0], HandedOver)
-            assert answers[0].transfer is not None
-            assert answers[0].token == token, "lead and engine mint different grants"
-            if len(answers) == 1 and answers[0].transfer.id not in self._offers:
-                self._offers[answers[0].transfer.id] = made
-        assert answers[0] is answers[1], "the same key got another answer"
+            assert isinstance(result, HandedOver)
+            assert result.transfer is not None
+            assert result.token == token, "lead and engine mint different grants"
+            self._offers[result.transfer.id] = made
+
+        def give_again(result: Result) -> None:
+            assert result is first[0], "the same key got another answer"
+
+        key = {"key": made.lease_id, "method": "FinishedBlocks"}
+        self._lead.call(ask, ENGINE, give, **key)
+        if isinstance(first[0], HandedOver):
+            self._lead.call(ask, ENGINE, give_again, **key)
 
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
@@ -240,7 +258,7 @@ class Engine:
         targets = self._targets(fetch)
         step = 0
         if fetch.wish.in_step:
-            step = self._steps.queue(lambda rank: self._memories[rank].soil(targets))
+            step = self._queue(targets, lambda rank: self._memories[rank].soil(targets))
         return Destination(tuple(enumerate(targets)), fetch.have_tokens), step
 
     def _targets(self, fetch: Fetch) -> Blocks:

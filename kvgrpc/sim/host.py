@@ -209,8 +209,9 @@ class Host:
             SendRenew: peers.renew,
             MakeOffer: self._offer,
             MapPeer: self._map,
-            UnmapPeer: lambda action: self._life.mover.unmap(action),
-            Post: lambda action: self._life.mover.post(action),
+            # A life has a mover of its own: looked up when the action comes.
+            UnmapPeer: lambda action: self._life.mover.unmap(action),  # noqa: PLW0108
+            Post: lambda action: self._life.mover.post(action),  # noqa: PLW0108
             Expect: self.ledger.expected,
             TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
             TellEngine: lambda action: self.engine.told(action.news),
@@ -225,6 +226,12 @@ class Host:
         loopback = action.endpoint.loopback
         assert loopback is not None
         self._life.mover.map(action, self._world.memories.get(loopback.key))
+
+    def _unmap(self, action: UnmapPeer) -> None:
+        self._life.mover.unmap(action)
+
+    def _post(self, action: Post) -> None:
+        self._life.mover.post(action)
 
     def _describe(self, incarnation: int) -> EngineDescription:
         return EngineDescription(

@@ -1,9 +1,9 @@
-"""A seeded workload: a router that sends requests through pairs of engines, cancels some, and retries others."""
+"""A seeded workload: a router that sends requests through engines, cancels some, retries others, and meddles."""
 
 from collections.abc import Callable
-from random import Random
 
 from kvgrpc.core.actions import Failed
+from kvgrpc.core.events import ConnectPeer, Event, LeaseRef, ReleaseLease, RenewLeases
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.transfers import Next
 from kvgrpc.sim.host import Host
@@ -13,20 +13,24 @@ from kvgrpc.sim.world import World
 
 RETRIES = 2
 TTLS_S = (0.3, 2.0, 5.0, 30.0)
+TOKENS = 1000
+"""Size of the vocabulary."""
 
 
 class Traffic:
-    """Requests of all shapes. `seed` is the world's unless given."""
+    """Requests of all shapes. `meddling` is how often somebody cancels, preempts, renews or releases in the middle."""
 
-    def __init__(self, world: World, seed: int | None = None, cancels: float = 0.1) -> None:
+    def __init__(self, world: World, meddling: float = 0.1) -> None:
         self._world = world
-        self._rng = Random(f"{world.seed if seed is None else seed}/traffic")  # noqa: S311 - a simulation, no secrets
-        self._cancels = cancels
-        self._stems = [tuple(self._rng.randrange(1000) for _ in range(96)) for _ in range(3)]
+        self._rng = world.rng("traffic")
+        self._meddling = meddling
+        self._stems = [self._tokens(96) for _ in range(3)]
         """Beginnings that prompts share."""
         self._count = 0
         self.received = 0
+        """Pulls that brought their KV."""
         self.given_up = 0
+        """Pulls that failed for good."""
 
     def requests(self, count: int, over_s: float) -> None:
         """Puts `count` requests on the agenda, spread over the next `over_s` seconds."""
@@ -34,26 +38,27 @@ class Traffic:
             self._world.agenda.after(self._rng.uniform(0, over_s), self._request)
 
     def _request(self) -> None:
-        source, *others = self._rng.sample(self._world.hosts, 2)
-        consumers = self._rng.choice((1, 1, 1, 2))
+        rng = self._rng
+        source, *consumers = rng.sample(self._world.hosts, min(len(self._world.hosts), rng.choice((2, 2, 3))))
         self._count += 1
         offer = Offer(
-            key=self._rng.randbytes(16),
+            key=rng.randbytes(16),
             request_id=f"r{self._count}",
             prompt=self._prompt(),
-            ttl_s=self._rng.choice(TTLS_S),
-            consumers=consumers,
-            on_abort=self._rng.choice(tuple(OnAbort)),
-            announce_after_s=self._rng.choice((0.0, 0.0, 0.0, 0.01, 1.0)),
+            ttl_s=rng.choice(TTLS_S),
+            consumers=rng.choice((1, len(consumers))),
+            on_abort=rng.choice(tuple(OnAbort)),
+            announce_after_s=rng.choice((0.0, 0.0, 0.0, 0.01, 1.0)),
+            in_step=rng.random() < 0.3,
         )
         token = source.engine.offer(offer) if source.up else None
         if token is None:
             return
-        for host in others:
+        for host in consumers:
             self._after(self._relay_s(), self._pull(host, offer, token, RETRIES))
-        for host in (source, *others):
-            if self._rng.random() < self._cancels:
-                self._after(self._rng.expovariate(10.0), self._cancel(host, offer.key))
+        for host in (source, *consumers):
+            if rng.random() < self._meddling:
+                self._after(rng.expovariate(10.0), self._meddle(source, host, offer, token))
 
     def _pull(self, host: Host, offer: Offer, token: bytes, retries: int) -> Callable[[], None]:
         """A pull by one consumer, tried again while that may help."""
@@ -72,44 +77,57 @@ class Traffic:
 
         return start
 
-    def _cancel(self, host: Host, key: bytes) -> Callable[[], None]:
-        def cancel() -> None:
-            if host.up:
-                host.engine.cancel(key)
+    def _meddle(self, source: Host, host: Host, offer: Offer, token: bytes) -> Callable[[], None]:
+        """Something that a router, a peer or an operator may do at any time."""
+        number = self._rng.randrange(100)
+        ref = LeaseRef(token=token)
 
-        return cancel
+        def routed(lead: Host, ask: Callable[..., Event]) -> None:
+            if lead.up:
+                lead.call(ask, "router", lambda _: None)
+
+        deeds: list[Callable[[], None]] = [
+            lambda: host.engine.cancel(offer.key) if host.up else None,
+            lambda: source.engine.preempt(number) if source.up else None,
+            lambda: routed(source, lambda call: RenewLeases(call, (ref,), float(1 + number))),
+            lambda: routed(source, lambda call: ReleaseLease(call, ref)),
+            lambda: routed(source, lambda call: ReleaseLease(call, ref, consumer=host.address)),
+            lambda: routed(host, lambda call: ConnectPeer(call, source.address)),
+        ]
+        return self._rng.choice(deeds)
 
     def _wish(self, offer: Offer) -> Wish:
         """Mostly the prompt on offer; else a longer or shorter one, or one that diverges from it somewhere."""
+        rng = self._rng
         tokens = offer.prompt.tokens
         use_tokens = 0
-        kind = self._rng.randrange(8)
+        kind = rng.randrange(8)
         if kind == 0:
             tokens = (*tokens, *self._tokens(20))
         elif kind == 1:
             tokens = tokens[: max(len(tokens) - 18, 1)]
         elif kind == 2:
-            at = self._rng.randrange(len(tokens))
-            tokens = (*tokens[:at], 1000, *tokens[at + 1 :])
-            use_tokens = self._rng.choice((0, at - at % 16))
+            at = rng.randrange(len(tokens))
+            tokens = (*tokens[:at], TOKENS, *tokens[at + 1 :])
+            use_tokens = rng.choice((0, at - at % 16))
         return Wish(
             request_id=offer.request_id,
-            prompt=Prompt(tokens, offer.prompt.salt if self._rng.randrange(20) else "other"),
-            access_id=self._rng.randbytes(16),
+            prompt=Prompt(tokens, offer.prompt.salt if rng.randrange(20) else "other"),
+            access_id=rng.randbytes(16),
             use_tokens=use_tokens,
-            have_tokens=self._rng.choice((0, 0, 16, 32, 40)),
-            all_local=self._rng.randrange(10) == 0,
-            blocks_after_s=self._rng.choice((0.0, 0.0, 0.001, 0.5)),
+            have_tokens=rng.choice((0, 0, 16, 32, 40)),
+            all_local=rng.randrange(10) == 0,
+            blocks_after_s=rng.choice((0.0, 0.0, 0.001, 0.5)),
+            in_step=rng.random() < 0.2,
         )
 
     def _prompt(self) -> Prompt:
         stem = self._rng.choice(self._stems)
-        cut = self._rng.randrange(1, len(stem))
         tail = self._tokens(self._rng.choice((0, 1, 16, 40)))
-        return Prompt((*stem[:cut], *tail), self._rng.choice(("", "", "salt")))
+        return Prompt((*stem[: self._rng.randrange(1, len(stem))], *tail), self._rng.choice(("", "", "salt")))
 
     def _tokens(self, count: int) -> tuple[int, ...]:
-        return tuple(self._rng.randrange(1000) for _ in range(count))
+        return tuple(self._rng.randrange(TOKENS) for _ in range(count))
 
     def _relay_s(self) -> float:
         return self._rng.expovariate(20.0)

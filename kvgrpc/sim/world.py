@@ -15,24 +15,29 @@ IDLE_AFTER_S = 3_600.0
 
 
 class World:
-    """`engines` hosts with `ranks` ranks each, of `blocks` blocks."""
+    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group."""
 
     def __init__(
-        self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 64, faults: Faults | None = None,
+        self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.agenda = Agenda()
-        self.network = Network(self.agenda, self._rng("network"), faults or Faults())
+        self.network = Network(self.agenda, self.rng("network"), faults or Faults())
         around = Surroundings(self.agenda, self.network, limits or Limits(), layout(blocks), ranks)
-        self.hosts = [Host(f"engine-{i}", around, self._rng(f"engine-{i}")) for i in range(engines)]
+        self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
         for host in self.hosts:
             host.start()
 
+    def rng(self, part: str) -> Random:
+        """The source of randomness of one part: parts do not disturb each other."""
+        return Random(f"{self.seed}/{part}")  # noqa: S311 - a simulation, no secrets
+
     def run(self, for_s: float) -> None:
         """Lets time pass."""
-        self.agenda.run(self.agenda.now + for_s)
-        self.agenda.now = max(self.agenda.now, for_s)
+        end = self.agenda.now + for_s
+        self.agenda.run(end)
+        self.agenda.now = end
 
     def finish(self) -> None:
         """Mends everything, waits until nothing is left to do, and asserts that nothing is left over."""
@@ -58,6 +63,3 @@ class World:
         for host in self.hosts:
             total.update(host.ledger.failures)
         return total
-
-    def _rng(self, part: str) -> Random:
-        return Random(f"{self.seed}/{part}")  # noqa: S311 - a simulation, no secrets

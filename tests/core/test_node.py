@@ -52,7 +52,7 @@ def cancel(lead: Lead, **which: Any) -> Cancelled:
 
 
 def test_every_event_has_a_handler() -> None:
-    kinds = set(Event.__args__)  # type: ignore[attr-defined]
+    kinds = set(Event.__args__)
     assert set(Node()._handlers) == kinds
 
 
@@ -119,7 +119,7 @@ def test_a_refused_call_may_succeed_under_its_key(lead: Lead) -> None:
 
 
 def test_a_call_that_still_runs_is_joined_and_both_are_answered(lead: Lead) -> None:
-    call = {"key": "k", "method": "ConnectPeer", "body": b"1"}
+    call: dict[str, Any] = {"key": "k", "method": "ConnectPeer", "body": b"1"}
     numbers = [lead.ask(lambda c: ConnectPeer(c, "d:1"), **call)]
     offers = lead.done
     numbers.append(lead.ask(lambda c: ConnectPeer(c, "d:1"), **call))
@@ -132,7 +132,7 @@ def test_a_call_that_still_runs_is_joined_and_both_are_answered(lead: Lead) -> N
 
 
 def test_a_refusal_reaches_all_that_joined(lead: Lead) -> None:
-    call = {"key": "k", "method": "ConnectPeer", "body": b"1"}
+    call: dict[str, Any] = {"key": "k", "method": "ConnectPeer", "body": b"1"}
     numbers = [lead.ask(lambda c: ConnectPeer(c, "d:1"), **call) for _ in range(2)]
     lead.tick(10.0)
     for number in numbers:
@@ -222,8 +222,8 @@ def test_cancelling_a_hand_over_releases_its_lease(lead: Lead) -> None:
 
 def test_an_unknown_key_is_remembered_and_its_transfers_refused_when_they_come(lead: Lead) -> None:
     assert cancel(lead, key=KEY, message="gone").outcome == "tombstoned"
-    for make in (lambda: lead.finish(), lambda: lead.pull(grant(D))):
-        with pytest.raises(PreconditionFailed, match="CANCELLED.*gone"):
+    for make in (lead.finish, lambda: lead.pull(grant(D))):
+        with pytest.raises(PreconditionFailed, match=r"CANCELLED.*gone"):
             make()
     lead.finish(key=b"another key here")
     lead.tick(60.0)

@@ -17,7 +17,7 @@ from kvgrpc.core.actions import (
     UnmapPeer,
 )
 from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.events import DialFailed, EndpointOffered, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
+from kvgrpc.core.events import DialFailed, EndpointOffered, Event, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peering import DEAD_KEPT
 from kvgrpc.core.peers import PeerState
@@ -218,7 +218,7 @@ def test_a_peer_that_no_data_path_reaches_is_refused_with_every_reason(lead: Lea
     lead._offer()
     lead.feed(PeerAnswered("p:1", P, endpoints(P)))
     lead.map(P, data_path="")
-    with pytest.raises(PreconditionFailed, match="NO_DATA_PATH.*shm: it is on another host"):
+    with pytest.raises(PreconditionFailed, match=r"NO_DATA_PATH.*shm: it is on another host"):
         lead.answer(call)
     again = connect(lead)
     lead.connect(P)
@@ -246,7 +246,7 @@ def test_a_handshake_ends_after_its_timeout_wherever_it_hangs(lead: Lead, stage:
     lead.tick(0.1)
     with refused(Reason.PEER_UNREACHABLE, Unavailable):
         lead.answer(call)
-    late = [
+    late: list[Event] = [
         EndpointOffered(0, "h1", endpoint()),
         PeerAnswered("p:1", P, endpoints(P)),
         PeerMapped(0, key_of(P), "shm", ""),

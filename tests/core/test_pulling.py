@@ -367,7 +367,7 @@ def test_blocks_are_given_to_a_pull_that_waits_for_them_only(lead: Lead) -> None
         lead.give("t-unknown", (4, 5))
     pull = lead.pull(TOKEN)
     cancel(lead, transfer_id=pull.id, message="enough")
-    with pytest.raises(PreconditionFailed, match="TRANSFER_ENDED.*enough"):
+    with pytest.raises(PreconditionFailed, match=r"TRANSFER_ENDED.*enough"):
         lead.give(pull.id, (4, 5))
     pull = lead.pull(TOKEN, number=2, destination=Destination(()))
     opened(lead, 2)
@@ -588,7 +588,8 @@ def test_a_grant_without_an_address_works_for_a_peer_that_dialled_us_only(lead: 
     assert lead.seen(SendOpen)
     pull = lead.pull(grant(describe("x", 9, address="")), 32, (6, 7), number=2)
     assert failure_of(lead, pull).reason is Reason.PEER_UNREACHABLE
-    assert lead.seen(Dial) == lead.seen(MakeOffer) == []
+    assert lead.seen(Dial) == []
+    assert lead.seen(MakeOffer) == []
 
 
 # -- ranks

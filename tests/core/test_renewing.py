@@ -106,7 +106,7 @@ def test_a_pull_is_renewed_until_it_is_over(lead: Lead) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"ttl_s": 1e-300, "remaining_s": 1e-300}, {"remaining_s": 0.0}])
-def test_no_ttl_that_a_peer_states_keeps_the_loop_busy(lead: Lead, changes: dict[str, float]) -> None:
+def test_no_ttl_that_a_peer_states_keeps_the_loop_busy(lead: Lead, changes: dict[str, Any]) -> None:
     pull(lead, **changes)
     assert 1 <= len(renewals(lead, 1.0)) <= 20
 

@@ -44,7 +44,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         with self._lock:
             return list(self._spans)
 
-    def Export(
+    def Export(  # noqa: N802 - an RPC has its name
         self, request: trace_service_pb2.ExportTraceServiceRequest, context: Any
     ) -> trace_service_pb2.ExportTraceServiceResponse:
         found = [
@@ -63,7 +63,7 @@ def collecting() -> Iterator[Collector]:
     """A collector that listens."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def all_free(engine: Engine) -> bool:
     return counts.pinned == 0
 
 
-def begin_slow_pull(source: Engine, destination: Engine, **fields: int) -> tuple[str, transfer_pb2.Transfer]:
+def begin_slow_pull(source: Engine, destination: Engine, **fields: Any) -> tuple[str, transfer_pb2.Transfer]:
     """(lease, pull) of a transfer whose bytes are on their way."""
     handed = source.hand_over(TOKENS, **fields)
     pulled = destination.pull(handed.grant, TOKENS, destination.allocate(BLOCKS))

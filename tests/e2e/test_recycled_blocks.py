@@ -85,9 +85,7 @@ def begin(source: Engine, destination: Engine, ttl_s: float) -> tuple[str, Readi
     return handed.lease.lease_id, Reading(pulled, blocks, written, target)
 
 
-def check_recycled_under(
-    reading: Reading, source: Engine, destination: Engine, writer: Engine, reason: int
-) -> None:
+def check_recycled_under(reading: Reading, source: Engine, destination: Engine, writer: Engine, reason: int) -> None:
     """After the lease ended: the blocks get other content while the reader is in the middle of them."""
     pulled = reading.pulled
     assert destination.get(pulled.transfer_id).state == ACTIVE, "it still reads"

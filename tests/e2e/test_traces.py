@@ -130,9 +130,7 @@ def test_the_span_of_a_transfer_says_what_moved_and_how(start: Start, collector:
     assert run_request(router, source, destination, prompt(64, seed=3), "bad") == FAILED
     end_all(router, source, destination)
 
-    by_label = {
-        span.attributes["kvgrpc.request_id"]: span for span in collector.spans if span.name == "kvgrpc.receive"
-    }
+    by_label = {span.attributes["kvgrpc.request_id"]: span for span in collector.spans if span.name == "kvgrpc.receive"}
     good, bad = by_label["good"], by_label["bad"]
     assert not good.failed
     said = {name: good.attributes[f"kvgrpc.{name}"] for name in ("blocks", "bytes", "data_path", "peer", "state")}

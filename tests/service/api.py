@@ -85,7 +85,8 @@ class Api:
 def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
     """What a client learns from a failed call."""
     code, message = error.code().name, error.details() or ""
-    trailers = dict(error.trailing_metadata() or ())
+    metadata: Any = error.trailing_metadata() or ()
+    trailers: dict[str, Any] = dict(metadata)
     packed = trailers.get("grpc-status-details-bin")
     if not isinstance(packed, bytes):
         return Refusal(method, code, "", message)

@@ -67,9 +67,7 @@ class Consumer:
         return self._issuer.api.peer.KeepLiveness(iter(rows), timeout=10)
 
 
-def opening(
-    token: bytes, token_ids: Sequence[int], access_id: bytes, *, use_tokens: int = 0
-) -> peer_pb2.AccessOpening:
+def opening(token: bytes, token_ids: Sequence[int], access_id: bytes, *, use_tokens: int = 0) -> peer_pb2.AccessOpening:
     """A row of OpenAccess that claims the first `use_tokens` of a prompt; 0: all."""
     count = use_tokens or len(token_ids)
     digest = contents.chain(token_ids[:count]).digest(count)

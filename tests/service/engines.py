@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Engine:
         for block, data in zip(ids, written, strict=True):
             for layer in range(LAYERS):
                 part = data[layer * LAYER_BYTES : (layer + 1) * LAYER_BYTES]
-                self._memory(layer, block, lambda fd, at, part=part: os.pwrite(fd, part, at))
+                self._memory(layer, block, partial(_write, part))
         return written
 
     def read(self, ids: Sequence[int]) -> list[bytes]:
@@ -307,3 +308,7 @@ def memory_unchanged(*engines: Engine) -> Iterator[None]:
     assert [engine.memory_state() for engine in engines] == before
     for engine in engines:
         engine.check_alive()
+
+
+def _write(part: bytes, fd: int, at: int) -> int:
+    return os.pwrite(fd, part, at)

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -20,6 +20,9 @@ from tests.service.values import dur, group
 
 Change = Callable[[Any], object]
 BLOCKS = [3, 4, 5]
+
+
+_M = TypeVar("_M")
 
 
 class Rogue(
@@ -62,18 +65,18 @@ class Rogue(
         )  # fmt: skip
         return common_pb2.Grant(token=grants.mint(claims, b"rogue"))
 
-    def Handshake(self, request: handshake_pb2.HandshakeRequest, context: Any) -> handshake_pb2.HandshakeResponse:
+    def Handshake(self, request: handshake_pb2.HandshakeRequest, context: Any) -> handshake_pb2.HandshakeResponse:  # noqa: N802
         endpoint = endpoint_to_proto(self._path.offer(RankEndpoint(0)))
         reply = handshake_pb2.HandshakeResponse(engine=self.engine, endpoints=[endpoint], protocol=1)
         return self._changed("Handshake", reply, context)
 
-    def KeepLiveness(
+    def KeepLiveness(  # noqa: N802
         self, request_iterator: Iterator[peer_pb2.KeepLivenessRequest], context: Any
     ) -> Iterator[peer_pb2.KeepLivenessResponse]:
         for _ in request_iterator:
             yield self._changed("KeepLiveness", peer_pb2.KeepLivenessResponse(), context)
 
-    def OpenAccess(self, request: peer_pb2.OpenAccessRequest, context: Any) -> peer_pb2.OpenAccessResponse:
+    def OpenAccess(self, request: peer_pb2.OpenAccessRequest, context: Any) -> peer_pb2.OpenAccessResponse:  # noqa: N802
         reply = peer_pb2.OpenAccessResponse()
         for row in request.openings:
             count = -(-row.content.token_count // BLOCK_TOKENS)
@@ -83,26 +86,27 @@ class Rogue(
             )  # fmt: skip
         return self._changed("OpenAccess", reply, context)
 
-    def SettleAccess(self, request: peer_pb2.SettleAccessRequest, context: Any) -> peer_pb2.SettleAccessResponse:
+    def SettleAccess(self, request: peer_pb2.SettleAccessRequest, context: Any) -> peer_pb2.SettleAccessResponse:  # noqa: N802
         reply = peer_pb2.SettleAccessResponse(
             results=[peer_pb2.SettledAccess(verdict=peer_pb2.VERDICT_VALID) for _ in request.settlings]
         )
         return self._changed("SettleAccess", reply, context)
 
-    def CloseAccess(self, request: peer_pb2.CloseAccessRequest, context: Any) -> peer_pb2.CloseAccessResponse:
+    def CloseAccess(self, request: peer_pb2.CloseAccessRequest, context: Any) -> peer_pb2.CloseAccessResponse:  # noqa: N802
         reply = peer_pb2.CloseAccessResponse(results=[peer_pb2.ClosedAccess(was_open=True) for _ in request.closings])
         return self._changed("CloseAccess", reply, context)
 
-    def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, context: Any) -> lease_pb2.RenewLeasesResponse:
+    def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, context: Any) -> lease_pb2.RenewLeasesResponse:  # noqa: N802
         reply = lease_pb2.RenewLeasesResponse(leases=[lease_pb2.RenewedLease(remaining=dur(30))] * len(request.leases))
         return self._changed("RenewLeases", reply, context)
 
-    def _changed(self, rpc: str, reply: Any, context: Any) -> Any:
+    def _changed(self, rpc: str, reply: _M, context: Any) -> _M:
         self.calls[rpc] = self.calls.get(rpc, 0) + 1
         self.traceparents[rpc] = dict(context.invocation_metadata()).get("traceparent", "")
         change = self.changes.get(rpc)
         if change is None:
             return reply
+        other: Any = None
         try:
             other = change(reply)
         except Abort as wanted:

@@ -147,9 +147,7 @@ BAD_HAND_OVERS: list[Any] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "reason"), BAD_HAND_OVERS)
-def test_a_hand_over_that_cannot_be_is_refused(
-    source: Engine, fields: dict[str, Any], code: str, reason: str
-) -> None:
+def test_a_hand_over_that_cannot_be_is_refused(source: Engine, fields: dict[str, Any], code: str, reason: str) -> None:
     blocks = source.allocate(3)
     with unchanged(source), refused(source.api, code, reason):
         source.hand_over(TOKENS, blocks, **fields)
@@ -318,9 +316,7 @@ def test_a_foreign_grant_is_refused_by_the_lease_calls(source: Engine, destinati
         ),
     ],
 )
-def test_a_pull_of_other_content_gets_nothing(
-    source: Engine, destination: Engine, wanted: common_pb2.Content
-) -> None:
+def test_a_pull_of_other_content_gets_nothing(source: Engine, destination: Engine, wanted: common_pb2.Content) -> None:
     grant, target = source.hand_over(TOKENS).grant, destination.allocate(3)
     before = destination.write(target, seed=1)
     with memory_unchanged(source, destination):
@@ -351,9 +347,7 @@ def test_a_k_that_is_unaligned_or_past_either_length_is_refused(
 ) -> None:
     grant = source.hand_over(TOKENS).grant
     with unchanged(source, destination):
-        refusal = destination.api.refusal(
-            lambda: destination.pull(grant, TOKENS[:tokens], None, use_tokens=use_tokens)
-        )
+        refusal = destination.api.refusal(lambda: destination.pull(grant, TOKENS[:tokens], None, use_tokens=use_tokens))
     assert refusal.reason == "CONTENT_RANGE"
 
 

@@ -348,9 +348,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engin
         "path": ("--data-paths", "cma"),
         "empty": ("--no-pool",),
     }
-    processes = {
-        name: ServeProcess(folder / name, *SHARED, *row, settings=SETTINGS) for name, row in flags.items()
-    }
+    processes = {name: ServeProcess(folder / name, *SHARED, *row, settings=SETTINGS) for name, row in flags.items()}
     engines = {name: Engine(process) for name, process in processes.items()}
     yield engines
     for engine in engines.values():

@@ -1,6 +1,6 @@
 """Leases: what pins, for how long, and what ends it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 import pytest
@@ -35,12 +35,9 @@ def renew(engine: Engine, *refs: lease_pb2.LeaseRef, ttl_s: float | None = None)
     return rows_of(engine.api.leases.RenewLeases(request).leases)
 
 
-def rows_of(rows: "list[lease_pb2.RenewedLease] | object") -> list[tuple[float, str]]:
+def rows_of(rows: Iterable[lease_pb2.RenewedLease]) -> list[tuple[float, str]]:
     prefix = "FAILURE_REASON_"
-    return [
-        (seconds(row.remaining), common_pb2.FailureReason.Name(row.reason).removeprefix(prefix))
-        for row in rows  # type: ignore[attr-defined]
-    ]
+    return [(seconds(row.remaining), common_pb2.FailureReason.Name(row.reason).removeprefix(prefix)) for row in rows]
 
 
 def test_a_hand_over_pins_its_blocks_under_a_lease(source: Engine) -> None:

@@ -126,8 +126,7 @@ def test_a_signal_ends_it_with_0_though_somebody_watches_and_waits(start: Start,
     engine.process.signal(number)
     assert engine.process.wait_exit() == 0
     with pytest.raises(grpc.RpcError):
-        while True:
-            next(watch)
+        list(watch)
     assert waiting.exception() is not None or waiting.result().transfer.failure.message
 
 

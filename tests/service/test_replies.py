@@ -20,7 +20,7 @@ from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
-from tests.service.values import content, group, new_key, prompt
+from tests.service.values import content, dur, group, new_key, prompt
 
 SERVICES: list[ServiceDescriptor] = [
     handshake_pb2.DESCRIPTOR.services_by_name["HandshakeService"],
@@ -45,12 +45,14 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     id_ = handed.transfer.transfer_id
     yield "FinishedBlocks", handed
     yield "GetCapabilities", described
-    yield "CheckCompatibility", api.handshake.CheckCompatibility(
-        handshake_pb2.CheckCompatibilityRequest(engine=described.engine)
+    yield (
+        "CheckCompatibility",
+        api.handshake.CheckCompatibility(handshake_pb2.CheckCompatibilityRequest(engine=described.engine)),
     )
     yield "Handshake", consumer.handshake()
-    yield "ConnectPeer", api.handshake.ConnectPeer(
-        handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=peer.address))
+    yield (
+        "ConnectPeer",
+        api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=peer.address))),
     )
     yield "PullBlocks", api.handoff.PullBlocks(handoff_pb2.PullBlocksRequest(grant=offer, content=content(tokens)))
     yield "OpenAccess", consumer.open(handed.grant, tokens)
@@ -58,14 +60,16 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
     yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
     yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
-    yield "WaitTransfer", api.transfers.WaitTransfer(
-        transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout={"nanos": 1})
+    yield (
+        "WaitTransfer",
+        api.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(1e-9))),
     )
     yield "ListTransfers", api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest())
     yield "WatchTransfers", next(api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=10))
     yield "AcknowledgeTransfers", api.transfers.AcknowledgeTransfers(transfer_pb2.AcknowledgeTransfersRequest())
-    yield "GrantLease", api.leases.GrantLease(
-        lease_pb2.GrantLeaseRequest(blocks=[group(blocks[1:2])], content=content(tokens))
+    yield (
+        "GrantLease",
+        api.leases.GrantLease(lease_pb2.GrantLeaseRequest(blocks=[group(blocks[1:2])], content=content(tokens))),
     )
     yield "RenewLeases", api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref]))
     yield "KeepAlive", next(api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest(leases=[ref])]), timeout=10))
@@ -75,8 +79,9 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     yield "CancelTransfer", api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(transfer_id=id_))
     yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
     yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
-    yield "AllocateBlocks", api.pool.AllocateBlocks(
-        pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl={"seconds": 1})
+    yield (
+        "AllocateBlocks",
+        api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(1))),
     )
     yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(blocks)))
     yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(engine.allocate(1))]))

@@ -41,7 +41,7 @@ def reflect(engine: Engine, version: str, request: reflection_pb2.ServerReflecti
     )
     replies: Iterator[reflection_pb2.ServerReflectionResponse] = stream(iter([request]), timeout=10)
     (reply,) = replies
-    return reply.SerializeToString()
+    return bytes(reply.SerializeToString())
 
 
 @BOTH_VERSIONS
@@ -53,9 +53,7 @@ def test_reflection_lists_every_service(source: Engine, version: str) -> None:
 
 @BOTH_VERSIONS
 @pytest.mark.parametrize("service", OURS)
-def test_reflection_describes_every_service_down_to_its_last_import(
-    source: Engine, version: str, service: str
-) -> None:
+def test_reflection_describes_every_service_down_to_its_last_import(source: Engine, version: str, service: str) -> None:
     wanted, known = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)], {}
     while wanted:
         found = reflect(source, version, wanted.pop())
@@ -68,6 +66,28 @@ def test_reflection_describes_every_service_down_to_its_last_import(
         wanted += [reflection_pb2.ServerReflectionRequest(file_by_filename=name) for name in missing]
     methods = [m for f in known.values() for s in f.service for m in s.method if service.endswith(f"{s.name}")]
     assert methods
+
+
+@BOTH_VERSIONS
+@pytest.mark.parametrize(
+    ("symbol", "found"),
+    [
+        ("kvgrpc.v1.HandoffService.PullBlocks", True),
+        ("kvgrpc.v1.Transfer", True),
+        ("kvgrpc.v1.Transfer.state", True),
+        ("kvgrpc.v1.TRANSFER_STATE_FAILED", True),
+        ("kvgrpc.v1.HandoffService.NoSuchCall", False),
+        ("kvgrpc.v1.NoSuchService.PullBlocks", False),
+        ("", False),
+    ],
+)
+def test_reflection_finds_methods_fields_and_values_by_name(
+    source: Engine, version: str, symbol: str, found: bool
+) -> None:
+    answer = reflect(source, version, reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
+    reply = reflection_pb2.ServerReflectionResponse.FromString(answer)
+    assert reply.HasField("file_descriptor_response") is found
+    assert reply.HasField("error_response") is not found
 
 
 def test_every_service_is_healthy_by_its_own_name(source: Engine) -> None:

@@ -184,7 +184,7 @@ class _Context:
 
 
 async def test_a_change_while_the_first_message_is_on_its_way_is_not_missed(server: Server) -> None:
-    watch = TransferService(server._lead).WatchTransfers(transfer_pb2.WatchTransfersRequest(), _Context())
+    watch: Any = TransferService(server._lead).WatchTransfers(transfer_pb2.WatchTransfersRequest(), _Context())
     first = await anext(watch)
     await hand_over(server)
     change = await anext(watch)

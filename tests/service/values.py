@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -27,9 +28,7 @@ def new_key() -> bytes:
 def group(ids: Iterable[int], index: int = 0) -> common_pb2.GroupBlocks:
     """One row, every block a run of its own: the server may not rely on maximal runs."""
     starts = list(ids)
-    return common_pb2.GroupBlocks(
-        group=index, blocks=common_pb2.BlockRuns(starts=starts, counts=[1] * len(starts))
-    )
+    return common_pb2.GroupBlocks(group=index, blocks=common_pb2.BlockRuns(starts=starts, counts=[1] * len(starts)))
 
 
 def ids_of(rows: Sequence[common_pb2.GroupBlocks]) -> list[int]:
@@ -47,5 +46,5 @@ def prompt(tokens: int, seed: int = 0) -> list[int]:
     return [seed * 100_000 + i for i in range(tokens)]
 
 
-def content(token_ids: Sequence[int], **fields: str) -> common_pb2.Content:
+def content(token_ids: Sequence[int], **fields: Any) -> common_pb2.Content:
     return common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=token_ids, **fields))

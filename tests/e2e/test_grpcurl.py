@@ -1,0 +1,109 @@
+"""docs/grpcurl.md is true: its commands, in their order, print what the page shows."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.service.engines import Engine, ServeProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "grpcurl.md"
+TOOLS = ROOT / ".tools" / "bin"
+_FENCED = re.compile(r"^```(sh servers|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SERVE = re.compile(r"^kvgrpc serve --port (\d+) (.*)$", re.MULTILINE)
+MARK = "----- end of block"
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(kind, text) of every fenced block of the page."""
+    return [(found[1], found[2]) for found in _FENCED.finditer(PAGE.read_text())]
+
+
+@pytest.fixture
+def grpcurl() -> str:
+    """The folder of the program; a test that needs it is skipped where there is none."""
+    found = shutil.which("grpcurl", path=os.pathsep.join([str(TOOLS), os.environ["PATH"]]))
+    if found is None:
+        pytest.skip("there is no grpcurl on the PATH or in .tools/bin: make grpcurl builds it where Go is installed")
+    return str(Path(found).parent)
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Iterator[dict[str, Engine]]:
+    """The servers of the page, by the port that it gives them, at ports that are free."""
+    (servers,) = (text for kind, text in blocks() if kind == "sh servers")
+    processes = {
+        port: ServeProcess(tmp_path / port, "--listen", "127.0.0.1:0", *flags.split(), "--drain-s", "0")
+        for port, flags in _SERVE.findall(servers)
+    }
+    engines = {port: Engine(process) for port, process in processes.items()}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+def script(engines: dict[str, Engine]) -> str:
+    """All commands, with a mark after every block."""
+    lines = ["set -o pipefail"]
+    for kind, text in blocks():
+        if kind == "sh":
+            lines += [text, f"echo; echo '{MARK}'"]
+    whole = "\n".join(lines)
+    for port, engine in engines.items():
+        whole = whole.replace(f"127.0.0.1:{port}", engine.address)
+    return whole
+
+
+def expected() -> list[list[str]]:
+    """For every block of commands the lines that it shows, in their order."""
+    found: list[list[str]] = []
+    for kind, text in blocks():
+        if kind == "sh":
+            found.append([])
+        elif kind == "text":
+            found[-1] += [line.strip() for line in text.splitlines() if line.strip()]
+    return found
+
+
+def is_shown(line: str, printed: list[str]) -> int | None:
+    """Where a line of the page stands in what was printed."""
+    pattern = re.compile(".*".join(re.escape(part) for part in line.split("…")))
+    return next((i for i, other in enumerate(printed) if pattern.fullmatch(other.strip())), None)
+
+
+def test_the_commands_of_the_page_print_what_it_shows(grpcurl: str, engines: dict[str, Engine], tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": os.pathsep.join([grpcurl, os.environ["PATH"]])}
+    run = subprocess.run(
+        ["bash", "-c", script(engines)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    printed = run.stdout.split(MARK)[:-1]
+    assert len(printed) == len(expected()), run.stdout
+    for lines, output in zip(expected(), printed, strict=True):
+        left = output.splitlines()
+        for line in lines:
+            at = is_shown(line, left)
+            assert at is not None, f"the page shows {line!r}, and there was:\n{output}"
+            left = left[at + 1 :]
+        assert "ERROR" not in output or any("Code:" in line for line in lines), output
+
+
+def test_the_page_shows_every_service(engines: dict[str, Engine]) -> None:
+    shown = {line for kind, text in blocks() if kind == "text" for line in text.splitlines()}
+    ours = set(
+        re.findall(r"^package (kvgrpc[\w.]+);", "\n".join(p.read_text() for p in ROOT.glob("proto/**/*.proto")), re.MULTILINE)
+    )
+    assert ours >= {"kvgrpc.v1", "kvgrpc.peer.v1"}
+    assert {f"kvgrpc.v1.{name}Service" for name in ("Handoff", "Transfer", "Lease", "Pool", "Admin")} <= shown
+    assert engines
