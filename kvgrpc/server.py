@@ -158,8 +158,6 @@ class Server:
             return
         layout = self.config.pool.layout()
         local = await self._make_ranks(1, layout.total_bytes)
-        for rank in local:
-            rank.forbid_new_writers()
         engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1)
         await self._begin(engine, secrets.token_bytes(32), dict(enumerate(local)), local)
 

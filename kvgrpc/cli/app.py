@@ -3,6 +3,7 @@
 import typer
 
 from kvgrpc import __version__
+from kvgrpc.cli.bench import bench
 from kvgrpc.cli.demo import demo
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.status import status
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(demo)
 app.command()(status)
+app.add_typer(bench)
 
 
 def _version(wanted: bool) -> None:

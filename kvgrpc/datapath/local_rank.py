@@ -1,6 +1,5 @@
 """A rank in the lead's own process: its memory, its data paths, its mover, and their reports as events."""
 
-import contextlib
 from collections.abc import Callable
 
 from kvgrpc.core import events
@@ -11,7 +10,6 @@ from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.errors import PreconditionFailed
 
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
@@ -90,12 +88,6 @@ class LocalRank:
             self._mover.expect(access)
         else:
             self._mover.unexpect(access)
-
-    def forbid_new_writers(self) -> None:
-        """Nobody but this process will ever write the shared pool; where the kernel can promise that, it does."""
-        assert isinstance(self.memory, SharedMemory)
-        with contextlib.suppress(PreconditionFailed):
-            self.memory.forbid_new_writers()
 
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()

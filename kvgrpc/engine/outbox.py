@@ -3,39 +3,43 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvgrpc.errors import OutOfRange
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.wire.frames import encode_rows
+from kvgrpc.wire.frames import encode, encode_rows
 
 
 class Outbox:
     """Numbers calls and batches them, in order."""
 
     def __init__(self) -> None:
-        self._calls: list[session_pb2.Call] = []
+        # Calls are made inside the frame that will be sent: a long prompt is copied as seldom as can be.
+        self._frame = session_pb2.ClientFrame()
         self._last_call = 0
 
     def add(self, traceparent: str = "", **request: Any) -> session_pb2.Call:
         """Queues a call; until it is sent, its request may be changed. Its answer has its `call_id`."""
         self._last_call += 1
-        call = session_pb2.Call(call_id=self._last_call, traceparent=traceparent, **request)
-        self._calls.append(call)
-        return call
+        return self._frame.calls.calls.add(call_id=self._last_call, traceparent=traceparent, **request)
 
     def add_silent(self, **request: Any) -> None:
         """Queues a call that is answered only when it fails."""
-        self._calls.append(session_pb2.Call(**request))
+        self._frame.calls.calls.add(**request)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._frame.calls.calls)
 
     def take(self, read_events: int) -> Iterator[bytes]:
         """Frames with the calls queued so far, which are not queued any more; one frame at least.
 
         `read_events`: number of the last event that was read.
         """
-        calls, self._calls = self._calls, []
+        frame, self._frame = self._frame, session_pb2.ClientFrame()
+        frame.calls.read_events = read_events
 
-        def frame(rows: Sequence[session_pb2.Call]) -> session_pb2.ClientFrame:
+        def part(rows: Sequence[session_pb2.Call]) -> session_pb2.ClientFrame:
             return session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=rows, read_events=read_events))
 
-        return encode_rows(calls, frame)
+        try:
+            yield encode(frame)
+        except OutOfRange:
+            yield from encode_rows(frame.calls.calls, part)

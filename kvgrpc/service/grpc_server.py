@@ -5,7 +5,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
-from grpc_channelz.v1 import channelz
+from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -64,6 +64,20 @@ def channel_options(limits: Limits) -> list[tuple[str, Any]]:
     ]
 
 
+class _ByName:
+    """Registers generated services at a server so that it finds their methods by name when they are called.
+
+    Methods that are known to it before cost every call: gRPC's asyncio server waits for the next call of each of them
+    by itself, and walks over all of these waits whenever one of them is over.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Nothing: the same handlers come by the other method."""
+
+
 def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
     """A server with all services, not yet bound; and its health."""
     server = grpc.aio.server(
@@ -85,8 +99,9 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.Healt
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
     servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    channelz.add_channelz_servicer(server)
+    others = cast(grpc.aio.Server, _ByName(server))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, others)
+    channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
     _add_reflection(server)
     return server, servicer
 
@@ -104,15 +119,15 @@ def _add_reflection(server: grpc.aio.Server) -> None:
     """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
     names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
     pool = _Symbols(descriptor_pool.Default())
-    reflection.enable_server_reflection(names, server, pool)
     servicer = reflection.aio.ReflectionServicer(names, pool)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    handlers = grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})
-    server.add_generic_rpc_handlers((handlers,))
+    for name in (REFLECTION_V1, REFLECTION_V1ALPHA):
+        handlers = grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+        server.add_generic_rpc_handlers((handlers,))
 
 
 class _Symbols:

@@ -3,15 +3,18 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.ids import peer_key
 from kvgrpc.core.peers import PeerState
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service import status
+from kvgrpc.service.conversation import Conversation, put_closings, put_openings, put_verdicts
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import streaming, unary
-from kvgrpc.wire import answers, requests
+from kvgrpc.wire import requests
 
 
 class PeerService(peer_pb2_grpc.PeerServiceServicer):
@@ -28,7 +31,9 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         answer = await lead.ask(
             actions.Openings, "OpenAccess", request, trace, lambda call: requests.open_access(request, call)
         )
-        return peer_pb2.OpenAccessResponse(header=lead.header(), results=answers.openings(answer))
+        reply = peer_pb2.OpenAccessResponse()
+        put_openings(lead, answer, reply)
+        return reply
 
     @unary
     async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
@@ -36,7 +41,9 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         answer = await lead.ask(
             actions.Verdicts, "SettleAccess", request, trace, lambda call: requests.settle_access(request, call)
         )
-        return peer_pb2.SettleAccessResponse(header=lead.header(), results=answers.verdicts(answer))
+        reply = peer_pb2.SettleAccessResponse()
+        put_verdicts(lead, answer, reply)
+        return reply
 
     @unary
     async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
@@ -44,8 +51,16 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         answer = await lead.ask(
             actions.Closings, "CloseAccess", request, trace, lambda call: requests.close_access(request, call)
         )
-        rows = [peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows]
-        return peer_pb2.CloseAccessResponse(header=lead.header(), results=rows)
+        reply = peer_pb2.CloseAccessResponse()
+        put_closings(lead, answer, reply)
+        return reply
+
+    async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        """Answers are written by the conversation itself, when they are known."""
+        try:
+            await Conversation(self._lead, context).run()
+        except KVGrpcError as error:
+            await status.abort(context, error)
 
     @streaming
     async def KeepLiveness(

@@ -7,8 +7,8 @@ list is never dialled.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
@@ -24,7 +24,6 @@ from kvgrpc.core.limits import Limits
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
-    InternalError,
     KVGrpcError,
     PermissionDenied,
     PreconditionFailed,
@@ -33,10 +32,11 @@ from kvgrpc.errors import (
 )
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import status, telemetry
+from kvgrpc.service.peer_stream import Answered, PeerStream
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
-from kvgrpc.wire import description
-from kvgrpc.wire.values import block_lists, core_reason
+from kvgrpc.wire import accesses, description
+from kvgrpc.wire.values import core_reason
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -47,17 +47,35 @@ RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between tries to bring a liveness stream back; the last one repeats until the peer is dead."""
 HANG_UP_GRACE_S = 2.0
 """A channel that is given up lets calls under way finish: closings must not be lost."""
+STOP_GRACE_S = 0.1
+"""The same, when this server stops: its peers notice its end anyway."""
 
 
-@dataclass(eq=False)
 class _Channel:
     """The connection to one lead."""
 
-    address: str
-    channel: grpc.aio.Channel
-    liveness: asyncio.Task[None] | None = None
-    peer: str = ""
-    caller: peer_pb2.Caller = field(default_factory=peer_pb2.Caller)
+    def __init__(self, address: str, options: list[tuple[str, Any]], peer: str = "") -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=options)
+        self.stub: Any = peer_pb2_grpc.PeerServiceStub(self.channel)
+        self.stream = PeerStream(self.stub, peer or address)
+        self.liveness: asyncio.Task[None] | None = None
+        self.peer = peer
+        self.caller = peer_pb2.Caller()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of PeerService."""
+
+    method: str
+    peer: str
+    trace: str
+    timeout_s: float = CALL_TIMEOUT_S
+
+
+_FIELDS = {"OpenAccess": "open_access", "SettleAccess": "settle_access", "CloseAccess": "close_access"}
+"""Where a call stands in a PeerCall."""
 
 
 class PeerChannels:
@@ -73,6 +91,7 @@ class PeerChannels:
         self._channels: dict[str, _Channel] = {}
         """By peer key."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hanging_up: set[asyncio.Task[None]] = set()
 
     # -- the port
 
@@ -82,17 +101,7 @@ class PeerChannels:
     def hang_up(self, peer: str) -> None:
         channel = self._channels.pop(peer, None)
         if channel is not None:
-            self._spawn(self._close(channel))
-
-    def open_access(self, action: actions.SendOpen) -> None:
-        self._spawn(self._open(action))
-
-    def settle_access(self, action: actions.SendSettle) -> None:
-        self._spawn(self._settle(action))
-
-    def close_access(self, action: actions.SendClose) -> None:
-        # By the channel that is there now: a life that ends closes its accesses and hangs up in one step.
-        self._spawn(self._close_access(action, self._channels.get(action.peer)))
+            self._hanging_up.add(self._spawn(self._close(channel)))
 
     def renew_leases(self, action: actions.SendRenew) -> None:
         self._spawn(self._renew(action))
@@ -101,10 +110,14 @@ class PeerChannels:
         """Ends all streams and channels."""
         channels = list(self._channels.values())
         self._channels.clear()
-        for task in list(self._tasks):
+        for task in self._tasks - self._hanging_up:
+            task.cancel()
+        if self._hanging_up:  # closings that were sent just now
+            await asyncio.wait(self._hanging_up, timeout=STOP_GRACE_S)
+        for task in self._hanging_up:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._close(channel, grace_s=0.1) for channel in channels), return_exceptions=True)
+        await asyncio.gather(*(self._close(channel, STOP_GRACE_S) for channel in channels), return_exceptions=True)
 
     # -- the handshake
 
@@ -116,7 +129,7 @@ class PeerChannels:
             )
             self._runner.feed(events.DialFailed(address, error))
             return
-        channel = _Channel(address, grpc.aio.insecure_channel(address, options=self._options))
+        channel = _Channel(address, self._options)
         try:
             peer, endpoints = await self._handshake(channel, action)
             channel.peer = peer_key(peer.engine_id, peer.incarnation)
@@ -134,6 +147,7 @@ class PeerChannels:
         if old is not None:
             self._spawn(self._close(old))
         self._channels[channel.peer] = channel
+        channel.stream.start()
         self._runner.feed(events.PeerAnswered(address, peer, endpoints))
 
     async def _handshake(
@@ -147,8 +161,13 @@ class PeerChannels:
             expected_engine_id=action.expected_engine_id,
         )
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
-        with telemetry.client_span("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address) as metadata:
-            reply = await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
+        trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
+        try:
+            reply = await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
+        except grpc.aio.AioRpcError as error:
+            ended(error)
+            raise
+        ended(None)
         try:
             peer = description.engine_from_proto(reply.engine, "engine")
         except KVGrpcError as error:
@@ -184,9 +203,8 @@ class PeerChannels:
 
     async def _beat(self, channel: _Channel, first: "asyncio.Future[None]") -> None:
         """One stream: beats every fifth of the grace, and expects as many."""
-        stub = peer_pb2_grpc.PeerServiceStub(channel.channel)
         interval_s = self._limits.peer_grace_s / 5
-        stream = stub.KeepLiveness()
+        stream = channel.stub.KeepLiveness()
         try:
             while True:
                 with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
@@ -203,72 +221,96 @@ class PeerChannels:
 
     # -- accesses
 
-    async def _open(self, action: actions.SendOpen) -> None:
-        opening = action.opening
-        row = peer_pb2.AccessOpening(
-            access_id=opening.access_id,
-            token=opening.token,
-            transfer_id=opening.transfer_id,
-            request_id=opening.request_id,
-            data_paths=opening.data_paths,
-        )
-        if opening.claim is not None:
-            claim = opening.claim
-            row.content.CopyFrom(
-                peer_pb2.ContentClaim(token_count=claim.tokens, digest=claim.digest, opaque_id=claim.opaque)
-            )
+    def open_access(self, action: actions.SendOpen) -> None:
+        limit = self._limits.blocks_per_request
+        call = _Call("OpenAccess", action.peer, action.trace, self._limits.open_wait_s + 2.0)
 
-        async def call(stub: "peer_pb2_grpc.PeerServiceAsyncStub", metadata: Any) -> peer_pb2.OpenedAccess:
-            request = peer_pb2.OpenAccessRequest(caller=self._caller(action.peer), openings=[row])
-            timeout_s = self._limits.open_wait_s + 2.0
-            return _only((await stub.OpenAccess(request, timeout=timeout_s, metadata=metadata)).results)
+        def answered(result: events.Opened | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.AccessAnswered(action.opening.access_id, result, retryable))
 
-        try:
-            opened = await self._call(action.peer, "OpenAccess", action.trace, call)
-            result: events.Opened | KVGrpcError = _opened(opened, self._limits.blocks_per_request)
-            retryable = False
-        except KVGrpcError as error:
-            result, retryable = error, isinstance(error, Unavailable | Exhausted)
-        self._runner.feed(events.AccessAnswered(opening.access_id, result, retryable))
-
-    async def _settle(self, action: actions.SendSettle) -> None:
-        settling = action.settling
-        row = peer_pb2.AccessSettling(access_id=settling.access_id, last=settling.last, bytes=settling.nbytes)
-
-        async def call(stub: "peer_pb2_grpc.PeerServiceAsyncStub", metadata: Any) -> peer_pb2.SettledAccess:
-            request = peer_pb2.SettleAccessRequest(caller=self._caller(action.peer), settlings=[row])
-            return _only((await stub.SettleAccess(request, timeout=CALL_TIMEOUT_S, metadata=metadata)).results)
-
-        result: Verdict | KVGrpcError
-        retryable = False
-        try:
-            settled = await self._call(action.peer, "SettleAccess", action.trace, call)
-            valid = settled.verdict == peer_pb2.VERDICT_VALID
-            result = Verdict(valid, None if valid else core_reason(settled.reason), settled.message)
-        except KVGrpcError as error:
-            result, retryable = error, isinstance(error, Unavailable)
-        self._runner.feed(events.SettleAnswered(settling.access_id, result, retryable))
-
-    async def _close_access(self, action: actions.SendClose, channel: _Channel | None) -> None:
-        closing = action.closing
-        outcome = peer_pb2.CLOSE_OUTCOME_DROPPED if closing.dropped else peer_pb2.CLOSE_OUTCOME_FAILED
-        row = peer_pb2.AccessClosing(
-            access_id=closing.access_id, outcome=outcome, quiesced=closing.quiesced, token=closing.token
+        self._ask(
+            call,
+            lambda _: accesses.open_request(self._caller(action.peer), action.opening),
+            lambda reply: accesses.opened(reply, limit),
+            answered,
         )
 
-        async def call(stub: "peer_pb2_grpc.PeerServiceAsyncStub", metadata: Any) -> bool:
-            engine_id = channel.caller.engine_id if channel is not None else ""
-            caller = peer_pb2.Caller(engine_id=engine_id or self._caller(action.peer).engine_id)
-            caller.incarnation = action.incarnation
-            request = peer_pb2.CloseAccessRequest(caller=caller, closings=[row])
-            await stub.CloseAccess(request, timeout=CALL_TIMEOUT_S, metadata=metadata)
-            return True
+    def settle_access(self, action: actions.SendSettle) -> None:
+        call = _Call("SettleAccess", action.peer, action.trace)
 
+        def answered(result: Verdict | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable)
+            self._runner.feed(events.SettleAnswered(action.settling.access_id, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.settle_request(self._caller(action.peer), action.settling),
+            accesses.verdict,
+            answered,
+        )
+
+    def close_access(self, action: actions.SendClose) -> None:
+        call = _Call("CloseAccess", action.peer, action.trace)
+
+        def request(channel: _Channel) -> peer_pb2.CloseAccessRequest:
+            # A life that ends closes its accesses: the present one may have no engine any more.
+            engine_id = channel.caller.engine_id or self._caller(action.peer).engine_id
+            caller = peer_pb2.Caller(engine_id=engine_id, incarnation=action.incarnation)
+            return accesses.close_request(caller, action.closing)
+
+        def answered(result: bool | KVGrpcError) -> None:
+            known = not isinstance(result, KVGrpcError) or result.reason is Reason.NO_HANDSHAKE
+            self._runner.feed(events.CloseAnswered(action.closing.access_id, known))
+
+        self._ask(call, request, lambda _: True, answered)
+
+    def _ask(
+        self,
+        call: "_Call",
+        request: Callable[[_Channel], Any],
+        convert: Callable[[Any], _T],
+        then: Callable[[_T | KVGrpcError], None],
+    ) -> None:
+        """Makes a call of PeerService, over the stream to that peer if there is one. `then` gets what came of it.
+
+        By the channel that is there now: what comes next may be to hang up.
+        """
         try:
-            answered = await self._call(action.peer, "CloseAccess", action.trace, call, channel)
+            channel = self._channel(call.peer)
+            message = request(channel)
         except KVGrpcError as error:
-            answered = error.reason is Reason.NO_HANDSHAKE
-        self._runner.feed(events.CloseAnswered(closing.access_id, answered))
+            then(error)
+            return
+        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{call.method}", call.trace, call.peer)
+
+        def answered(reply: Any | KVGrpcError) -> None:
+            result: _T | KVGrpcError
+            try:
+                result = reply if isinstance(reply, KVGrpcError) else convert(reply)
+            except KVGrpcError as error:
+                result = error
+            ended(result if isinstance(result, KVGrpcError) else None)
+            then(result)
+
+        if channel.stream.usable:
+            row = peer_pb2.PeerCall(traceparent=trace, **{_FIELDS[call.method]: message})
+            channel.stream.call(row, call.timeout_s, answered)
+        else:
+            channel.stream.start()
+            self._spawn(self._call_alone(channel, call, message, trace, answered))
+
+    async def _call_alone(self, channel: _Channel, call: "_Call", message: Any, trace: str, answered: Answered) -> None:
+        metadata = telemetry.metadata(trace)
+        try:
+            reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            typed = status.from_rpc_error(error)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                typed = Unavailable(Reason.PEER_UNREACHABLE, f"{call.peer} did not answer {call.method} in time")
+            answered(typed)
+        else:
+            answered(reply)
 
     async def _renew(self, action: actions.SendRenew) -> None:
         refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
@@ -286,26 +328,6 @@ class PeerChannels:
 
     # -- channels
 
-    async def _call(
-        self,
-        peer: str,
-        method: str,
-        trace: str,
-        call: Callable[[Any, Any], Awaitable[_T]],
-        channel: _Channel | None = None,
-    ) -> _T:
-        """One call of PeerService. Raises KVGrpcError only."""
-        channel = channel or self._channel(peer)
-        stub = peer_pb2_grpc.PeerServiceStub(channel.channel)
-        try:
-            with telemetry.client_span(f"kvgrpc.peer.v1.PeerService/{method}", trace, peer) as metadata:
-                return await call(stub, metadata)
-        except grpc.aio.AioRpcError as error:
-            typed = status.from_rpc_error(error)
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                typed = Unavailable(Reason.PEER_UNREACHABLE, f"{peer} did not answer {method} in time")
-            raise typed from error
-
     def _channel(self, peer: str) -> _Channel:
         """The channel to a peer; one that dialled us is dialled back at the address that it gave."""
         channel = self._channels.get(peer)
@@ -315,7 +337,7 @@ class PeerChannels:
         address = known.description.address if known else ""
         if not address or not self._may_dial(address):
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
-        channel = _Channel(address, grpc.aio.insecure_channel(address, options=self._options), peer=peer)
+        channel = _Channel(address, self._options, peer)
         self._channels[peer] = channel
         return channel
 
@@ -330,43 +352,20 @@ class PeerChannels:
             channel.liveness.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await channel.liveness
+        await channel.stream.close(grace_s)
         await channel.channel.close(grace=grace_s)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._hanging_up.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a call to a peer failed", exc_info=task.exception())
-
-
-def _only(rows: Sequence[_T]) -> _T:
-    """The row of a call with one row. Raises when the peer did not answer it."""
-    if len(rows) != 1:
-        raise InternalError(Reason.PEER_FAILED, f"the peer answered {len(rows)} rows for one")
-    return rows[0]
-
-
-def _opened(row: peer_pb2.OpenedAccess, limit: int) -> events.Opened:
-    if row.HasField("failure"):
-        raise PreconditionFailed(core_reason(row.failure.reason), row.failure.message)
-    try:
-        blocks = block_lists(row.blocks, limit)
-    except KVGrpcError as error:
-        raise PreconditionFailed(Reason.PEER_FAILED, f"the source's answer makes no sense: {error}") from error
-    return events.Opened(
-        blocks=blocks,
-        token_count=row.token_count,
-        offer_tokens=row.offer_tokens,
-        remaining_s=row.remaining.seconds + row.remaining.nanos / 1e9,
-        ttl_s=row.ttl.seconds + row.ttl.nanos / 1e9,
-        memory_generation=row.memory_generation,
-        transfer_id=row.transfer_id,
-        lease_id=row.lease_id,
-    )
 
 
 def _dial_error(address: str, error: grpc.aio.AioRpcError) -> KVGrpcError:

@@ -36,7 +36,9 @@ def unary(
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
         try:
-            _check_readable(request)
+            check_readable(request)
+            if not telemetry.enabled():
+                return await method(self, request, traceparent)
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
         except KVGrpcError as error:
@@ -61,7 +63,7 @@ def streaming(
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
         requests: Any = _readable(request) if isinstance(request, AsyncIterator) else request
         try:
-            _check_readable(request)
+            check_readable(request)
             async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
@@ -114,12 +116,13 @@ def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
     return read
 
 
-def _check_readable(request: object) -> None:
+def check_readable(request: object) -> None:
+    """Raises InvalidRequest for a message that could not be parsed."""
     if isinstance(request, _Unreadable):
         raise InvalidRequest(Reason.INVALID_FIELD, f"the request cannot be parsed: {request.why}")
 
 
 async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
-        _check_readable(request)
+        check_readable(request)
         yield request

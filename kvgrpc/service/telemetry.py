@@ -10,7 +10,7 @@ A transfer's span and those of its phases are made at its end, from the times th
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import trace
@@ -23,6 +23,9 @@ from kvgrpc.wire.answers import trace_id
 
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
+
+Ended = Callable[[Exception | None], None]
+"""Ends a span; with what went wrong, if anything did."""
 
 
 def configure(service_name: str) -> bool:
@@ -45,6 +48,11 @@ def configure(service_name: str) -> bool:
     return True
 
 
+def enabled() -> bool:
+    """Whether anybody wants spans: an SDK is installed, by us or by the process that embeds this server."""
+    return type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
+
+
 def flush() -> None:
     """Sends the spans that wait; at the end of a process."""
     shutdown = getattr(trace.get_tracer_provider(), "shutdown", None)
@@ -62,10 +70,7 @@ def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
 
 @contextmanager
 def server_span(method: str, traceparent: str) -> Iterator[str]:
-    """A span round a call that we serve; gives the traceparent that goes on from here."""
-    if not _enabled():
-        yield traceparent
-        return
+    """A span round a call that we serve; gives the traceparent that goes on from here. Only while `enabled`."""
     tracer = trace.get_tracer("kvgrpc")
     attributes = {"rpc.system.name": "grpc", "rpc.method": method.lstrip("/")}
     with tracer.start_as_current_span(
@@ -74,23 +79,44 @@ def server_span(method: str, traceparent: str) -> Iterator[str]:
         yield _inject(trace.set_span_in_context(span))
 
 
-@contextmanager
-def client_span(method: str, traceparent: str, peer: str) -> Iterator[tuple[tuple[str, str], ...]]:
-    """A span round a call that we make; gives the metadata that carries it."""
-    if not _enabled():
-        yield ((_TRACEPARENT, traceparent),) if traceparent else ()
-        return
-    tracer = trace.get_tracer("kvgrpc")
-    attributes = {"rpc.system.name": "grpc", "rpc.method": method, "kvgrpc.peer": peer}
-    with tracer.start_as_current_span(
-        method.rpartition("/")[2], _context(traceparent), SpanKind.CLIENT, attributes
-    ) as span:
-        yield ((_TRACEPARENT, _inject(trace.set_span_in_context(span))),)
+def metadata(traceparent: str) -> tuple[tuple[str, str], ...]:
+    """The metadata that carries a traceparent."""
+    return ((_TRACEPARENT, traceparent),) if traceparent else ()
+
+
+def client_call(method: str, traceparent: str, peer: str) -> tuple[str, Ended]:
+    """A span round a call that we make: the traceparent that goes with the call, and what ends the span."""
+    return _call(SpanKind.CLIENT, method, traceparent, {"kvgrpc.peer": peer})
+
+
+def server_call(method: str, traceparent: str) -> tuple[str, Ended]:
+    """As `server_span`, for a call whose answer comes from elsewhere."""
+    return _call(SpanKind.SERVER, method, traceparent, {})
+
+
+def _call(kind: SpanKind, method: str, traceparent: str, more: dict[str, str]) -> tuple[str, Ended]:
+    if not enabled():
+        return traceparent, _nothing
+    attributes = {"rpc.system.name": "grpc", "rpc.method": method} | more
+    name = method.rpartition("/")[2]
+    span = trace.get_tracer("kvgrpc").start_span(name, _context(traceparent), kind, attributes)
+
+    def ended(error: Exception | None) -> None:
+        if error is not None:
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.end()
+
+    return _inject(trace.set_span_in_context(span)), ended
+
+
+def _nothing(_: Exception | None) -> None:
+    pass
 
 
 def transfer_ended(transfer: Transfer, now: float) -> None:
     """The spans of a transfer that is over: one for it, one for each phase. `now` is on the node's clock."""
-    if not transfer.trace or not transfer.over or transfer.ended != now or not _enabled():
+    if not transfer.trace or not transfer.over or transfer.ended != now or not enabled():
         return
     to_wall_ns = time.time_ns() - int(now * 1e9)
     tracer = trace.get_tracer("kvgrpc")
@@ -126,10 +152,6 @@ def _attributes(transfer: Transfer) -> Mapping[str, str | int]:
     if transfer.failure:
         found["kvgrpc.failure"] = str(transfer.failure.reason)
     return found
-
-
-def _enabled() -> bool:
-    return type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
 
 
 def _context(traceparent: str) -> Context | None:

@@ -30,12 +30,15 @@ class Watchers:
         transfer = self._runner.node.state.transfers.get(transfer_id)
         if condition(transfer):
             return transfer
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
         entry = (condition, future)
         self._waiters.setdefault(transfer_id, []).append(entry)
+        timer = loop.call_later(timeout_s, _wake, future)
         try:
-            await asyncio.wait((future,), timeout=timeout_s)
+            await future
         finally:
+            timer.cancel()
             self._leave(transfer_id, entry)
         self._runner.advance()
         return self._runner.node.state.transfers.get(transfer_id)
@@ -54,8 +57,8 @@ class Watchers:
 
     def _changed(self, transfer: Transfer) -> None:
         for condition, future in self._waiters.get(transfer.id, ()):
-            if not future.done() and condition(transfer):
-                future.set_result(None)
+            if condition(transfer):
+                _wake(future)
         for watch in self._watches:
             watch.add(transfer)
 
@@ -64,6 +67,11 @@ class Watchers:
         waiters.remove(entry)
         if not waiters:
             del self._waiters[transfer_id]
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Watch:

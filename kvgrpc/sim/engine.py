@@ -26,6 +26,7 @@ from kvgrpc.core.events import (
     PullBlocks,
 )
 from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.core.limits import Limits, granted_ttl
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
@@ -81,13 +82,16 @@ class Lead(Protocol):
 class Engine:
     """One life of an engine."""
 
-    def __init__(self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory]) -> None:
+    def __init__(
+        self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory], limits: Limits
+    ) -> None:
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         self._lead = lead
         self._description = description
         self._secret = secret
         self._memories = memories
+        self._limits = limits
         self._blocks = BlockManager(description.pool)
         # Seeded by what a life is named by, so that a life always takes the same steps.
         rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
@@ -197,7 +201,7 @@ class Engine:
             me.address,
             made.lease_id,
             offer.key,
-            offer.ttl_s,
+            granted_ttl(offer.ttl_s, self._limits),
             sum(len(ids) for ids in made.blocks),
             len(offer.prompt.tokens),
             offer.on_abort,
@@ -290,8 +294,8 @@ class Engine:
         self._hand_in(fetch)
 
         def give(result: Result) -> None:
-            if isinstance(result, KVGrpcError):
-                raise result
+            # Refused only because it ended in this very moment: its blocks have come back by then.
+            assert fetch.over or not isinstance(result, KVGrpcError), str(result)
 
         self._lead.call(lambda call: GiveDestination(call, fetch.transfer_id, destination, step), ENGINE, give)
 

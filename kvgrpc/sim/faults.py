@@ -51,7 +51,7 @@ ROUGH = Faults(
     stall=0.03,
     break_posting=0.02,
     lose_posting=0.02,
-    break_mapping=0.02,
+    break_mapping=0.05,
 )
 """A bad day: most requests still succeed."""
 

@@ -162,7 +162,7 @@ class Host:
         secret = self._rng.randbytes(32)
         memories = [Memory(world.pool, rank, world.store) for rank in range(world.ranks)]
         mover = Mover(world.agenda, self._rng, world.network.faults, memories, self.handle)
-        self._life = Life(description, Engine(self, description, secret, memories), mover, memories)
+        self._life = Life(description, Engine(self, description, secret, memories, world.limits), mover, memories)
         world.lives[self.life] = description
         world.memories |= {f"{self.life}/{rank}": memory for rank, memory in enumerate(memories)}
         self.handle(LifeBegan(description.incarnation, secret, description, engine_attached=True))

@@ -9,7 +9,8 @@ from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
-from kvgrpc.wire.values import duration, error_row, failure, group_blocks, pool_blocks, reason
+from kvgrpc.wire.packed import put_runs
+from kvgrpc.wire.values import duration, error_row, failure, pool_blocks, reason
 
 DIRECTIONS = {
     Direction.SEND: transfer_pb2.DIRECTION_SEND,
@@ -121,11 +122,14 @@ def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
     return [lease_pb2.RenewedLease(remaining=duration(left), reason=reason(why)) for left, why in value.rows]
 
 
-def openings(value: Openings) -> list[peer_pb2.OpenedAccess]:
-    """The rows of OpenAccess."""
-    return [
-        _opened(row) if isinstance(row, Opened) else peer_pb2.OpenedAccess(failure=error_row(row)) for row in value.rows
-    ]
+def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:
+    """The rows of OpenAccess. Written in place: a message that is put into another one is copied, blocks and all."""
+    for row in value.rows:
+        made = into.results.add()
+        if isinstance(row, Opened):
+            _opened(row, made)
+        else:
+            made.failure.CopyFrom(error_row(row))
 
 
 def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
@@ -140,17 +144,17 @@ def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
     ]
 
 
-def _opened(row: Opened) -> peer_pb2.OpenedAccess:
-    return peer_pb2.OpenedAccess(
-        blocks=group_blocks(row.blocks),
-        token_count=row.token_count,
-        offer_tokens=row.offer_tokens,
-        remaining=duration(row.remaining_s),
-        ttl=duration(row.ttl_s),
-        memory_generation=row.memory_generation,
-        transfer_id=row.transfer_id,
-        lease_id=row.lease_id,
-    )
+def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
+    for group, ids in row.blocks:
+        if len(ids):
+            put_runs(ids, into.blocks.add(group=group).blocks)
+    into.token_count = row.token_count
+    into.offer_tokens = row.offer_tokens
+    into.remaining.CopyFrom(duration(row.remaining_s))
+    into.ttl.CopyFrom(duration(row.ttl_s))
+    into.memory_generation = row.memory_generation
+    into.transfer_id = row.transfer_id
+    into.lease_id = row.lease_id
 
 
 def _phase(value: Phase, created: float, end: float) -> transfer_pb2.Phase:

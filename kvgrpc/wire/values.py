@@ -3,17 +3,19 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from kvgrpc.core import content as contents
-from kvgrpc.core.descriptors import expand_runs, to_runs
+from kvgrpc.core.descriptors import Ids, expand_runs
 from kvgrpc.core.events import BlockLists
 from kvgrpc.core.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.transfers import Failure, Next, Side
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.v1 import common_pb2
+from kvgrpc.wire.packed import put_runs
 
 NEXT = {
     Next.RETRY_HERE: common_pb2.NEXT_STEP_RETRY_HERE,
@@ -97,8 +99,8 @@ def group_blocks(lists: BlockLists) -> list[common_pb2.GroupBlocks]:
     found = []
     for group, ids in lists:
         if len(ids):
-            starts, counts = to_runs(ids)
-            found.append(common_pb2.GroupBlocks(group=group, blocks=common_pb2.BlockRuns(starts=starts, counts=counts)))
+            found.append(common_pb2.GroupBlocks(group=group))
+            put_runs(ids, found[-1].blocks)
     return found
 
 
@@ -112,10 +114,17 @@ def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockList
     found = []
     left = limit
     for row in rows:
-        ids = expand_runs(row.blocks.starts, row.blocks.counts, left)
+        ids = _ids(row.blocks, left)
         left -= len(ids)
         found.append((row.group, ids))
     return tuple(found)
+
+
+def _ids(runs: common_pb2.BlockRuns, limit: int) -> Ids:
+    starts, counts = runs.starts, runs.counts
+    if len(starts) == 1 == len(counts) and 0 < counts[0] <= limit:
+        return np.arange(starts[0], starts[0] + counts[0], dtype=np.int64)
+    return expand_runs(starts, counts, limit)
 
 
 def on_abort(value: int) -> OnAbort:

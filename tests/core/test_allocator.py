@@ -65,6 +65,15 @@ def test_a_block_is_freed_once() -> None:
     assert allocator.allocated(0) == 1
 
 
+def test_nothing_is_remembered_of_allocations_that_hold_no_block() -> None:
+    allocator, _ = make(4)
+    allocator.allocate("a", {0: 2})
+    allocator.allocate("b", {0: 2})
+    allocator.free((ids(0, 1),))
+    allocator.free_allocation("b")
+    assert (allocator._numbers, allocator._ids, allocator._left) == ({}, {}, {})
+
+
 def test_blocks_of_several_allocations_are_freed_at_once() -> None:
     allocator, _ = make(4, 4)
     allocator.allocate("a", {0: 1, 1: 1})

@@ -1,11 +1,19 @@
 """Identifiers contain their incarnation, and lease ids cannot be guessed."""
 
+import re
+
 from kvgrpc.core.ids import format_incarnation, mint_lease_id, peer_key, transfer_id
 
 
 def test_an_incarnation_is_written_in_16_hex_digits() -> None:
     assert format_incarnation(0) == "0" * 16
     assert format_incarnation(2**64 - 1) == "f" * 16
+
+
+def test_ids_say_what_they_are_and_whose() -> None:
+    assert transfer_id(0xAB, 7) == "t-00000000000000ab-7"
+    assert re.fullmatch(r"l-00000000000000ab-[0-9a-f]{16}", mint_lease_id(b"s", 0xAB, "lead", 7))
+    assert peer_key("p", 0xAB) == "p@00000000000000ab"
 
 
 def test_ids_of_two_incarnations_differ() -> None:

@@ -51,6 +51,14 @@ def test_a_dense_layout_has_a_region_for_each_layer() -> None:
     assert six.total_bytes == 192
 
 
+def test_bytes_are_counted_over_all_layers_of_each_group() -> None:
+    groups = (replace(GROUP, name="a"), replace(GROUP, name="b", layers=1))
+    layout = PoolLayout(groups, (*TWO, Region(1, 0, 1, 64, 5, 5)), 84)
+    assert [layout.block_bytes(group) for group in (0, 1)] == [16, 5]
+    assert layout.bytes_of([3, 2]) == 3 * 16 + 2 * 5
+    assert layout.bytes_of([0, 0]) == 0
+
+
 def test_layers_may_stand_side_by_side_in_the_rows_of_one_array() -> None:
     assert violations(Region(0, 0, 1, 0, 16, 8), Region(0, 1, 1, 8, 16, 8)) == []
     # In any order, with a gap, and with another array behind.

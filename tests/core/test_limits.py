@@ -11,6 +11,14 @@ from tests.core.nodes import refused
 LIMITS = Limits(lease_ttl_s=30.0, lease_cap_s=600.0)
 
 
+def test_the_defaults_are_the_documented_ones() -> None:
+    limits = Limits()
+    assert (limits.lease_ttl_s, limits.lease_cap_s, limits.registration_timeout_s) == (30.0, 600.0, 120.0)
+    assert (limits.queue_timeout_s, limits.transfer_timeout_s, limits.settle_timeout_s) == (30.0, 30.0, 5.0)
+    assert (limits.peer_grace_s, limits.idempotency_s) == (10.0, 60.0)
+    assert (limits.blocks_per_request, limits.message_bytes) == (65_536, 4 * 1024 * 1024)
+
+
 def test_no_ttl_takes_the_default() -> None:
     assert granted_ttl(None, LIMITS) == 30.0
     assert granted_timeout(None, 5.0, LIMITS) == 5.0

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.pins import EXCLUSIVE, PinKind, PinTable
+from kvgrpc.core.pins import EXCLUSIVE, Pin, PinKind, PinTable
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 
@@ -110,6 +110,15 @@ def test_a_count_that_no_pin_explains_is_found(counts: str) -> None:
     pins.add("b", PinKind.TARGET, (ids(2), ids()), 0.0)
     pins.check()
     getattr(pins, counts)[1][3] = True
+    with pytest.raises(AssertionError):
+        pins.check()
+
+
+def test_a_read_pin_beside_a_target_is_found() -> None:
+    pins = table()
+    pins.add("t", PinKind.TARGET, (ids(2), ids()), 0.0)
+    pins._pins["l", PinKind.LEASE] = Pin("l", PinKind.LEASE, (ids(2), ids()), 0.0)
+    pins._shared[0][2] = 1
     with pytest.raises(AssertionError):
         pins.check()
 

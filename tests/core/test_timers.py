@@ -69,9 +69,18 @@ def test_a_cleared_deadline_never_fires() -> None:
     timers.clear(Timer.LEASE, "never set")
     assert timers.when(Timer.LEASE, "a") is None
     assert drain(timers, 9.0) == [(Timer.QUEUE, "a")]
-    timers.set(Timer.QUEUE, "b", 1.0)
+
+
+def test_all_deadlines_are_cleared_at_once_and_new_ones_fire() -> None:
+    timers = Timers()
+    timers.set(Timer.LEASE, "a", 1.0)
+    timers.set(Timer.QUEUE, "b", 2.0)
     timers.clear_all()
     assert timers.next_deadline() is None
+    assert timers.when(Timer.LEASE, "a") is None
+    assert len(timers) == 0
+    timers.set(Timer.QUEUE, "b", 2.0)
+    assert drain(timers, 9.0) == [(Timer.QUEUE, "b")]
 
 
 def test_what_becomes_due_while_others_fire_fires_too() -> None:
@@ -95,6 +104,17 @@ def test_stale_entries_never_outnumber_what_is_set_by_much() -> None:
     assert len(timers._heap) <= 2 * len(timers) + STALE_MIN + 1
     assert drain(timers, 1e5) == [(Timer.RENEW, "one")]
     assert timers.next_deadline() == 1e6
+
+
+def test_the_order_is_the_same_after_stale_entries_were_dropped() -> None:
+    timers = Timers()
+    last = 3 * STALE_MIN
+    for i in range(last):
+        timers.set(Timer.LEASE, str(i % 50), float((i * 7919) % 1000))
+    expected = {str(i % 50): float((i * 7919) % 1000) for i in range(last)}
+    due = [name for _, name in drain(timers, 1000.0)]
+    assert len(due) == 50
+    assert [expected[name] for name in due] == sorted(expected.values())
 
 
 def test_setting_a_deadline_again_to_the_same_moments_costs_no_memory() -> None:

@@ -79,6 +79,23 @@ def test_ids_contain_the_incarnation_and_numbers_grow_with_every_change() -> Non
     assert [first.seq, second.seq, changed.seq, table.seq] == [1, 2, 3, 3]
 
 
+def test_a_new_transfer_holds_nothing_but_what_was_stated() -> None:
+    made = TransferTable(0xAB, 10).create(5.0, direction=Direction.RECEIVE, key=b"k", owner="engine", request_id="r")
+    assert made == Transfer("t-00000000000000ab-1", Direction.RECEIVE, 5.0, b"k", "engine", request_id="r", seq=1)
+    numbers = (made.peer_incarnation, made.use_tokens, made.blocks, made.nbytes, made.nbytes_done, made.priority)
+    assert set(numbers) == {0}
+    assert (made.consumers, made.consumers_done, made.failure, made.ended) == (0, 0, None, None)
+
+
+def test_nothing_is_remembered_of_a_key_whose_transfers_are_in_the_history() -> None:
+    table = TransferTable(1, 10)
+    for _ in range(2):
+        transfer = make(table)
+        end(table, transfer, State.SUCCEEDED)
+        table.archive(transfer.id)
+    assert table._by_key == {}
+
+
 def test_transfers_of_a_key_come_oldest_first() -> None:
     table = TransferTable(1, 100)
     made = [make(table).id for _ in range(12)]

@@ -97,13 +97,3 @@ def test_the_commands_of_the_page_print_what_it_shows(grpcurl: str, engines: dic
             assert at is not None, f"the page shows {line!r}, and there was:\n{output}"
             left = left[at + 1 :]
         assert "ERROR" not in output or any("Code:" in line for line in lines), output
-
-
-def test_the_page_shows_every_service(engines: dict[str, Engine]) -> None:
-    shown = {line for kind, text in blocks() if kind == "text" for line in text.splitlines()}
-    ours = set(
-        re.findall(r"^package (kvgrpc[\w.]+);", "\n".join(p.read_text() for p in ROOT.glob("proto/**/*.proto")), re.MULTILINE)
-    )
-    assert ours >= {"kvgrpc.v1", "kvgrpc.peer.v1"}
-    assert {f"kvgrpc.v1.{name}Service" for name in ("Handoff", "Transfer", "Lease", "Pool", "Admin")} <= shown
-    assert engines

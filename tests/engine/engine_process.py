@@ -16,7 +16,7 @@ from typing import Any
 
 from kvgrpc.core.grants import from_json
 from kvgrpc.engine import Engine, Rank, content
-from tests.engine.support import layout, new_key
+from tests.engine.made import layout
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         self.rank = Rank(self.engine.ticket)
 
     def hand_over(self, line: dict[str, Any]) -> dict[str, Any]:
-        handover = self.engine.finished_blocks(line["blocks"], content(line["tokens"]), transfer_key=new_key())
+        handover = self.engine.finished_blocks(line["blocks"], content(line["tokens"]), transfer_key=os.urandom(16))
         self.engine.flush()
         while not handover.transfer_id:
             self.engine.poll(0.01)

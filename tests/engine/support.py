@@ -1,6 +1,6 @@
 """Leads as processes, and engines on their sessions: in the test's own process, where a test looks inside.
 
-The pool is tiny: 64 blocks of 16 tokens, two layers. Bytes are written and read as a worker does it, in `Rank.memory`.
+Bytes are written and read as a worker does it, in `Rank.memory`.
 """
 
 import json
@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
 from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
-from tests.engine.made import BLOCK_TOKENS, BLOCKS, LAYER_BYTES, LAYERS, made_bytes
+from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.service.api import Api
 from tests.service.engines import ServeProcess, wait_until
 
@@ -35,12 +34,6 @@ START_S = 45.0
 QUIET_S = 0.25
 """For what must not come: long against the milliseconds that it would take."""
 _T = TypeVar("_T")
-
-
-def layout(blocks: int = BLOCKS) -> PoolLayout:
-    """The pool of all engines here."""
-    group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, blocks, 2, 8, "float16")
-    return uniform_layout(group, LAYER_BYTES)
 
 
 def new_key() -> bytes:

@@ -27,7 +27,8 @@ from kvgrpc.errors import (
 from kvgrpc.server import Server
 from kvgrpc.service import session
 from tests.engine.conftest import Attach
-from tests.engine.support import Lead, Side, failure, layout, new_key, received, refused, tokens
+from tests.engine.made import layout
+from tests.engine.support import Lead, Side, failure, new_key, received, refused, tokens
 
 PROMPT = tokens(20)
 Leads = tuple[Lead, Lead]

@@ -17,19 +17,8 @@ from kvgrpc.engine import engine as engine_module
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
-from tests.engine.made import BLOCKS
-from tests.engine.support import (
-    WAIT_S,
-    EngineProcess,
-    Lead,
-    Side,
-    ended,
-    failure,
-    layout,
-    lead_died,
-    refused,
-    tokens,
-)
+from tests.engine.made import BLOCKS, layout
+from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, new_key, refused, tokens
 from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
@@ -143,58 +132,60 @@ def test_attaching_to_a_lead_that_stands_still_ends(leads: Leads, monkeypatch: p
         Engine.attach(leads[0].socket_path, pool=layout())
 
 
-def test_an_engine_and_its_workers_notice_that_their_lead_was_killed(tmp_path: Path, leads: Leads) -> None:
+def test_an_engine_and_its_workers_notice_that_their_lead_was_killed(
+    tmp_path: Path, leads: Leads, attach: Attach
+) -> None:
+    own, destination = Lead(tmp_path, "own", settings=SETTINGS).wait_ready(), attach(leads[1])
     with ExitStack() as stack:
-        own = Lead(tmp_path, "own", settings=SETTINGS)
         stack.callback(own.close)
-        own.wait_ready()
-        source, destination = Side(own), Side(leads[1])
-        stack.callback(source.close)
-        stack.callback(destination.close)
-        made = source.fill([1, 2, 3], seed=1)
-        handover = source.hand_over([1, 2, 3], PROMPT)
+        engine = stack.enter_context(Engine.attach(own.socket_path, pool=layout(), private_memory=True))
+        memory = np.zeros(engine.pool.total_bytes, dtype=np.uint8)
+        rank = stack.enter_context(Rank(engine.ticket, 0, [memory], data_paths=("cma",)))
+        handover = engine.finished_blocks([1, 2, 3], content(PROMPT), transfer_key=new_key())
+        engine.flush()
         pull = destination.engine.pull(handover.grant, content(PROMPT))
-        destination.poll_until(lambda events: len(events) == 1)
+        destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
         own.process.kill()
         started = time.monotonic()
-        assert lead_died(source).reason is Reason.PEER_LOST
+        with pytest.raises(LeadDied) as died:
+            _poll_on(engine)
+        assert died.value.reason is Reason.PEER_LOST
+        # The worker's mover ends by itself: nothing is to be moved any more.
+        assert rank._thread is not None
+        rank._thread.join(WAIT_S)
+        assert not rank._thread.is_alive()
         with pytest.raises(LeadDied):
-            source.ranks[0].step_done(1)
+            rank.step_done(1)
+        with pytest.raises(LeadDied):  # it says so as often as it is asked
+            engine.allocate(1)
         assert time.monotonic() - started < AT_ONCE_S
-        for _ in range(2):  # and says so as often as it is asked
-            with pytest.raises(LeadDied):
-                source.hand_over([4], tokens(16))
-        # The worker's mapping is its own: the KV can still be read there.
-        assert np.array_equal(source.read([1, 2, 3]), made)
         pull.start([1, 2, 3])
         failure(destination.finish(pull))
 
 
-def test_a_worker_with_its_own_memory_lets_go_when_its_lead_is_killed(tmp_path: Path) -> None:
-    own = Lead(tmp_path, "own").wait_ready()
-    engine = Engine.attach(own.socket_path, pool=layout(), private_memory=True)
-    memory = np.zeros(engine.pool.total_bytes, dtype=np.uint8)
-    rank = Rank(engine.ticket, 0, [memory], data_paths=("cma",))
-    own.process.kill()
-    assert rank._thread is not None
-    rank._thread.join(WAIT_S)
-    assert not rank._thread.is_alive()
-    with pytest.raises(LeadDied):
-        rank.step_done(1)
-    rank.close()
+def _poll_on(engine: Engine) -> None:
+    while True:
+        assert engine.poll(WAIT_S) == []
+
+
+def test_a_launched_lead_ends_with_an_engine_that_is_killed() -> None:
+    process = EngineProcess("launch")
+    pidfd = os.pidfd_open(process.answer()["lead"])
+    process.kill()
+    process.close()
+    assert ended(pidfd)
+    os.close(pidfd)
+
+
+def test_a_launched_lead_has_ended_in_order_when_its_engine_is_closed() -> None:
+    with Engine.launch(pool=layout(), flags=["--data-paths", "shm"]) as engine:
+        lead = engine._lead
+        assert lead is not None
+        assert os.getsid(lead.pid) != os.getsid(0)  # Ctrl-C is for the engine
+        rank = Rank(engine.ticket)
     engine.close()
-    own.close()
-
-
-def test_a_launched_lead_ends_with_its_engine_however_that_ends(leads: Leads) -> None:
-    killed, closed = EngineProcess("launch"), EngineProcess("launch")
-    for process in (killed, closed):
-        pidfd = os.pidfd_open(process.answer()["lead"])
-        if process is killed:
-            process.kill()
-        process.close()
-        assert ended(pidfd)
-        os.close(pidfd)
+    rank.close()
+    assert lead._process.poll() == 0
 
 
 def test_an_engine_says_how_its_own_lead_ended() -> None:
@@ -202,7 +193,7 @@ def test_an_engine_says_how_its_own_lead_ended() -> None:
         assert engine._lead is not None
         os.kill(engine._lead.pid, signal.SIGKILL)
         with pytest.raises(LeadDied, match="exit code -9"):
-            engine.poll(WAIT_S)
+            _poll_on(engine)
 
 
 def test_a_lead_that_does_not_start_says_why() -> None:

@@ -11,18 +11,8 @@ import pytest
 
 from kvgrpc.engine import Engine, content
 from kvgrpc.errors import Reason
-from tests.engine.made import made_bytes
-from tests.engine.support import (
-    Asked,
-    Lead,
-    Side,
-    Workers,
-    failure,
-    layout,
-    lead_died,
-    received,
-    tokens,
-)
+from tests.engine.made import layout, made_bytes
+from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]

@@ -22,7 +22,8 @@ from kvgrpc.wire import frames
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach
-from tests.engine.support import WAIT_S, Lead, layout, lead_died, received, tokens
+from tests.engine.made import layout
+from tests.engine.support import WAIT_S, Lead, lead_died, received, tokens
 
 PROMPT = tokens(20)
 ATTACH = session_pb2.ClientFrame(
@@ -172,7 +173,7 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
 async def test_an_engine_that_never_reads_is_taken_for_dead_and_the_server_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_workers, "UNREAD_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(session_workers, "UNREAD_BYTES_MAX", 1)
     path = str(tmp_path / "session.sock")
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
     await server.start()

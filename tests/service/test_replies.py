@@ -58,6 +58,9 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     yield "OpenAccess", consumer.open(handed.grant, tokens)
     yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
     yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
+    said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
+    (answer,) = next(api.peer.Converse(iter([peer_pb2.ConverseRequest(calls=[said])]))).answers
+    yield "Converse", answer.close_access
     yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
     yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
     yield (

@@ -556,6 +556,178 @@ class ClosedAccess(_message.Message):
 Global___ClosedAccess: _TypeAlias = ClosedAccess  # noqa: Y015
 
 @_typing.final
+class ConverseRequest(_message.Message):
+    """Calls of one lead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCall]:
+        """In any number; each is answered by itself."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___PeerCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConverseRequest: _TypeAlias = ConverseRequest  # noqa: Y015
+
+@_typing.final
+class PeerCall(_message.Message):
+    """One call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
+    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
+    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """Chosen by the caller; not used again while it is not answered."""
+    traceparent: _builtins.str
+    """W3C trace context of the call; empty: none."""
+    @_builtins.property
+    def open_access(self) -> Global___OpenAccessRequest:
+        """As OpenAccess."""
+
+    @_builtins.property
+    def settle_access(self) -> Global___SettleAccessRequest:
+        """As SettleAccess."""
+
+    @_builtins.property
+    def close_access(self) -> Global___CloseAccessRequest:
+        """As CloseAccess."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        open_access: Global___OpenAccessRequest | None = ...,
+        settle_access: Global___SettleAccessRequest | None = ...,
+        close_access: Global___CloseAccessRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "close_access", b"close_access", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "close_access", b"close_access", "open_access", b"open_access", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access"]  # noqa: Y015
+    _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
+
+Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
+
+@_typing.final
+class ConverseResponse(_message.Message):
+    """Answers to calls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerAnswer]:
+        """As many as are known."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___PeerAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConverseResponse: _TypeAlias = ConverseResponse  # noqa: Y015
+
+@_typing.final
+class PeerAnswer(_message.Message):
+    """The answer to one call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_FIELD_NUMBER: _builtins.int
+    SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
+    CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.int
+    """The call's."""
+    @_builtins.property
+    def error(self) -> Global___CallError:
+        """It failed as a whole."""
+
+    @_builtins.property
+    def open_access(self) -> Global___OpenAccessResponse:
+        """As of OpenAccess."""
+
+    @_builtins.property
+    def settle_access(self) -> Global___SettleAccessResponse:
+        """As of SettleAccess."""
+
+    @_builtins.property
+    def close_access(self) -> Global___CloseAccessResponse:
+        """As of CloseAccess."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.int = ...,
+        error: Global___CallError | None = ...,
+        open_access: Global___OpenAccessResponse | None = ...,
+        settle_access: Global___SettleAccessResponse | None = ...,
+        close_access: Global___CloseAccessResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___PeerAnswer: _TypeAlias = PeerAnswer  # noqa: Y015
+
+@_typing.final
+class CallError(_message.Message):
+    """The error of a call, which as a call by itself would be its status."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Name of the gRPC status code."""
+    reason: _common_pb2.FailureReason.ValueType
+    """What happened."""
+    message: _builtins.str
+    """One sentence for people."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        reason: _common_pb2.FailureReason.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallError: _TypeAlias = CallError  # noqa: Y015
+
+@_typing.final
 class KeepLivenessRequest(_message.Message):
     """The dialling side is alive."""
 

@@ -58,6 +58,14 @@ class PeerServiceStub:
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
     """
+    Converse: _grpc.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]
+    """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
+    the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
+    in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
+    answered: all are idempotent, so the caller asks again, here or by the calls above.
+
+    Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+    """
     KeepLiveness: _grpc.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]
     """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
     least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
@@ -93,6 +101,14 @@ class PeerServiceAsyncStub(PeerServiceStub):
     CloseAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.CloseAccessRequest, _peer_pb2.CloseAccessResponse]  # type: ignore[assignment]
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
+    """
+    Converse: _aio.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]  # type: ignore[assignment]
+    """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
+    the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
+    in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
+    answered: all are idempotent, so the caller asks again, here or by the calls above.
+
+    Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
     """
     KeepLiveness: _aio.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]  # type: ignore[assignment]
     """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
@@ -144,6 +160,20 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_peer_pb2.CloseAccessResponse, _abc.Awaitable[_peer_pb2.CloseAccessResponse]]:
         """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
         late. Sent again until answered.
+        """
+
+    @_abc_1.abstractmethod
+    def Converse(
+        self,
+        request_iterator: _MaybeAsyncIterator[_peer_pb2.ConverseRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_peer_pb2.ConverseResponse], _abc.AsyncIterator[_peer_pb2.ConverseResponse]]:
+        """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
+        the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
+        in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
+        answered: all are idempotent, so the caller asks again, here or by the calls above.
+
+        Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
         """
 
     @_abc_1.abstractmethod

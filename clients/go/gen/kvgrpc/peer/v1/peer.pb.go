@@ -1082,6 +1082,414 @@ func (x *ClosedAccess) GetWasOpen() bool {
 	return false
 }
 
+// Calls of one lead.
+type ConverseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In any number; each is answered by itself.
+	Calls         []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConverseRequest) Reset() {
+	*x = ConverseRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConverseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConverseRequest) ProtoMessage() {}
+
+func (x *ConverseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConverseRequest.ProtoReflect.Descriptor instead.
+func (*ConverseRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ConverseRequest) GetCalls() []*PeerCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+// One call.
+type PeerCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Chosen by the caller; not used again while it is not answered.
+	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// W3C trace context of the call; empty: none.
+	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// What is called.
+	//
+	// Types that are valid to be assigned to Call:
+	//
+	//	*PeerCall_OpenAccess
+	//	*PeerCall_SettleAccess
+	//	*PeerCall_CloseAccess
+	Call          isPeerCall_Call `protobuf_oneof:"call"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerCall) Reset() {
+	*x = PeerCall{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerCall) ProtoMessage() {}
+
+func (x *PeerCall) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
+func (*PeerCall) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PeerCall) GetCallId() uint64 {
+	if x != nil {
+		return x.CallId
+	}
+	return 0
+}
+
+func (x *PeerCall) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *PeerCall) GetCall() isPeerCall_Call {
+	if x != nil {
+		return x.Call
+	}
+	return nil
+}
+
+func (x *PeerCall) GetOpenAccess() *OpenAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_OpenAccess); ok {
+			return x.OpenAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetSettleAccess() *SettleAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_SettleAccess); ok {
+			return x.SettleAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerCall) GetCloseAccess() *CloseAccessRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_CloseAccess); ok {
+			return x.CloseAccess
+		}
+	}
+	return nil
+}
+
+type isPeerCall_Call interface {
+	isPeerCall_Call()
+}
+
+type PeerCall_OpenAccess struct {
+	// As OpenAccess.
+	OpenAccess *OpenAccessRequest `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
+}
+
+type PeerCall_SettleAccess struct {
+	// As SettleAccess.
+	SettleAccess *SettleAccessRequest `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
+}
+
+type PeerCall_CloseAccess struct {
+	// As CloseAccess.
+	CloseAccess *CloseAccessRequest `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
+}
+
+func (*PeerCall_OpenAccess) isPeerCall_Call() {}
+
+func (*PeerCall_SettleAccess) isPeerCall_Call() {}
+
+func (*PeerCall_CloseAccess) isPeerCall_Call() {}
+
+// Answers to calls.
+type ConverseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As many as are known.
+	Answers       []*PeerAnswer `protobuf:"bytes,1,rep,name=answers,proto3" json:"answers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConverseResponse) Reset() {
+	*x = ConverseResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConverseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConverseResponse) ProtoMessage() {}
+
+func (x *ConverseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConverseResponse.ProtoReflect.Descriptor instead.
+func (*ConverseResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ConverseResponse) GetAnswers() []*PeerAnswer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+// The answer to one call.
+type PeerAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The call's.
+	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
+	// What came of it.
+	//
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*PeerAnswer_Error
+	//	*PeerAnswer_OpenAccess
+	//	*PeerAnswer_SettleAccess
+	//	*PeerAnswer_CloseAccess
+	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerAnswer) Reset() {
+	*x = PeerAnswer{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerAnswer) ProtoMessage() {}
+
+func (x *PeerAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerAnswer.ProtoReflect.Descriptor instead.
+func (*PeerAnswer) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PeerAnswer) GetCallId() uint64 {
+	if x != nil {
+		return x.CallId
+	}
+	return 0
+}
+
+func (x *PeerAnswer) GetAnswer() isPeerAnswer_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetError() *CallError {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetOpenAccess() *OpenAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_OpenAccess); ok {
+			return x.OpenAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetSettleAccess() *SettleAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_SettleAccess); ok {
+			return x.SettleAccess
+		}
+	}
+	return nil
+}
+
+func (x *PeerAnswer) GetCloseAccess() *CloseAccessResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_CloseAccess); ok {
+			return x.CloseAccess
+		}
+	}
+	return nil
+}
+
+type isPeerAnswer_Answer interface {
+	isPeerAnswer_Answer()
+}
+
+type PeerAnswer_Error struct {
+	// It failed as a whole.
+	Error *CallError `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+type PeerAnswer_OpenAccess struct {
+	// As of OpenAccess.
+	OpenAccess *OpenAccessResponse `protobuf:"bytes,3,opt,name=open_access,json=openAccess,proto3,oneof"`
+}
+
+type PeerAnswer_SettleAccess struct {
+	// As of SettleAccess.
+	SettleAccess *SettleAccessResponse `protobuf:"bytes,4,opt,name=settle_access,json=settleAccess,proto3,oneof"`
+}
+
+type PeerAnswer_CloseAccess struct {
+	// As of CloseAccess.
+	CloseAccess *CloseAccessResponse `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
+}
+
+func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_SettleAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
+
+// The error of a call, which as a call by itself would be its status.
+type CallError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the gRPC status code.
+	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// What happened.
+	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
+	// One sentence for people.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallError) Reset() {
+	*x = CallError{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallError) ProtoMessage() {}
+
+func (x *CallError) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallError.ProtoReflect.Descriptor instead.
+func (*CallError) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CallError) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *CallError) GetReason() v1.FailureReason {
+	if x != nil {
+		return x.Reason
+	}
+	return v1.FailureReason(0)
+}
+
+func (x *CallError) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // The dialling side is alive.
 type KeepLivenessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1093,7 +1501,7 @@ type KeepLivenessRequest struct {
 
 func (x *KeepLivenessRequest) Reset() {
 	*x = KeepLivenessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1513,7 @@ func (x *KeepLivenessRequest) String() string {
 func (*KeepLivenessRequest) ProtoMessage() {}
 
 func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1526,7 @@ func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLivenessRequest.ProtoReflect.Descriptor instead.
 func (*KeepLivenessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *KeepLivenessRequest) GetCaller() *Caller {
@@ -1139,7 +1547,7 @@ type KeepLivenessResponse struct {
 
 func (x *KeepLivenessResponse) Reset() {
 	*x = KeepLivenessResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1559,7 @@ func (x *KeepLivenessResponse) String() string {
 func (*KeepLivenessResponse) ProtoMessage() {}
 
 func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1572,7 @@ func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLivenessResponse.ProtoReflect.Descriptor instead.
 func (*KeepLivenessResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
@@ -1248,7 +1656,32 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
 	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.ClosedAccessR\aresults\")\n" +
 	"\fClosedAccess\x12\x19\n" +
-	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"E\n" +
+	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"A\n" +
+	"\x0fConverseRequest\x12.\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xa8\x02\n" +
+	"\bPeerCall\x12\x17\n" +
+	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
+	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
+	"\vopen_access\x18\x03 \x01(\v2!.kvgrpc.peer.v1.OpenAccessRequestH\x00R\n" +
+	"openAccess\x12J\n" +
+	"\rsettle_access\x18\x04 \x01(\v2#.kvgrpc.peer.v1.SettleAccessRequestH\x00R\fsettleAccess\x12G\n" +
+	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccessB\x06\n" +
+	"\x04call\"H\n" +
+	"\x10ConverseResponse\x124\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\xc0\x02\n" +
+	"\n" +
+	"PeerAnswer\x12\x17\n" +
+	"\acall_id\x18\x01 \x01(\x04R\x06callId\x121\n" +
+	"\x05error\x18\x02 \x01(\v2\x19.kvgrpc.peer.v1.CallErrorH\x00R\x05error\x12E\n" +
+	"\vopen_access\x18\x03 \x01(\v2\".kvgrpc.peer.v1.OpenAccessResponseH\x00R\n" +
+	"openAccess\x12K\n" +
+	"\rsettle_access\x18\x04 \x01(\v2$.kvgrpc.peer.v1.SettleAccessResponseH\x00R\fsettleAccess\x12H\n" +
+	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccessB\b\n" +
+	"\x06answer\"k\n" +
+	"\tCallError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"E\n" +
 	"\x13KeepLivenessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"I\n" +
 	"\x14KeepLivenessResponse\x121\n" +
@@ -1260,12 +1693,13 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\fCloseOutcome\x12\x1d\n" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
-	"\x14CLOSE_OUTCOME_FAILED\x10\x022\x83\x03\n" +
+	"\x14CLOSE_OUTCOME_FAILED\x10\x022\xd6\x03\n" +
 	"\vPeerService\x12X\n" +
 	"\n" +
 	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
 	"\fSettleAccess\x12#.kvgrpc.peer.v1.SettleAccessRequest\x1a$.kvgrpc.peer.v1.SettleAccessResponse\"\x03\x90\x02\x02\x12[\n" +
-	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12]\n" +
+	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12Q\n" +
+	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
 	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BC\n" +
 	"\x12dev.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
 
@@ -1282,7 +1716,7 @@ func file_kvgrpc_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(Verdict)(0),                 // 0: kvgrpc.peer.v1.Verdict
 	(CloseOutcome)(0),            // 1: kvgrpc.peer.v1.CloseOutcome
@@ -1300,54 +1734,71 @@ var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(*AccessClosing)(nil),        // 13: kvgrpc.peer.v1.AccessClosing
 	(*CloseAccessResponse)(nil),  // 14: kvgrpc.peer.v1.CloseAccessResponse
 	(*ClosedAccess)(nil),         // 15: kvgrpc.peer.v1.ClosedAccess
-	(*KeepLivenessRequest)(nil),  // 16: kvgrpc.peer.v1.KeepLivenessRequest
-	(*KeepLivenessResponse)(nil), // 17: kvgrpc.peer.v1.KeepLivenessResponse
-	(*v1.Content)(nil),           // 18: kvgrpc.v1.Content
-	(*v1.LayerRange)(nil),        // 19: kvgrpc.v1.LayerRange
-	(*v1.ResponseHeader)(nil),    // 20: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),           // 21: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),       // 22: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),  // 23: google.protobuf.Duration
-	(v1.FailureReason)(0),        // 24: kvgrpc.v1.FailureReason
+	(*ConverseRequest)(nil),      // 16: kvgrpc.peer.v1.ConverseRequest
+	(*PeerCall)(nil),             // 17: kvgrpc.peer.v1.PeerCall
+	(*ConverseResponse)(nil),     // 18: kvgrpc.peer.v1.ConverseResponse
+	(*PeerAnswer)(nil),           // 19: kvgrpc.peer.v1.PeerAnswer
+	(*CallError)(nil),            // 20: kvgrpc.peer.v1.CallError
+	(*KeepLivenessRequest)(nil),  // 21: kvgrpc.peer.v1.KeepLivenessRequest
+	(*KeepLivenessResponse)(nil), // 22: kvgrpc.peer.v1.KeepLivenessResponse
+	(*v1.Content)(nil),           // 23: kvgrpc.v1.Content
+	(*v1.LayerRange)(nil),        // 24: kvgrpc.v1.LayerRange
+	(*v1.ResponseHeader)(nil),    // 25: kvgrpc.v1.ResponseHeader
+	(*v1.Failure)(nil),           // 26: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),       // 27: kvgrpc.v1.GroupBlocks
+	(*durationpb.Duration)(nil),  // 28: google.protobuf.Duration
+	(v1.FailureReason)(0),        // 29: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	18, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
-	19, // 4: kvgrpc.peer.v1.AccessOpening.layers:type_name -> kvgrpc.v1.LayerRange
-	20, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	23, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	24, // 4: kvgrpc.peer.v1.AccessOpening.layers:type_name -> kvgrpc.v1.LayerRange
+	25, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	7,  // 6: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	21, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	22, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	23, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	23, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	26, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	27, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	28, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	28, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
 	2,  // 11: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	9,  // 12: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	20, // 13: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 13: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	11, // 14: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
 	0,  // 15: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	24, // 16: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	29, // 16: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
 	2,  // 17: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	13, // 18: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
 	1,  // 19: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	20, // 20: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 20: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	15, // 21: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	2,  // 22: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	20, // 23: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 24: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 25: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 26: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 27: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 28: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 29: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 30: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	17, // 31: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	28, // [28:32] is the sub-list for method output_type
-	24, // [24:28] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	17, // 22: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
+	3,  // 23: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 24: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 25: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	19, // 26: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	20, // 27: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 28: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 29: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 30: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	29, // 31: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 32: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	25, // 33: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 34: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 35: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 36: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 37: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	21, // 38: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 39: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 40: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 41: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 42: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	22, // 43: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	39, // [39:44] is the sub-list for method output_type
+	34, // [34:39] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
@@ -1355,13 +1806,24 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 	if File_kvgrpc_peer_v1_peer_proto != nil {
 		return
 	}
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[15].OneofWrappers = []any{
+		(*PeerCall_OpenAccess)(nil),
+		(*PeerCall_SettleAccess)(nil),
+		(*PeerCall_CloseAccess)(nil),
+	}
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[17].OneofWrappers = []any{
+		(*PeerAnswer_Error)(nil),
+		(*PeerAnswer_OpenAccess)(nil),
+		(*PeerAnswer_SettleAccess)(nil),
+		(*PeerAnswer_CloseAccess)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_peer_v1_peer_proto_rawDesc), len(file_kvgrpc_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	PeerService_OpenAccess_FullMethodName   = "/kvgrpc.peer.v1.PeerService/OpenAccess"
 	PeerService_SettleAccess_FullMethodName = "/kvgrpc.peer.v1.PeerService/SettleAccess"
 	PeerService_CloseAccess_FullMethodName  = "/kvgrpc.peer.v1.PeerService/CloseAccess"
+	PeerService_Converse_FullMethodName     = "/kvgrpc.peer.v1.PeerService/Converse"
 	PeerService_KeepLiveness_FullMethodName = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
 )
 
@@ -54,6 +55,13 @@ type PeerServiceClient interface {
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error)
+	// The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
+	// the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
+	// in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
+	// answered: all are idempotent, so the caller asks again, here or by the calls above.
+	//
+	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error)
 	// One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
 	// least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
 	// dead.
@@ -98,9 +106,22 @@ func (c *peerServiceClient) CloseAccess(ctx context.Context, in *CloseAccessRequ
 	return out, nil
 }
 
+func (c *peerServiceClient) Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[0], PeerService_Converse_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ConverseRequest, ConverseResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_ConverseClient = grpc.BidiStreamingClient[ConverseRequest, ConverseResponse]
+
 func (c *peerServiceClient) KeepLiveness(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepLivenessRequest, KeepLivenessResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[0], PeerService_KeepLiveness_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[1], PeerService_KeepLiveness_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +159,13 @@ type PeerServiceServer interface {
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error)
+	// The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
+	// the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
+	// in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
+	// answered: all are idempotent, so the caller asks again, here or by the calls above.
+	//
+	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
+	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error
 	// One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
 	// least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
 	// dead.
@@ -160,6 +188,9 @@ func (UnimplementedPeerServiceServer) SettleAccess(context.Context, *SettleAcces
 }
 func (UnimplementedPeerServiceServer) CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CloseAccess not implemented")
+}
+func (UnimplementedPeerServiceServer) Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error {
+	return status.Error(codes.Unimplemented, "method Converse not implemented")
 }
 func (UnimplementedPeerServiceServer) KeepLiveness(grpc.BidiStreamingServer[KeepLivenessRequest, KeepLivenessResponse]) error {
 	return status.Error(codes.Unimplemented, "method KeepLiveness not implemented")
@@ -239,6 +270,13 @@ func _PeerService_CloseAccess_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_Converse_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(PeerServiceServer).Converse(&grpc.GenericServerStream[ConverseRequest, ConverseResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_ConverseServer = grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]
+
 func _PeerService_KeepLiveness_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(PeerServiceServer).KeepLiveness(&grpc.GenericServerStream[KeepLivenessRequest, KeepLivenessResponse]{ServerStream: stream})
 }
@@ -267,6 +305,12 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Converse",
+			Handler:       _PeerService_Converse_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
 		{
 			StreamName:    "KeepLiveness",
 			Handler:       _PeerService_KeepLiveness_Handler,

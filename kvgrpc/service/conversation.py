@@ -1,0 +1,160 @@
+"""The answering side of a stream of calls between leads (PeerService.Converse).
+
+Calls are fed to the node in the order in which they come; most are answered before the next one is looked at, and one
+that has to wait holds up nobody. What is known at once goes out in one message.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from kvgrpc.core import actions, events
+from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service import telemetry
+from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.rpc import check_readable
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.accesses import call_error
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX = 4_096
+"""Calls of one stream that may wait for their answer."""
+MESSAGE_BYTES = 1 << 20
+"""Answers that go out together; far below what a message may have, since one of them may be long."""
+
+
+@dataclass(frozen=True)
+class _Method:
+    """One kind of call: to the core's event, and from its answer into the reply."""
+
+    name: str
+    to_event: Callable[[Any, events.Call], events.Event]
+    put_reply: Callable[[Lead, Any, Any], None]
+
+
+def put_openings(lead: Lead, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
+    """OpenAccess."""
+    into.header.CopyFrom(lead.header())
+    answers.openings(answer, into)
+
+
+def put_verdicts(lead: Lead, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
+    """SettleAccess."""
+    into.header.CopyFrom(lead.header())
+    into.results.extend(answers.verdicts(answer))
+
+
+def put_closings(lead: Lead, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
+    """CloseAccess."""
+    into.header.CopyFrom(lead.header())
+    into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
+
+
+_METHODS = {
+    "open_access": _Method("OpenAccess", requests.open_access, put_openings),
+    "settle_access": _Method("SettleAccess", requests.settle_access, put_verdicts),
+    "close_access": _Method("CloseAccess", requests.close_access, put_closings),
+}
+
+
+class Conversation:
+    """One stream of one caller."""
+
+    def __init__(self, lead: Lead, context: Any) -> None:
+        self._lead = lead
+        self._context = context
+        self._messages: list[peer_pb2.ConverseResponse] = []
+        self._waiting = 0
+        self._reading = False
+        self._writing = False
+        self._writers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serves until the caller ends the stream."""
+        await self._context.send_initial_metadata(())  # tells the caller that this server knows the method
+        try:
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                check_readable(message)
+                self._reading = True
+                for call in message.calls:
+                    self._take(call)
+                self._reading = False
+                await self._write()
+        finally:
+            for writer in self._writers:
+                writer.cancel()
+
+    def _take(self, call: peer_pb2.PeerCall) -> None:
+        """Feeds one call to the node; its answer comes now or later."""
+        kind = call.WhichOneof("call")
+        method = _METHODS.get(kind or "")
+        if kind is None or method is None:
+            self._fail(call.call_id, InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call"))
+            return
+        if self._waiting >= WAITING_MAX:
+            self._fail(call.call_id, Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1))
+            return
+        name = f"PeerService/{method.name}"
+        traceparent = call.traceparent if answers.trace_id(call.traceparent) else ""
+        trace, ended = telemetry.server_call(name, traceparent)
+        runner = self._lead.runner
+        number = runner.next_call_id()
+
+        def answered(answer: actions.Answer | KVGrpcError) -> None:
+            self._waiting -= 1
+            error = answer if isinstance(answer, KVGrpcError) else None
+            ended(error)
+            if error is not None:
+                self._fail(call.call_id, error)
+                return
+            method.put_reply(self._lead, answer, getattr(self._next_answer(call.call_id), kind))
+            self._see_to_write()
+
+        self._waiting += 1
+        try:
+            event = method.to_event(getattr(call, kind), events.Call(number, ANONYMOUS, trace))
+        except KVGrpcError as error:
+            answered(error)
+        except Exception as error:  # noqa: BLE001 - no request may stop the server
+            _log.exception("%s failed", name)
+            answered(InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        else:
+            runner.submit(number, event, answered)
+
+    def _fail(self, call_id: int, error: KVGrpcError) -> None:
+        self._next_answer(call_id).error.CopyFrom(call_error(error))
+        self._see_to_write()
+
+    def _next_answer(self, call_id: int) -> peer_pb2.PeerAnswer:
+        """An answer in the message that goes out next, to be filled in place: putting it there later would copy it."""
+        if not self._messages or self._messages[-1].ByteSize() > MESSAGE_BYTES:
+            self._messages.append(peer_pb2.ConverseResponse())
+        return self._messages[-1].answers.add(call_id=call_id)
+
+    def _see_to_write(self) -> None:
+        if not self._reading and not self._writing:
+            writer = asyncio.create_task(self._write())
+            self._writers.add(writer)
+            writer.add_done_callback(self._written)
+
+    async def _write(self) -> None:
+        """Sends what is known; what comes meanwhile goes with the next message."""
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._messages:
+                await self._context.write(self._messages.pop(0))
+        finally:
+            self._writing = False
+
+    def _written(self, writer: asyncio.Task[None]) -> None:
+        self._writers.discard(writer)
+        if not writer.cancelled() and writer.exception() is not None:
+            _log.debug("the caller is gone before its answers", exc_info=writer.exception())

@@ -1,0 +1,89 @@
+"""Calls of one lead to another about accesses: requests from the core's rows, and the core's results from answers."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.events import Closing, Opened, Settling
+from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.wire.values import block_lists, core_reason, reason
+
+_Row = TypeVar("_Row")
+
+
+def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAccessRequest:
+    """OpenAccess with one row."""
+    row = peer_pb2.AccessOpening(
+        access_id=opening.access_id,
+        token=opening.token,
+        transfer_id=opening.transfer_id,
+        request_id=opening.request_id,
+        data_paths=opening.data_paths,
+    )
+    if opening.claim is not None:
+        claim = opening.claim
+        row.content.CopyFrom(
+            peer_pb2.ContentClaim(token_count=claim.tokens, digest=claim.digest, opaque_id=claim.opaque)
+        )
+    return peer_pb2.OpenAccessRequest(caller=caller, openings=[row])
+
+
+def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.SettleAccessRequest:
+    """SettleAccess with one row."""
+    row = peer_pb2.AccessSettling(access_id=settling.access_id, last=settling.last, bytes=settling.nbytes)
+    return peer_pb2.SettleAccessRequest(caller=caller, settlings=[row])
+
+
+def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAccessRequest:
+    """CloseAccess with one row."""
+    outcome = peer_pb2.CLOSE_OUTCOME_DROPPED if closing.dropped else peer_pb2.CLOSE_OUTCOME_FAILED
+    row = peer_pb2.AccessClosing(
+        access_id=closing.access_id, outcome=outcome, quiesced=closing.quiesced, token=closing.token
+    )
+    return peer_pb2.CloseAccessRequest(caller=caller, closings=[row])
+
+
+def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
+    """The one row of OpenAccess. Raises the row's failure, or what is wrong with the answer."""
+    row = _only(reply.results)
+    if row.HasField("failure"):
+        raise PreconditionFailed(core_reason(row.failure.reason), row.failure.message)
+    try:
+        blocks = block_lists(row.blocks, limit)
+    except KVGrpcError as error:
+        raise PreconditionFailed(Reason.PEER_FAILED, f"the source's answer makes no sense: {error}") from error
+    return Opened(
+        blocks=blocks,
+        token_count=row.token_count,
+        offer_tokens=row.offer_tokens,
+        remaining_s=row.remaining.seconds + row.remaining.nanos / 1e9,
+        ttl_s=row.ttl.seconds + row.ttl.nanos / 1e9,
+        memory_generation=row.memory_generation,
+        transfer_id=row.transfer_id,
+        lease_id=row.lease_id,
+    )
+
+
+def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
+    """The one row of SettleAccess. Raises what is wrong with the answer."""
+    row = _only(reply.results)
+    valid = row.verdict == peer_pb2.VERDICT_VALID
+    return Verdict(valid, None if valid else core_reason(row.reason), row.message)
+
+
+def call_error(error: KVGrpcError) -> peer_pb2.CallError:
+    """The error of a call of a conversation."""
+    return peer_pb2.CallError(code=error.code, reason=reason(error.reason), message=error.message)
+
+
+def from_call_error(error: peer_pb2.CallError) -> KVGrpcError:
+    """The typed error; of an unknown code it is the peer's failure."""
+    return BY_CODE.get(error.code, InternalError)(core_reason(error.reason), error.message)
+
+
+def _only(rows: Sequence[_Row]) -> _Row:
+    """The row of a call with one row. Raises when the peer did not answer it."""
+    if len(rows) != 1:
+        raise InternalError(Reason.PEER_FAILED, f"the peer answered {len(rows)} rows for one")
+    return rows[0]

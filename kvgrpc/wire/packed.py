@@ -1,0 +1,55 @@
+"""Block runs into a message, written by numpy: from Python lists every number costs six times as much.
+
+What is written here is the wire format of `kvgrpc.v1.BlockRuns`, two packed fields of uint32; a test compares it with
+what protobuf writes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.v1 import common_pb2
+
+FEW = 1024
+"""Up to so many runs the usual way costs less."""
+_STARTS = bytes([1 << 3 | 2])
+_COUNTS = bytes([2 << 3 | 2])
+
+
+def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
+    """Writes maximal runs of consecutive ids, in order, into a message that is empty."""
+    if len(ids) <= 1:
+        into.starts.extend(ids.tolist())
+        into.counts.extend([1] * len(ids))
+        return
+    breaks = np.flatnonzero(np.diff(ids) != 1) + 1
+    edges = np.concatenate(([0], breaks, [len(ids)]))
+    starts, counts = ids[edges[:-1]], np.diff(edges)
+    if len(starts) <= FEW:
+        into.starts.extend(starts.tolist())
+        into.counts.extend(counts.tolist())
+    else:
+        into.MergeFromString(_field(_STARTS, starts) + _field(_COUNTS, counts))
+
+
+def varints(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Numbers as protobuf writes them: seven bits a byte, the lowest first, the top bit set where more follow."""
+    size = max(-(-int(values.max(initial=0)).bit_length() // 7), 1)
+    if size == 1:
+        return values.astype(np.uint8)
+    parts = np.empty((size, len(values)), dtype=np.uint8)
+    used = np.ones((size, len(values)), dtype=bool)
+    for place in range(size):
+        rest = values >> np.uint32(7 * place)
+        parts[place] = rest & np.uint32(0x7F)
+        if place:
+            used[place] = rest != 0
+            parts[place - 1] |= used[place].view(np.uint8) << np.uint8(7)
+    written: NDArray[np.uint8] = parts.T[used.T]
+    return written
+
+
+def _field(tag: bytes, values: Ids) -> bytes:
+    """One packed field: its tag, its length, and the values."""
+    data = varints(values.astype(np.uint32)).tobytes()
+    return tag + varints(np.array([len(data)], dtype=np.uint32)).tobytes() + data

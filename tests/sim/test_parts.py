@@ -1,0 +1,301 @@
+"""The parts of the simulator, each by itself: what it models, and what it reports."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvgrpc.core.actions import Expect, MapPeer, Post, UnmapPeer
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.events import Event, PeerMapped, PostingEnded
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.transfers import Direction, Disposition, Failure, State, Transfer
+from kvgrpc.errors import Reason
+from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.faults import Faults
+from kvgrpc.sim.ledger import Ledger
+from kvgrpc.sim.memory import UNWRITTEN, Cell, KvStore, Memory, Prompt, layout
+from kvgrpc.sim.mover import Mover
+from tests.core.nodes import endpoint, ids
+
+POOL = layout(8)
+PROMPT = Prompt(tuple(range(40)))
+
+
+# -- agenda
+
+
+def test_things_happen_in_the_order_of_time_and_of_being_put_there() -> None:
+    agenda = Agenda()
+    seen: list[str] = []
+    for when, name in ((2.0, "c"), (1.0, "a"), (1.0, "b"), (-5.0, "now")):
+        agenda.at(when, lambda name=name: seen.append(name))  # type: ignore[misc]
+    assert not agenda.run(until=1.5)
+    assert (seen, agenda.now, agenda.events) == (["now", "a", "b"], 1.0, 3)
+    agenda.after(0.25, lambda: agenda.at(0.0, lambda: seen.append("at once")))
+    assert agenda.run(until=9.0)
+    assert seen[3:] == ["at once", "c"]
+
+
+# -- blocks
+
+
+def test_the_last_freed_are_given_out_first_and_references_are_counted() -> None:
+    blocks = BlockManager(POOL)
+    taken = blocks.take(40)
+    assert taken is not None
+    assert [len(group) for group in taken] == [3, 2]
+    blocks.share(taken)
+    assert [len(group) for group in blocks.free(taken)] == [0, 0]
+    assert [group.tolist() for group in blocks.free(taken)] == [group.tolist() for group in taken]
+    again = blocks.take(16)
+    assert again is not None
+    assert again[0].tolist() == [taken[0][-1]]
+    blocks.free(again)
+    blocks.check_idle()
+
+
+def test_without_room_nothing_is_taken() -> None:
+    blocks = BlockManager(POOL)
+    assert blocks.take(16 * 9) is None
+    blocks.check_idle()
+    taken = blocks.take(16 * 8)
+    assert taken is not None
+    with pytest.raises(AssertionError):
+        blocks.check_idle()
+    blocks.free(taken)
+    with pytest.raises(AssertionError, match="twice"):
+        blocks.free(taken)
+    with pytest.raises(AssertionError):
+        blocks.share(taken)
+
+
+def test_blocks_of_a_prefix_are_those_that_lie_in_it_whole() -> None:
+    blocks = BlockManager(POOL)
+    taken = blocks.take(64)
+    assert taken is not None
+    assert [len(group) for group in blocks.first(taken, 40)] == [2, 1]
+    assert [len(group) for group in blocks.rest(taken, 40)] == [2, 1]
+
+
+# -- memory
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory(POOL, 0, KvStore())
+
+
+BLOCKS = (ids(4, 2, 7), ids(1, 0))
+
+
+def test_computed_blocks_hold_the_kv_of_their_prompt(memory: Memory) -> None:
+    memory.compute(BLOCKS, PROMPT)
+    memory.check_holds(BLOCKS, PROMPT, 40)
+    memory.check_holds(BLOCKS, Prompt((*PROMPT.tokens[:35], 99)), 35)
+    for wrong in (Prompt((*PROMPT.tokens[:39], 99)), Prompt(PROMPT.tokens, "salt")):
+        with pytest.raises(AssertionError, match="other KV"):
+            memory.check_holds(BLOCKS, wrong, 40)
+    with pytest.raises(AssertionError, match="other KV"):
+        memory.check_holds((ids(2, 4, 7), ids(1, 0)), PROMPT, 40)
+
+
+def test_kv_of_another_rank_or_layer_is_other_kv() -> None:
+    store = KvStore()
+    number = store.number(Cell(PROMPT, 1, 0))
+    assert number == store.number(Cell(PROMPT, 1, 0))
+    assert store.holds(number, Cell(Prompt(PROMPT.tokens[:8]), 1, 0))
+    for wrong in (Cell(PROMPT, 0, 0), Cell(PROMPT, 1, 1), Cell(Prompt((*PROMPT.tokens, 1)), 1, 0)):
+        assert not store.holds(number, wrong)
+    assert not store.holds(UNWRITTEN, Cell(Prompt(()), 1, 0))
+
+
+def test_given_blocks_are_touched_by_their_transfer_only(memory: Memory) -> None:
+    memory.give(BLOCKS, "t")
+    memory.arrive(4, 1, "t")
+    misuses: tuple[Callable[[], None], ...] = (
+        lambda: memory.compute(BLOCKS, PROMPT),
+        lambda: memory.scrub(BLOCKS),
+        lambda: memory.give(BLOCKS, "u"),
+        lambda: memory.arrive(4, 1, "u"),
+        lambda: memory.arrive(3, 1, "t"),
+    )
+    for misuse in misuses:
+        with pytest.raises(AssertionError):
+            misuse()
+    memory.take_back(BLOCKS)
+    with pytest.raises(AssertionError, match="the engine"):
+        memory.arrive(4, 1, "t")
+    memory.compute(BLOCKS, PROMPT)
+
+
+def test_a_life_that_is_over_leaves_rubbish(memory: Memory) -> None:
+    memory.compute(BLOCKS, PROMPT)
+    memory.burn()
+    with pytest.raises(AssertionError, match="other KV"):
+        memory.check_holds(BLOCKS, PROMPT, 1)
+
+
+# -- movers
+
+
+class Bench:
+    """A mover between two memories."""
+
+    def __init__(self, **faults: Any) -> None:
+        self.agenda = Agenda()
+        store = KvStore()
+        self.source, self.own = Memory(POOL, 0, store), Memory(POOL, 0, store)
+        self.source.compute(BLOCKS, PROMPT)
+        self.own.give(BLOCKS, "t")
+        self.reports: list[Event] = []
+        self.mover = Mover(self.agenda, Random(1), Faults(**faults), [self.own], self.reports.append)
+        self.mover.map(MapPeer(0, "p@1", endpoint()), self.source)
+        cells = ids(*range(24))
+        self.runs = Runs(cells[:1], cells[:1], ids(24))
+
+    def post(self) -> list[PostingEnded]:
+        self.own.take_back(BLOCKS)
+        everything = (ids(*range(8)), ids(*range(8)))
+        self.own.give(everything, "t")
+        self.mover.post(Post(0, "t/0", "p@1", self.runs, "t"))
+        self.agenda.run(until=1e6)
+        return [report for report in self.reports if isinstance(report, PostingEnded)]
+
+
+def test_a_posting_copies_everything() -> None:
+    bench = Bench()
+    assert bench.post() == [PostingEnded("t/0", True, 24)]
+    assert bench.own.cells == bench.source.cells
+    assert isinstance(bench.reports[0], PeerMapped)
+    assert bench.reports[0].data_path == "loopback"
+
+
+def test_a_posting_sees_what_changes_under_it() -> None:
+    bench = Bench()
+    bench.agenda.after(0.01, bench.source.burn)
+    bench.post()
+    assert 0 < sum(cell != UNWRITTEN for cell in bench.own.cells) < sum(bench.own.cells[i] >= 0 for i in range(24))
+
+
+def test_a_broken_posting_ends_in_the_middle() -> None:
+    bench = Bench(break_posting=1.0)
+    (report,) = bench.post()
+    assert (report.done, report.quiesced, report.nbytes) == (False, True, 0)
+
+
+def test_a_lost_posting_goes_on_after_it_was_reported() -> None:
+    bench = Bench(lose_posting=1.0)
+    lost, proved = bench.post()
+    assert (lost.done, lost.quiesced) == (False, False)
+    assert (proved.done, proved.quiesced) == (False, True)
+    assert bench.own.cells == bench.source.cells
+
+
+def test_a_stalled_posting_takes_long() -> None:
+    bench = Bench(stall=1.0, stall_s=(100.0, 100.0))
+    assert bench.post()[0].done
+    assert bench.agenda.now > 100.0
+
+
+def test_what_is_not_mapped_cannot_be_posted() -> None:
+    bench = Bench()
+    bench.mover.unmap(UnmapPeer(0, "p@1"))
+    with pytest.raises(KeyError):
+        bench.post()
+    broken = Bench(break_mapping=1.0)
+    broken.agenda.run(until=1.0)
+    assert [report.data_path for report in broken.reports if isinstance(report, PeerMapped)] == [""]
+
+
+def test_a_mover_that_was_stopped_says_and_writes_nothing() -> None:
+    bench = Bench()
+    bench.agenda.run(until=1.0)
+    bench.agenda.after(0.001, bench.mover.stop)
+    assert bench.post() == []
+
+
+# -- ledger
+
+
+def transfer(**changes: Any) -> Transfer:
+    fields: dict[str, Any] = {
+        "id": "t",
+        "direction": Direction.SEND,
+        "created": 0.0,
+        "key": b"k",
+        "owner": "e",
+        **changes,
+    }
+    return Transfer(**fields)
+
+
+OVER = {"state": State.SUCCEEDED, "memory": Disposition.RETURNED, "ended": 5.0, "seq": 2}
+FAILURE = Failure(Reason.CANCELLED, "")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {**OVER, "seq": 0},
+        {**OVER, "ended": None},
+        {**OVER, "ended": 6.0},
+        {**OVER, "ended": 601.0},
+        {**OVER, "failure": FAILURE},
+        {**OVER, "state": State.FAILED},
+    ],
+    ids=["its number falls", "no end", "an end to come", "too late", "success with a failure", "failure without one"],
+)
+def test_a_wrong_end_is_found(second: dict[str, Any]) -> None:
+    ledger = Ledger(Limits())
+    ledger.changed(transfer(seq=1), 0.0)
+    with pytest.raises(AssertionError):
+        ledger.changed(transfer(**second), 601.0 if second["ended"] == 601.0 else 5.0)
+
+
+def test_an_end_is_for_ever() -> None:
+    ledger = Ledger(Limits())
+    ledger.changed(transfer(seq=1), 0.0)
+    ledger.changed(transfer(**OVER), 5.0)
+    for change in ({"state": State.FAILED}, {"memory": Disposition.QUARANTINED}, {"ended": 4.0}, {"failure": FAILURE}):
+        with pytest.raises(AssertionError):
+            ledger.changed(transfer(**{**OVER, "seq": 3, **change}), 5.0)
+    assert ledger.ends == {(Direction.SEND, State.SUCCEEDED): 1}
+
+
+def test_a_call_is_answered_once() -> None:
+    ledger = Ledger(Limits())
+    given: list[object] = []
+    number = ledger.called(given.append)
+    with pytest.raises(AssertionError, match="never answered"):
+        ledger.check_idle()
+    ledger.answered(number, answer := _answer())
+    assert given == [answer]
+    with pytest.raises(AssertionError, match="twice"):
+        ledger.answered(number, answer)
+    ledger.check_idle()
+
+
+def _answer() -> Any:
+    return object()
+
+
+@pytest.mark.parametrize("ends", [Ledger.check_idle, Ledger.life_began])
+def test_what_is_left_over_is_found(ends: Callable[[Ledger], None]) -> None:
+    ledger = Ledger(Limits())
+    ledger.changed(transfer(seq=1), 0.0)
+    with pytest.raises(AssertionError):
+        ends(ledger)
+    ledger.crashed()
+    ends(ledger)
+    ledger.expected(Expect("a", open=True))
+    with pytest.raises(AssertionError, match="expected"):
+        ends(ledger)
+    with pytest.raises(AssertionError, match="twice"):
+        ledger.expected(Expect("a", open=True))
+    ledger.expected(Expect("a", open=False))
+    with pytest.raises(AssertionError, match="twice"):
+        ledger.expected(Expect("a", open=False))
+    ends(ledger)

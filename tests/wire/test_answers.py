@@ -1,0 +1,156 @@
+"""What goes out: every value of the core has its value on the wire, and an unknown one would read as the safe case."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.core import node
+from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
+from kvgrpc.core.events import Opened
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.pins import PinKind
+from kvgrpc.core.transfers import (
+    Direction,
+    Disposition,
+    Failure,
+    Phase,
+    RankPath,
+    State,
+    Transfer,
+    TransferPath,
+)
+from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
+from kvgrpc.wire import answers
+
+TRANSFER = Transfer(id="t-1", direction=Direction.RECEIVE, created=100.0, key=b"secret key of 16", owner="me")
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "name"),
+    [
+        (answers.DIRECTIONS, Direction, transfer_pb2.Direction.Name),
+        (answers.STATES, State, transfer_pb2.TransferState.Name),
+        (answers.DISPOSITIONS, Disposition, transfer_pb2.MemoryDisposition.Name),
+        (answers.LEASE_STATES, LeaseState, lease_pb2.LeaseState.Name),
+        (answers.PIN_KINDS, PinKind, admin_pb2.PinKind.Name),
+    ],
+)
+def test_every_value_of_the_core_has_the_wire_s_value_of_its_name(
+    table: dict[Enum, int], values: type[Enum], name: Callable[[int], str]
+) -> None:
+    assert set(table) == set(values)
+    assert all(name(number).endswith(f"_{value.name}") for value, number in table.items())
+    assert 0 not in table.values(), "0 is what a reader of an older schema would take for the unsafe case"
+
+
+def test_every_outcome_of_a_cancel_has_its_value() -> None:
+    outcomes = {node.CANCELLED_BEFORE_ACCESS, node.CANCELLED_IN_FLIGHT, node.ALREADY_ENDED, node.TOMBSTONED}
+    assert set(answers.OUTCOMES) == outcomes
+    for outcome, number in answers.OUTCOMES.items():
+        assert transfer_pb2.CancelOutcome.Name(number) == f"CANCEL_OUTCOME_{outcome.upper()}"
+
+
+@pytest.mark.parametrize("enum", [transfer_pb2.TransferState, transfer_pb2.MemoryDisposition, admin_pb2.PinKind])
+def test_the_zero_of_an_enum_is_never_sent(enum: type[Enum]) -> None:
+    assert enum.Name(0).endswith("_UNSPECIFIED")  # type: ignore[attr-defined]
+
+
+def test_a_transfer_s_key_stays_here() -> None:
+    assert TRANSFER.key not in answers.transfer(TRANSFER, 101.0).SerializeToString()
+
+
+def test_a_transfer_counts_its_times_from_its_own_beginning() -> None:
+    phases = (Phase("handshake", 100.0, 100.25), Phase("open", 100.25, 101.0), Phase("queue", 101.0))
+    message = answers.transfer(replace(TRANSFER, phases=phases), 103.0)
+    found = [(p.name, p.start.ToMilliseconds(), p.duration.ToMilliseconds()) for p in message.phases]
+    assert found == [("handshake", 0, 250), ("open", 250, 750), ("queue", 1000, 2000)]
+    assert message.age.ToMilliseconds() == 3000
+
+
+def test_a_transfer_that_is_over_ages_but_its_phases_do_not() -> None:
+    ended = replace(TRANSFER, state=State.FAILED, phases=(Phase("open", 100.0),), ended=101.0)
+    message = answers.transfer(ended, 500.0)
+    assert message.phases[0].duration.ToSeconds() == 1
+    assert message.age.ToSeconds() == 400
+
+
+def test_a_transfer_without_a_peer_or_failure_has_none() -> None:
+    message = answers.transfer(TRANSFER, 100.0)
+    assert not message.HasField("peer")
+    assert not message.HasField("failure")
+
+
+def test_a_transfer_says_its_peer_paths_and_failure() -> None:
+    path = TransferPath(RankPath(0, 1, "cma", "same host"), nbytes=77, descriptors=3)
+    full = replace(
+        TRANSFER,
+        peer_engine_id="p", peer_incarnation=5, peer_address="h:1", peer_transfer_id="t-9",
+        paths=(path,), failure=Failure(Reason.DATA_PATH_FAILED, "broken", "wire"),
+    )  # fmt: skip
+    message = answers.transfer(full, 100.0)
+    peer = message.peer
+    assert (peer.engine_id, peer.incarnation, peer.address, peer.transfer_id) == ("p", 5, "h:1", "t-9")
+    (row,) = message.paths
+    assert (row.peer_rank, row.data_path, row.bytes, row.descriptors) == (1, "cma", 77, 3)
+    assert message.failure.reason == common_pb2.FAILURE_REASON_DATA_PATH_FAILED
+
+
+def test_a_lease_says_what_is_left_and_its_labels() -> None:
+    view = LeaseView(
+        id="l-1", state=LeaseState.LIVE, request_id="r", transfer_id="t", ttl_s=30.0, remaining_s=12.5,
+        cap_remaining_s=600.0, age_s=17.5, blocks=(np.array([4, 5, 9]), np.array([], dtype=np.int64)),
+        token_count=40, consumers=2, consumers_done=1, open_accesses=1, renewals=3,
+        trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),),
+    )  # fmt: skip
+    message = answers.lease(view)
+    assert message.remaining.ToMilliseconds() == 12500
+    assert (message.trace_id, dict(message.labels)) == ("ab" * 16, {"k": "v"})
+    (row,) = message.blocks
+    assert (row.group, list(row.blocks.starts), list(row.blocks.counts)) == (0, [4, 9], [2, 1])
+
+
+def test_rows_of_a_renewal_keep_their_order_and_reasons() -> None:
+    rows = answers.renewed(Renewed(((5.0, None), (0.0, Reason.LEASE_EXPIRED))))
+    assert [row.reason for row in rows] == [
+        common_pb2.FAILURE_REASON_UNSPECIFIED,
+        common_pb2.FAILURE_REASON_LEASE_EXPIRED,
+    ]
+    assert [row.remaining.ToSeconds() for row in rows] == [5, 0]
+
+
+def test_an_opening_is_open_or_says_why_not() -> None:
+    opened = Opened(
+        blocks=((0, np.array([7])),), token_count=16, offer_tokens=40, remaining_s=3.0, ttl_s=9.0,
+        memory_generation=2, transfer_id="t-1", lease_id="l-1",
+    )  # fmt: skip
+    refused = PreconditionFailed(Reason.CONTENT_MISMATCH, "no")
+    good, bad = answers.openings(Openings((opened, refused)))
+    assert not good.HasField("failure")
+    assert (good.token_count, good.offer_tokens, good.memory_generation, good.lease_id) == (16, 40, 2, "l-1")
+    assert bad.failure.reason == common_pb2.FAILURE_REASON_CONTENT_MISMATCH
+
+
+def test_a_verdict_is_valid_only_when_it_is() -> None:
+    good, bad = answers.verdicts(Verdicts((Verdict(True), Verdict(False, Reason.LEASE_VOIDED, "taken back"))))
+    assert good.verdict == peer_pb2.VERDICT_VALID
+    assert (bad.verdict, bad.reason) == (peer_pb2.VERDICT_STALE, common_pb2.FAILURE_REASON_LEASE_VOIDED)
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_trace_context_or_none(text: str) -> None:
+    found = answers.trace_id(text)
+    assert found == "" or (len(found) == 32 and found in text)
+
+
+@pytest.mark.parametrize("version", ["00", "cc"])
+def test_a_trace_context_of_this_or_a_later_version_is_read(version: str) -> None:
+    rest = "" if version == "00" else "-later"
+    assert answers.trace_id(f"{version}-{'a1' * 16}-{'b2' * 8}-01{rest}") == "a1" * 16

@@ -1,0 +1,178 @@
+"""Engines, pools and endpoints come back as they went, and what peers make up is refused, never believed."""
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.core.compatibility import Difference, EngineDescription
+from kvgrpc.core.endpoints import (
+    CmaEndpoint,
+    LoopbackEndpoint,
+    MemoryKind,
+    NixlEndpoint,
+    RankEndpoint,
+    Segment,
+    ShmEndpoint,
+)
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, uniform_layout
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.peers import PeerState, PeerView
+from kvgrpc.core.transfers import RankPath
+from kvgrpc.errors import InvalidRequest, KVGrpcError
+from kvgrpc.v1 import handshake_pb2, pool_types_pb2
+from kvgrpc.wire import description
+from tests.wire.messages import messages, outcome
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+SMALL = st.integers(1, 8)
+TEXT = st.text(max_size=20)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> PoolLayout:
+    group = Group(
+        name=draw(TEXT),
+        kind=draw(st.sampled_from(GroupKind)),
+        layers=2 * draw(SMALL),
+        block_tokens=draw(SMALL),
+        blocks=draw(SMALL),
+        kv_heads=draw(SMALL),
+        head_dim=draw(SMALL),
+        dtype=draw(st.sampled_from(["float16", "float8_e4m3fn"])),
+        order=draw(st.sampled_from(["token_major", "head_major"])),
+        window_tokens=draw(st.integers(0, 8192)),
+    )
+    return uniform_layout(group, draw(st.integers(1, 4096)), draw(st.sampled_from([1, 2])))
+
+
+ENGINES = st.builds(
+    EngineDescription,
+    engine_id=st.text(min_size=1, max_size=255),
+    incarnation=st.integers(1, 2**64 - 1),
+    address=TEXT,
+    protocol_min=U32,
+    protocol_max=U32,
+    weights_revision=TEXT,
+    pool=layouts(),
+    pool_kind=st.sampled_from(PoolKind),
+    world_size=st.integers(1, 4096),
+    memory_generation=U32,
+    features=st.lists(TEXT, max_size=3).map(tuple),
+)
+SEGMENTS = st.lists(st.builds(Segment, U64, U64, st.sampled_from(MemoryKind), U32), max_size=3).map(tuple)
+ENDPOINTS = st.builds(
+    RankEndpoint,
+    rank=U32,
+    shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
+    cma=st.none() | st.builds(CmaEndpoint, U32, SEGMENTS, st.binary(max_size=32), U64),
+    nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS),
+    loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
+)
+
+
+def sent(message: Message) -> Message:
+    """As the other side gets it."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(ENGINES)
+def test_an_engine_comes_back_as_it_went(engine: EngineDescription) -> None:
+    message = sent(description.engine_to_proto(engine))
+    assert isinstance(message, handshake_pb2.EngineDescription)
+    assert description.engine_from_proto(message, "engine") == engine
+
+
+@given(layouts(), st.sampled_from(PoolKind))
+def test_a_pool_says_its_fingerprint(layout: PoolLayout, kind: PoolKind) -> None:
+    message = description.pool_to_proto(layout, kind)
+    assert message.fingerprint == layout.fingerprint()
+    assert description.pool_from_proto(message, "pool") == layout
+    assert description.pool_kind_from_proto(message.kind, "kind") is kind
+
+
+@given(ENDPOINTS)
+def test_an_endpoint_comes_back_as_it_went(endpoint: RankEndpoint) -> None:
+    message = sent(description.endpoint_to_proto(endpoint))
+    assert isinstance(message, pool_types_pb2.RankEndpoint)
+    assert description.endpoint_from_proto(message) == endpoint
+
+
+@given(messages(handshake_pb2.EngineDescription))
+def test_any_description_is_an_engine_or_a_typed_refusal(message: handshake_pb2.EngineDescription) -> None:
+    engine = outcome(lambda: description.engine_from_proto(message, "engine"))
+    if isinstance(engine, KVGrpcError):
+        assert engine.violations
+    else:
+        assert description.engine_from_proto(description.engine_to_proto(engine), "engine") == engine
+
+
+@given(messages(pool_types_pb2.RankEndpoint))
+def test_any_endpoint_can_be_read(message: pool_types_pb2.RankEndpoint) -> None:
+    endpoint = description.endpoint_from_proto(message)
+    assert endpoint.rank == message.rank
+    assert (endpoint.shm is not None) is message.HasField("shm")
+
+
+@pytest.mark.parametrize("number", [0, 3, 77, -1])
+def test_an_unknown_kind_of_pool_is_refused(number: int) -> None:
+    with pytest.raises(InvalidRequest):
+        description.pool_kind_from_proto(number, "kind")
+
+
+@pytest.mark.parametrize("number", [0, 4, 77])
+def test_an_unknown_kind_of_memory_reads_as_host_memory(number: int) -> None:
+    """Nothing is done with host memory that a device pointer would make dangerous: it is never dereferenced here."""
+    segment = pool_types_pb2.Segment(address=1, nbytes=2, kind=number)  # type: ignore[arg-type]
+    message = pool_types_pb2.RankEndpoint(cma=pool_types_pb2.CmaEndpoint(segments=[segment]))
+    endpoint = description.endpoint_from_proto(message).cma
+    assert endpoint is not None
+    assert endpoint.segments[0].kind is MemoryKind.HOST
+
+
+def test_an_order_that_is_not_stated_is_token_major() -> None:
+    layout = uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 1, 1, 1, 1, 1, "int8"), 2)
+    message = description.pool_to_proto(layout, PoolKind.SERVER_MANAGED)
+    message.groups[0].order = ""
+    assert description.pool_from_proto(message, "pool") == layout
+
+
+@pytest.mark.parametrize(
+    ("table", "values", "name"),
+    [
+        (description.POOL_KINDS, PoolKind, pool_types_pb2.PoolKind.Name),
+        (description.GROUP_KINDS, GroupKind, pool_types_pb2.GroupKind.Name),
+        (description.MEMORY_KINDS, MemoryKind, pool_types_pb2.MemoryKind.Name),
+        (description.PEER_STATES, PeerState, handshake_pb2.PeerState.Name),
+    ],
+)
+def test_every_value_of_the_core_has_the_wire_s_value_of_its_name(
+    table: dict[object, int], values: type[PoolKind], name: Callable[[int], str]
+) -> None:
+    assert list(table) == list(values)
+    assert all(name(number).endswith(f"_{value.name}") for value, number in table.items())  # type: ignore[attr-defined]
+    assert len(set(table.values())) == len(table)
+
+
+def test_the_limits_on_the_wire_are_those_of_the_server() -> None:
+    told = description.limits_to_proto(Limits(lease_ttl_s=1.5, leases=7))
+    back = description.limits_from_proto(told)
+    assert (back.lease_ttl_s, back.leases) == (1.5, 7)
+    assert description.limits_to_proto(back) == told
+
+
+def test_a_peer_says_how_it_is_reached_and_what_was_rejected() -> None:
+    path = RankPath(0, 1, "nixl", "the best that works", (("shm", "another host"),))
+    view = PeerView("e", 5, "h:1", PeerState.SUSPECT, (path,), 1.5, 2)
+    message = description.peer_to_proto(view)
+    assert (message.state, message.open_accesses) == (handshake_pb2.PEER_STATE_SUSPECT, 2)
+    (row,) = message.paths
+    assert [(other.name, other.available, other.why) for other in row.rejected] == [("shm", False, "another host")]
+
+
+def test_a_difference_says_both_sides() -> None:
+    message = description.difference_to_proto(Difference("world_size", "1", "2", False, "because"))
+    assert (message.field, message.here, message.there, message.why) == ("world_size", "1", "2", "because")
+    assert not message.bridgeable

@@ -1,0 +1,104 @@
+"""Errors to statuses and back: every class has its code, every detail survives, and nothing else is believed."""
+
+from typing import NoReturn
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc.aio import AioRpcError, Metadata
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
+from kvgrpc.service import status
+
+CLASSES = sorted(BY_CODE.values(), key=lambda kind: kind.code)
+
+
+class Call:
+    """The context of a call: what `abort` was told."""
+
+    def __init__(self) -> None:
+        self.code = grpc.StatusCode.OK
+        self.details = ""
+        self.trailers: tuple[tuple[str, bytes], ...] = ()
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, bytes], ...] = ()
+    ) -> NoReturn:
+        self.code, self.details, self.trailers = code, details, trailing_metadata
+        raise grpc.aio.AbortError
+
+
+async def travelled(error: KVGrpcError) -> KVGrpcError:
+    """The error as the other side of a call gets it."""
+    call = Call()
+    with pytest.raises(grpc.aio.AbortError):
+        await status.abort(call, error)
+    return status.from_rpc_error(AioRpcError(call.code, Metadata(), Metadata(*call.trailers), call.details))
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_class_has_a_code_of_its_own(kind: type[KVGrpcError]) -> None:
+    assert status.status_code(kind(Reason.INTERNAL, "x")).name == kind.code
+    assert [other for other in CLASSES if other.code == kind.code] == [kind]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+async def test_an_error_comes_back_as_it_went(kind: type[KVGrpcError]) -> None:
+    error = kind(
+        Reason.QUEUE_FULL,
+        "too much",
+        violations=(FieldViolation("a.b[0]", "is wrong"),),
+        retry_delay_s=1.5,
+        metadata={"phase": "open"},
+    )
+    back = await travelled(error)
+    assert type(back) is kind
+    assert (back.reason, back.violations, back.metadata) == (error.reason, error.violations, error.metadata)
+    assert "too much" in back.message
+
+
+@pytest.mark.parametrize("reason", Reason)
+async def test_every_reason_travels(reason: Reason) -> None:
+    assert (await travelled(InternalError(reason, "x"))).reason is reason
+
+
+async def test_a_status_fits_into_headers_however_much_is_wrong() -> None:
+    violations = tuple(FieldViolation("f" * 50, "d" * 50) for _ in range(1000))
+    call = Call()
+    with pytest.raises(grpc.aio.AbortError):
+        await status.abort(call, InternalError(Reason.INVALID_FIELD, "m" * 100_000, violations=violations))
+    assert len(call.details) + sum(len(value) for _, value in call.trailers) < 8192
+
+
+def test_the_domain_of_a_reason_is_ours() -> None:
+    info, found = error_details_pb2.ErrorInfo(), status.details(InternalError(Reason.PEER_LOST, "x"))
+    assert found[0].Unpack(info)
+    assert (info.domain, info.reason) == ("kvgrpc.v1", "PEER_LOST")
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_a_status_without_our_details_is_an_error_of_its_code_s_class(code: grpc.StatusCode) -> None:
+    error = status.from_rpc_error(AioRpcError(code, Metadata(), Metadata(), "no details"))
+    assert type(error) is BY_CODE.get(code.name, InternalError)
+    assert error.reason in {Reason.PEER_FAILED, Reason.PEER_UNREACHABLE}
+
+
+@given(st.binary(max_size=200))
+def test_any_details_are_read_as_far_as_they_go(data: bytes) -> None:
+    trailers = Metadata((status.DETAILS_KEY, data))
+    error = status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
+    assert error.reason in Reason
+
+
+@given(st.text(max_size=30), st.binary(max_size=30))
+def test_an_unknown_reason_of_a_peer_is_not_taken_over(reason: str, rest: bytes) -> None:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.v1")
+    packed = status_pb2.Status(code=10, message="x")
+    packed.details.add().Pack(info)
+    packed.details.add(type_url="type.googleapis.com/google.rpc.BadRequest", value=rest)
+    trailers = Metadata((status.DETAILS_KEY, packed.SerializeToString()))
+    error = status.from_rpc_error(AioRpcError(grpc.StatusCode.ABORTED, Metadata(), trailers, "x"))
+    expected = Reason[reason] if reason in Reason.__members__ else Reason.PEER_FAILED
+    assert error.reason is expected

@@ -1,0 +1,128 @@
+"""Any request becomes an event of the core, or a typed refusal that names the field: nothing else can come of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvgrpc.core import events
+from kvgrpc.core.grants import OnAbort
+from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire import requests, values
+from tests.wire.messages import messages, outcome
+
+LIMIT = 1000
+CALL = events.Call(1, "test")
+Convert = Callable[[Any], object]
+
+CONVERTERS: dict[type[Message], Convert] = {
+    handoff_pb2.FinishedBlocksRequest: lambda r: requests.finished_blocks(r, CALL, "w", LIMIT),
+    handoff_pb2.PullBlocksRequest: lambda r: requests.pull_blocks(r, CALL, "w", LIMIT),
+    lease_pb2.GrantLeaseRequest: lambda r: requests.grant_lease(r, CALL, "w", LIMIT),
+    lease_pb2.RenewLeasesRequest: lambda r: requests.renew_leases(r, CALL),
+    lease_pb2.KeepAliveRequest: lambda r: requests.renew_leases(r, CALL),
+    lease_pb2.ReleaseLeaseRequest: lambda r: requests.release_lease(r, CALL),
+    transfer_pb2.CancelTransferRequest: lambda r: requests.cancel_transfer(r, CALL),
+    transfer_pb2.AcknowledgeTransfersRequest: lambda r: requests.acknowledge(r, CALL),
+    pool_pb2.AllocateBlocksRequest: lambda r: requests.allocate_blocks(r, CALL),
+    pool_pb2.FreeBlocksRequest: lambda r: requests.free_blocks(r, CALL, LIMIT),
+    peer_pb2.OpenAccessRequest: lambda r: requests.open_access(r, CALL),
+    peer_pb2.SettleAccessRequest: lambda r: requests.settle_access(r, CALL),
+    peer_pb2.CloseAccessRequest: lambda r: requests.close_access(r, CALL),
+}
+EVERY_REQUEST = pytest.mark.parametrize("kind", CONVERTERS, ids=lambda kind: kind.__name__)
+
+
+def convert(kind: type[Message], message: Message) -> None:
+    """Converts; anything but an event or a refusal is a defect."""
+    found = outcome(lambda: CONVERTERS[kind](message))
+    if isinstance(found, KVGrpcError):
+        assert found.message
+        assert found.reason in Reason
+    else:
+        assert type(found).__module__ == "kvgrpc.core.events"
+
+
+@EVERY_REQUEST
+@given(data=st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+def test_any_request_is_an_event_or_a_typed_refusal(kind: type[Message], data: st.DataObject) -> None:
+    convert(kind, data.draw(messages(kind)))
+
+
+@EVERY_REQUEST
+@given(data=st.binary(max_size=200))
+def test_any_bytes_that_parse_are_an_event_or_a_typed_refusal(kind: type[Message], data: bytes) -> None:
+    try:
+        message = kind.FromString(data)
+    except DecodeError:
+        return
+    convert(kind, message)
+
+
+@given(st.text(max_size=300), st.booleans())
+def test_a_key_makes_a_call_comparable_by_its_whole_body(key: str, last: bool) -> None:
+    request = handoff_pb2.FinishedBlocksRequest(idempotency_key=key, last=last)
+    other = handoff_pb2.FinishedBlocksRequest(idempotency_key=key, last=not last)
+    found = [outcome(lambda: requests.make_call(7, "me", "", "M", row)) for row in (request, request, other)]  # noqa: B023
+    call, same, different = found
+    if isinstance(call, KVGrpcError) or isinstance(same, KVGrpcError) or isinstance(different, KVGrpcError):
+        assert len(key) > requests.TEXT_BYTES_MAX
+        return
+    assert (call.id, call.principal, call.key, call.method) == (7, "me", key, "M" if key else "")
+    assert call.body == same.body
+    assert (call.body != different.body) is bool(key)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 77, -1])
+def test_an_abort_means_release_unless_keep_is_said(number: int) -> None:
+    expected = OnAbort.KEEP if number == common_pb2.ON_ABORT_KEEP else OnAbort.RELEASE
+    assert values.on_abort(number) is expected
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 77])
+def test_a_close_drops_only_when_dropped_is_said(number: int) -> None:
+    row = peer_pb2.AccessClosing(access_id=b"x", outcome=number, quiesced=True, token=b"t")  # type: ignore[arg-type]
+    (closing,) = requests.close_access(peer_pb2.CloseAccessRequest(closings=[row]), CALL).closings
+    assert closing == events.Closing(b"x", number == peer_pb2.CLOSE_OUTCOME_DROPPED, True, b"t")
+
+
+def test_a_pull_gets_an_access_id_of_its_own_each_time() -> None:
+    grant = values.grant(_token())
+    request = handoff_pb2.PullBlocksRequest(grant=grant)
+    made = [requests.pull_blocks(request, CALL, "w", LIMIT) for _ in range(2)]
+    assert all(isinstance(event, events.PullBlocks) for event in made)
+    assert len({event.access_id for event in made if isinstance(event, events.PullBlocks)}) == 2
+
+
+def test_no_destination_and_an_empty_one_are_two_things() -> None:
+    request = handoff_pb2.PullBlocksRequest(grant=values.grant(_token()))
+    waiting = requests.pull_blocks(request, CALL, "w", LIMIT)
+    request.destination.SetInParent()
+    nowhere = requests.pull_blocks(request, CALL, "w", LIMIT)
+    assert isinstance(waiting, events.PullBlocks)
+    assert isinstance(nowhere, events.PullBlocks)
+    assert waiting.destination is None
+    assert nowhere.destination is not None
+    assert nowhere.destination.blocks == ()
+
+
+def test_a_grant_says_in_clear_what_its_token_says() -> None:
+    grant = values.grant(_token())
+    claims = values.claims_of(grant)
+    assert (grant.engine_id, grant.address, grant.lease_id) == (claims.engine_id, claims.address, claims.lease_id)
+    assert (grant.block_count, grant.token_count, grant.incarnation) == (3, 40, 9)
+    assert grant.access == common_pb2.ACCESS_KIND_READ
+    assert grant.ByteSize() <= 512
+
+
+def _token() -> bytes:
+    from kvgrpc.core import grants
+
+    claims = grants.Claims(grants.Access.READ, "engine", 9, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, 3, 40)
+    return grants.mint(claims, b"key")

@@ -1,0 +1,84 @@
+"""The session's messages: what a rank reports and a lead commands comes through unchanged, in frames of any cut."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.core import events
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.errors import InvalidRequest, OutOfRange
+from kvgrpc.session.v1 import rank_pb2
+from kvgrpc.wire import frames, session
+from tests.wire.messages import messages, outcome
+from tests.wire.test_description import ENDPOINTS, TEXT
+
+U63 = st.integers(0, 2**63 - 1)
+REPORTS = st.one_of(
+    st.builds(events.EndpointOffered, st.just(3), TEXT, ENDPOINTS),
+    st.builds(events.PeerMapped, st.just(3), TEXT, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)),
+    st.builds(
+        events.PostingEnded,
+        TEXT,
+        st.booleans(),
+        U63,
+        st.integers(0, 10**9).map(lambda micros: micros / 1e6),
+        TEXT,
+        st.booleans(),
+    ),
+    st.builds(events.StepDone, st.just(3), U63),
+)
+
+
+@given(REPORTS)
+def test_a_report_of_a_rank_comes_back_as_it_went(event: events.Event) -> None:
+    message = rank_pb2.RankReport.FromString(session.event_to_report(event).SerializeToString())
+    assert session.report_to_event(3, message) == event
+
+
+@given(messages(rank_pb2.RankReport))
+def test_any_report_is_an_event_or_nothing(report: rank_pb2.RankReport) -> None:
+    event = session.report_to_event(0, report)
+    assert (event is None) is (report.WhichOneof("report") is None)
+
+
+def test_an_end_that_says_nothing_of_proof_is_proved() -> None:
+    """An old worker does not know the word and reports only ends that it can prove."""
+    event = session.report_to_event(0, rank_pb2.RankReport(posting=rank_pb2.PostingReport(posting_id="p")))
+    assert event == events.PostingEnded("p", done=False, quiesced=True)
+
+
+@given(st.lists(st.tuples(U63, U63, U63), max_size=20))
+def test_the_runs_of_a_posting_come_back_as_they_went(rows: list[tuple[int, int, int]]) -> None:
+    columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
+    command = session.post_command("p", "peer", Runs(*columns))
+    found = session.runs_of(rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
+
+
+def message(key: str) -> rank_pb2.RankCommand:
+    return session.offer_command(key)
+
+
+@given(st.lists(TEXT, max_size=10), st.lists(st.integers(0, 400), max_size=8))
+def test_frames_come_out_whole_and_in_order_wherever_the_stream_is_cut(keys: list[str], cuts: list[int]) -> None:
+    stream = b"".join(frames.encode(message(key)) for key in keys)
+    reader = frames.FrameReader(rank_pb2.RankCommand)
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    found = [row for start, end in pairwise(edges) for row in reader.feed(stream[start:end])]
+    assert [row.offer.key for row in found] == keys
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_frames_or_a_typed_refusal(data: bytes) -> None:
+    reader = frames.FrameReader(rank_pb2.RankCommand)
+    found = outcome(lambda: list(reader.feed(data)))
+    assert isinstance(found, list | InvalidRequest | OutOfRange)
+
+
+def test_a_frame_that_says_it_is_too_long_is_refused_before_it_is_read() -> None:
+    reader = frames.FrameReader(rank_pb2.RankCommand)
+    with pytest.raises(OutOfRange):
+        list(reader.feed((frames.FRAME_BYTES_MAX + 1).to_bytes(4, "big")))

@@ -1,0 +1,128 @@
+"""Durations, block runs, reasons: converted exactly, and every value has a counterpart."""
+
+import math
+
+import numpy as np
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.core.transfers import Failure, Next, Side
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
+from kvgrpc.wire import values
+from tests.wire.messages import outcome
+
+LIMIT = 65_536
+BLOCK_IDS = st.lists(st.integers(0, 2**32 - 1), unique=True, max_size=200)
+
+
+@given(st.integers(0, 10**18))
+def test_a_duration_of_whole_nanoseconds_survives_the_way_there_and_back(nanos: int) -> None:
+    made = values.duration(nanos / 1e9)
+    assert 0 <= made.nanos < 1_000_000_000
+    request = lease_pb2.GrantLeaseRequest(ttl=made)
+    assert values.seconds(request, "ttl") == pytest.approx(nanos / 1e9, rel=1e-12, abs=1e-9)
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, -1.0, -1e9])
+def test_what_has_passed_already_is_a_duration_of_zero(seconds: float) -> None:
+    assert values.duration(seconds) == Duration()
+
+
+def test_a_duration_that_is_not_given_is_none_and_zero_is_zero() -> None:
+    assert values.seconds(lease_pb2.GrantLeaseRequest(), "ttl") is None
+    assert values.seconds(lease_pb2.GrantLeaseRequest(ttl=Duration()), "ttl") == 0.0
+    assert values.seconds(lease_pb2.GrantLeaseRequest(ttl=Duration(seconds=-3, nanos=-5)), "ttl") == -3.000000005
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1))
+def test_any_timeout_is_positive_or_refused(seconds: int, nanos: int) -> None:
+    request = handoff_pb2.PullBlocksRequest(queue_timeout=Duration(seconds=seconds, nanos=nanos))
+    found = outcome(lambda: values.timeout_s(request, "queue_timeout"))
+    assert found is not None
+    if isinstance(found, KVGrpcError):
+        assert found.reason is Reason.INVALID_FIELD
+        assert seconds + nanos / 1e9 <= 0
+    else:
+        assert 0 < found < math.inf
+
+
+@given(BLOCK_IDS)
+def test_block_ids_survive_the_way_there_and_back_in_order(ids: list[int]) -> None:
+    rows = values.group_blocks(((0, np.array(ids, dtype=np.int64)),))
+    found = values.block_lists(rows, LIMIT)
+    assert [row.tolist() for _, row in found] == ([ids] if ids else [])
+
+
+@given(st.integers(0, 2**31), st.integers(1, 60_000))
+def test_consecutive_blocks_are_one_run(start: int, count: int) -> None:
+    (row,) = values.group_blocks(((3, np.arange(start, start + count)),))
+    assert (row.group, list(row.blocks.starts), list(row.blocks.counts)) == (3, [start], [count])
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=20))
+def test_runs_are_maximal(runs: list[tuple[int, int]]) -> None:
+    ids = [start + i for start, count in runs for i in range(count)]
+    for row in values.group_blocks(((0, np.array(ids, dtype=np.int64)),)):
+        ends = [start + count for start, count in zip(row.blocks.starts, row.blocks.counts, strict=True)]
+        assert all(end != start for end, start in zip(ends, row.blocks.starts[1:], strict=False))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.lists(st.integers(0, 2**32 - 1), max_size=20))
+def test_any_runs_are_ids_or_a_typed_refusal(starts: list[int], counts: list[int]) -> None:
+    row = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=starts, counts=counts))
+    try:
+        ((_, ids),) = values.block_lists([row], LIMIT)
+    except (InvalidRequest, OutOfRange):
+        assert len(starts) != len(counts) or 0 in counts or sum(counts) > LIMIT
+    else:
+        expected = [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+        assert ids.tolist() == expected
+
+
+def test_the_limit_counts_the_blocks_of_all_rows() -> None:
+    half = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[60]))
+    assert len(values.block_lists([half], 100)) == 1
+    with pytest.raises(OutOfRange) as caught:
+        values.block_lists([half, half], 100)
+    assert caught.value.reason is Reason.LIMIT_EXCEEDED
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_has_its_number_on_the_wire(reason: Reason) -> None:
+    number = values.reason(reason)
+    assert common_pb2.FailureReason.Name(number) == f"FAILURE_REASON_{reason.value}"
+    assert values.core_reason(number) is reason
+
+
+def test_every_number_on_the_wire_has_its_reason() -> None:
+    known = {number for name, number in common_pb2.FailureReason.items() if name != "FAILURE_REASON_UNSPECIFIED"}
+    assert {values.reason(reason) for reason in Reason} == known
+    assert values.reason(None) == common_pb2.FAILURE_REASON_UNSPECIFIED
+
+
+@given(st.integers(-(2**31), 2**31 - 1))
+def test_any_number_reads_as_a_reason_and_an_unknown_one_as_internal(number: int) -> None:
+    found = values.core_reason(number)
+    if number not in common_pb2.FailureReason.values() or not number:
+        assert found is Reason.INTERNAL
+
+
+@pytest.mark.parametrize("side", [*Side, None])
+@pytest.mark.parametrize("next_", [*Next, None])
+@pytest.mark.parametrize("rank", [0, 3, None])
+def test_a_failure_says_what_it_knows_and_nothing_else(side: Side | None, next_: Next | None, rank: int | None) -> None:
+    message = values.failure(Failure(Reason.PEER_LOST, "gone", "wire", side, rank, next_))
+    assert (message.reason, message.phase, message.message) == (common_pb2.FAILURE_REASON_PEER_LOST, "wire", "gone")
+    assert message.HasField("rank") is (rank is not None)
+    assert message.rank == (rank or 0)
+    assert common_pb2.Side.Name(message.side) == f"SIDE_{side.name if side else 'UNSPECIFIED'}"
+    assert common_pb2.NextStep.Name(message.next) == f"NEXT_STEP_{next_.name if next_ else 'UNSPECIFIED'}"
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_grant_or_a_typed_refusal(token: bytes) -> None:
+    found = outcome(lambda: values.claims_of(common_pb2.Grant(token=token)))
+    assert not isinstance(found, KVGrpcError) or found.reason is Reason.GRANT_INVALID
