@@ -80,7 +80,8 @@ class Plan:
 
 
 QUICK = Plan(
-    pool_bytes=8 << 20,
+    block_bytes=(16 << 10,),
+    pool_bytes=4 << 20,
     repeats=3,
     pulls=20,
     renewals=3,

@@ -16,7 +16,8 @@ from pathlib import Path
 from kvgrpc.engine.refusals import LeadDied
 from kvgrpc.errors import Reason
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
+"""A second on an idle machine; many on one where a whole serving stack starts at once."""
 STOP_TIMEOUT_S = 15.0
 LAST_WORDS_CHARS = 2_000
 DIED_S = 1.0

@@ -203,7 +203,8 @@ class Sessions:
         try:
             write(writer, encode(session_pb2.ServerFrame(attached=self._attached(session))))
             async for frame in frames:
-                self._take_calls(session, frame.calls)
+                if self._session is session:  # what an engine says after its end is not for the next one's life
+                    self._take_calls(session, frame.calls)
         finally:
             await self._end(session, "the engine is gone")
 
@@ -219,6 +220,8 @@ class Sessions:
             async with self._life:
                 if not self._stopping:
                     await self._host.end_engine()
+        except KVGrpcError:
+            _log.exception("the server has no pool of its own any more")
         finally:
             self.over.set()
 
@@ -330,6 +333,8 @@ def _hung_up(writer: asyncio.StreamWriter) -> bool:
     """Whether the other end is closed, also while this end has not read all: an engine that restarts is not refused
     because of itself.
     """
+    if writer.is_closing():
+        return True
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))

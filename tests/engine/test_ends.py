@@ -22,8 +22,8 @@ from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, ne
 from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
-AT_ONCE_S = 2.0
-"""Milliseconds, on a machine that does nothing else; far below any timeout and any TTL."""
+AT_ONCE_S = 5.0
+"""Milliseconds, on a machine that does nothing else; far below the grace and any TTL here."""
 Leads = tuple[Lead, Lead]
 
 
@@ -64,7 +64,7 @@ def test_an_engine_that_is_killed_ends_at_once_with_all_it_gave_and_the_next_one
     pull.start([10, 11, 12])
     started = time.monotonic()
     assert failure(destination.finish(pull)).reason in (Reason.INCARNATION_CHANGED, Reason.PEER_LOST)
-    assert time.monotonic() - started < 4.0  # the grace and no timeout
+    assert time.monotonic() - started < AT_ONCE_S
     next_ = attach(lead)
     assert next_.engine.incarnation != incarnation
     late = destination.engine.pull(grants[1], content(PROMPT))
@@ -108,7 +108,7 @@ def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
         started = time.monotonic()
         side.hand_over([1], tokens(16))
         assert side.engine.poll() == []
-        assert time.monotonic() - started < 0.1
+        assert time.monotonic() - started < 2.0  # far below any timeout
         with refused(Reason.DEADLINE, DeadlineExceeded):
             side.engine.allocate(BLOCKS)
     monkeypatch.undo()

@@ -134,8 +134,7 @@ def test_the_worlds_are_rough_enough_to_see_every_kind_of_end() -> None:
     assert ends["receive succeeded"] > 200
     assert set(failures) >= {
         "CANCELLED", "CONTENT_MISMATCH", "DATA_PATH_FAILED", "ENGINE_LOST", "INCARNATION_CHANGED", "LEASE_EXPIRED",
-        "LEASE_RELEASED", "LEASE_VOIDED", "NO_DATA_PATH", "PEER_LOST", "PEER_UNREACHABLE", "SETTLE_TIMEOUT",
-        "TRANSFER_TIMEOUT",
+        "LEASE_RELEASED", "LEASE_VOIDED", "NO_DATA_PATH", "PEER_LOST", "PEER_UNREACHABLE", "TRANSFER_TIMEOUT",
     }  # fmt: skip
 
 

@@ -132,7 +132,9 @@ def test_an_opening_is_open_or_says_why_not() -> None:
         memory_generation=2, transfer_id="t-1", lease_id="l-1",
     )  # fmt: skip
     refused = PreconditionFailed(Reason.CONTENT_MISMATCH, "no")
-    good, bad = answers.openings(Openings((opened, refused)))
+    reply = peer_pb2.OpenAccessResponse()
+    answers.openings(Openings((opened, refused)), reply)
+    good, bad = reply.results
     assert not good.HasField("failure")
     assert (good.token_count, good.offer_tokens, good.memory_generation, good.lease_id) == (16, 40, 2, "l-1")
     assert bad.failure.reason == common_pb2.FAILURE_REASON_CONTENT_MISMATCH
