@@ -11,6 +11,8 @@ BASELINES = {
     " polled until it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the"
     " target is polled every 100 us",
     "empty": "a grpc.aio server whose one method returns no bytes",
+    "busy": "the server embedded in a process whose other thread runs pure Python, at sys.setswitchinterval(0.0002);"
+    " details.busy_5ms_* at Python's own 5 ms",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
 

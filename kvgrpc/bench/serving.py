@@ -66,17 +66,24 @@ class Serving:
         """Processor time of this process so far, in seconds."""
         return {"seconds": time.process_time()}, []
 
-    async def embedded_pulls(self, source: str, count: int, busy: bool, switch_interval_s: float = 0.005) -> Answer:
-        """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull."""
+    async def embedded_pulls(self, source: str, count: int, busy: bool, switch_s: float | None = None) -> Answer:
+        """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull.
+
+        `busy`: beside a thread that runs pure Python. `switch_s`: after so many seconds a thread that waits for the
+        interpreter gets it; None leaves Python's own 5 ms.
+        """
         if self._server is None:
             raise InternalError(Reason.INTERNAL, "start comes first")
-        sys.setswitchinterval(switch_interval_s)
-        beside = running_python() if busy else contextlib.nullcontext()
+        usual_s = sys.getswitchinterval()
         async with Puller(source, self._server.address) as puller:
             await puller.one_block(_WARM_PULLS)
             self._stamps.take()
-            with beside:
-                pulled = await puller.one_block(count)
+            sys.setswitchinterval(switch_s or usual_s)
+            try:
+                with running_python() if busy else contextlib.nullcontext():
+                    pulled = await puller.one_block(count)
+            finally:
+                sys.setswitchinterval(usual_s)
         ended_ns = self._stamps.take()
         total_ms = [one.seconds * 1e3 for one in pulled]
         tail_ms = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ended_ns, strict=True)]

@@ -4,7 +4,8 @@
     OPEN      the peer may read; it pins
     STALE     the lease (or memory, or incarnation) ended under it: whatever the peer read is not vouched for
     CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again. One that
-              never opened is a tombstone, kept for the registration timeout
+              never opened is a tombstone, kept for the registration timeout. Of the others the id is remembered as
+              long, so that a message that was long under way does not open them again
 
 A verdict is given once and never changes.
 """

@@ -167,6 +167,8 @@ class HandOver:
             access.move(AccessState.STALE)
             access.stale = END_REASON[how]
             state.pins.drop(access.owner, PinKind.ACCESS)
+            # Its reader closes it; one that does not is not waited for longer than the longest transfer.
+            state.timers.set(Timer.ACCESS_FORGET, access_id.hex(), state.now + state.limits.lease_cap_s)
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
         lease.forget_blocks()

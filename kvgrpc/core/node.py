@@ -113,6 +113,7 @@ class Node:
             Timer.LEASE: self.handover.due,
             Timer.OPEN_WAIT: self._serving.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,
+            Timer.SPENT_IDS: lambda _: self._serving.spent.turn(),
             Timer.PEER_GRACE: self._peering.grace_over,
             Timer.CONNECT: self._peering.connect_due,
             Timer.ADMIT: self._peering.admit_due,

@@ -17,6 +17,7 @@ from kvgrpc.core.layout import GroupKind
 from kvgrpc.core.leases import Lease, ended_error
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import PinKind
+from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import State
@@ -48,8 +49,9 @@ class _Call:
 class OpenAccesses:
     """Accesses from the asking to the open state."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, spent: SpentIds) -> None:
         self._state = state
+        self._spent = spent
         self._rows: dict[bytes, list[tuple[_Call, int]]] = {}
         """Rows that wait, by access id."""
         self._missing: dict[tuple[str, str], dict[bytes, None]] = {}
@@ -101,6 +103,8 @@ class OpenAccesses:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
             raise InvalidRequest(Reason.INVALID_FIELD, f"an access id has {ACCESS_ID_BYTES} random bytes")
+        if opening.access_id in self._spent:
+            raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
         if opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
@@ -245,10 +249,11 @@ def _missing(access: Access) -> tuple[str, str]:
 def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
     """Raises unless this asks again for what was asked for under that id."""
     known = access.opening
-    if access.peer != peer.key or (known.token, known.claim) != (opening.token, opening.claim):
-        raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
-    if access.state is AccessState.CLOSED:
+    same = access.peer == peer.key and known.token == opening.token
+    if same and access.state is AccessState.CLOSED:  # before the claim, which a closing that came first does not have
         raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access is closed; open a new one")
+    if not same or known.claim != opening.claim:
+        raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
 
 
 def _wait_error(access: Access) -> KVGrpcError:

@@ -14,6 +14,7 @@ from kvgrpc.core.leases import Lease
 from kvgrpc.core.open_access import LEASE, LIVENESS, STEP, OpenAccesses
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import PinKind
+from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
@@ -25,7 +26,8 @@ class Serving:
     def __init__(self, state: NodeState, handover: HandOver) -> None:
         self._state = state
         self._handover = handover
-        self._openings = OpenAccesses(state)
+        self.spent = SpentIds(state)
+        self._openings = OpenAccesses(state, self.spent)
         self._early: dict[str, dict[bytes, None]] = {}
         """Accesses that were closed before their lease was announced, by lease id."""
 
@@ -73,8 +75,13 @@ class Serving:
         self._openings.wait_due(name)
 
     def forget(self, name: str) -> None:
-        """The verdict of a closed access was kept long enough."""
-        access = self._state.accesses.pop(bytes.fromhex(name))
+        """The verdict of a closed access was kept long enough; or one whose lease ended was never closed."""
+        access = self._state.accesses[bytes.fromhex(name)]
+        if access.held:
+            self._close(access)
+            return
+        del self._state.accesses[access.id]
+        self.spent.add(access.id)
         early = self._early.get(access.lease_id)
         if early is not None:
             early.pop(access.id, None)
@@ -88,6 +95,7 @@ class Serving:
         """The incarnation ends: openings that wait are refused, and no read is expected any more."""
         self._openings.end_all(error)
         self._early.clear()
+        self.spent.clear()
         for access in self._state.accesses.values():
             if access.held:
                 self._state.emit(Expect(access.owner, open=False))
@@ -128,6 +136,8 @@ class Serving:
         """A closing may overtake its opening: the opening is then refused. A drop still reaches its lease."""
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
+            return
+        if row.access_id in self.spent:
             return
         try:
             claims = verify(row.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
@@ -182,6 +192,6 @@ class Serving:
 def _verdict(access: Access) -> Verdict:
     if access.state is AccessState.OPEN:
         return Verdict(True)
-    if access.state is AccessState.STALE:
+    if access.stale is not None:
         return Verdict(False, access.stale, "the lease ended before the last byte was settled")
     return Verdict(False, Reason.ACCESS_CLOSED, "the access was closed before it was settled")

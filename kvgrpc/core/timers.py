@@ -27,6 +27,7 @@ class Timer(Enum):
     RENEW = "renew"
     OPEN_WAIT = "open_wait"
     ACCESS_FORGET = "access_forget"
+    SPENT_IDS = "spent_ids"
     PEER_GRACE = "peer_grace"
     CONNECT = "connect"
     ADMIT = "admit"

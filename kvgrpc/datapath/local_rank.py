@@ -68,6 +68,7 @@ class LocalRank:
         self._rank = rank
         self._feed = feed
         self._order = tuple(path.name for path in paths)
+        self._makes_progress = any(path.needs_polling for path in paths)
         self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
         self._mover.start()
 
@@ -84,6 +85,8 @@ class LocalRank:
         self._mover.post(posting_id, peer, runs)
 
     def expect(self, access: str, open_: bool) -> None:
+        if not self._makes_progress:
+            return  # the mover would be woken twice in every read of a peer, for nothing
         if open_:
             self._mover.expect(access)
         else:

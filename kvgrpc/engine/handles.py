@@ -43,6 +43,8 @@ def content(
         return Content(common_pb2.Content(opaque_id=opaque_id, opaque_tokens=tokens))
     if len(token_ids) > IDS_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{len(token_ids)} token ids in one content; at most {IDS_MAX}")
+    if isinstance(token_ids, np.ndarray):
+        token_ids = token_ids.tolist()  # twice as fast as one by one
     try:
         value = common_pb2.TokenContent(token_ids=token_ids, adapter=adapter, cache_salt=cache_salt)
     except (TypeError, ValueError) as error:

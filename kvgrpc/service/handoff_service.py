@@ -66,7 +66,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
 
 def check_dial(lead: Lead, address: str) -> None:
     """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
-    if not lead.config.may_dial(address):
+    if not lead.may_dial(address):
         raise PermissionDenied(
             Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
         )

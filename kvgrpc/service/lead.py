@@ -1,6 +1,7 @@
 """The lead: what the RPC services share. Holds no rules: those are the node's."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -15,6 +16,8 @@ from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.requests import make_call
 
 _Answer = TypeVar("_Answer", bound=Answer)
+DIAL_ANSWERS_KEPT = 1_024
+"""Addresses of which it is remembered whether they may be dialled: every pull asks."""
 ANONYMOUS = "anonymous"
 """Principal of callers without credentials."""
 
@@ -32,6 +35,7 @@ class Lead:
         version: str,
     ) -> None:
         self.config = config
+        self.may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
         self.runner = runner
         self.watchers = Watchers(runner)
         self.data_paths = data_paths

@@ -77,6 +77,8 @@ class Host:
         self._world = world
         self._rng = rng
         self._life: Life
+        self._movers: list[Mover] = []
+        """Those of this process: of its present life, and of lives that ended before a posting did."""
         self._skew_s = 0.0
         self._tick_at = NEVER
         self._performers = self._make_performers()
@@ -105,7 +107,9 @@ class Host:
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
-        self._life.mover.stop()
+        for mover in self._movers:
+            mover.stop()
+        self._movers.clear()
         self._end_life()
         self.ledger.crashed()
         self.up = False
@@ -162,6 +166,7 @@ class Host:
         secret = self._rng.randbytes(32)
         memories = [Memory(world.pool, rank, world.store) for rank in range(world.ranks)]
         mover = Mover(world.agenda, self._rng, world.network.faults, memories, self.handle)
+        self._movers.append(mover)
         self._life = Life(description, Engine(self, description, secret, memories, world.limits), mover, memories)
         world.lives[self.life] = description
         world.memories |= {f"{self.life}/{rank}": memory for rank, memory in enumerate(memories)}

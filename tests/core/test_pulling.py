@@ -988,3 +988,21 @@ def test_actions_are_the_events_of_the_other_side(lead: Lead) -> None:
     lead.feed(SettleAnswered(access_id(), answer.rows[0]))
     assert lead.transfer(pull.id).state is State.SUCCEEDED
     assert source.state.transfers.counts[State.SUCCEEDED] == 1
+
+
+def test_a_lease_that_runs_out_while_the_bytes_move_is_found_at_the_settle(lead: Lead) -> None:
+    source = Lead(P)
+    source.admit(lead.me)
+    made = source.finish(ttl_s=5.0)
+    pull = lead.pull(made.token, 32, (4, 5))
+    (row,) = source.opened(lead.me, lead.one(SendOpen).opening)
+    lead.feed(AccessAnswered(access_id(), row))
+    source.tick(5.0)
+    assert source.transfer(made.transfer.id).state is State.FAILED
+    source.finish(key=b"the next request", content=content(32, first=1000))
+    posted(lead, pull)
+    verdict = source.settle(lead.me)
+    lead.feed(SettleAnswered(access_id(), verdict))
+    assert failure_of(lead, pull).reason is Reason.LEASE_EXPIRED
+    assert failure_of(lead, pull).next is Next.RECOMPUTE
+    assert [type(news) for news in lead.news()] == [Failed, BlocksReturned], "never Received"

@@ -283,6 +283,7 @@ def test_a_closing_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> 
     assert row.reason is Reason.ACCESS_CLOSED
     (row,) = lead.opened(D, opening(made.token))
     assert isinstance(row, KVGrpcError)
+    assert row.reason is Reason.ACCESS_CLOSED
     lead.tick(120.0)
     assert not lead.state.accesses
 
@@ -392,3 +393,46 @@ def test_what_a_peer_still_holds_is_shown(lead: Lead) -> None:
     lead.settle(D)
     lead.tick(5.0)
     assert lead.state.peers[key_of(D)].view(lead.now).open_accesses == 0
+
+
+# -- messages that were long under way
+
+
+def test_a_message_of_an_access_that_is_over_does_not_open_it_again(lead: Lead) -> None:
+    made = lead.finish(consumers=2, ttl_s=300.0)
+    opened(lead, made.token)
+    assert lead.settle(D).valid
+    for _ in range(4):
+        lead.tick(29.0)
+        (row,) = lead.opened(D, opening(made.token))
+        assert isinstance(row, KVGrpcError)
+        assert row.reason is Reason.ACCESS_CLOSED
+        assert not lead.close(D, dropped=True, token=made.token)
+    assert not lead.state.accesses, "only its id is remembered"
+    assert lead.state.leases.get(made.lease.id).done == 1
+    lead.tick(120.0)
+    lead.tick(120.0)
+    assert len(lead.state.timers) == 0
+
+
+def test_ids_of_accesses_that_are_over_are_bounded() -> None:
+    lead = Lead(describe("p", 1), Limits(accesses=3))
+    lead.admit(D)
+    made = lead.finish(consumers=9, ttl_s=300.0)
+    for number in range(1, 9):
+        opened(lead, made.token, number)
+        lead.settle(D, number)
+        lead.tick(5.0)
+    again = [lead.opened(D, opening(made.token, number))[0] for number in (3, 6, 7, 8)]
+    assert [isinstance(row, KVGrpcError) for row in again] == [False, True, True, True]
+
+
+def test_a_reader_that_never_closes_is_closed_in_the_end(lead: Lead) -> None:
+    made = lead.finish(ttl_s=5.0)
+    opened(lead, made.token)
+    lead.tick(5.0)
+    lead.tick(599.0)
+    assert lead.state.accesses[access_id()].state is AccessState.STALE
+    lead.tick(1.0)
+    assert lead.one(Expect) == Expect(f"a-{access_id().hex()}", open=False)
+    assert lead.settle(D).reason is Reason.LEASE_EXPIRED

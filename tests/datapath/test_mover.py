@@ -315,11 +315,22 @@ def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> No
     until(lambda: held.turns > turns + 10)
     rank.mover.unexpect("b")
     rank.mover.unexpect("b")
-    rank.mover.offer("everything before is done")
-    rank.next(Offered)
+    rank.mover.connect("nobody", RankEndpoint(1), [])
+    rank.next(ConnectFailed)  # everything before is done
     turns = held.turns
     threading.Event().wait(0.05)
     assert held.turns == turns
+    assert rank.mover.close(0.0)
+
+
+def test_a_peer_that_reads_on_after_its_access_ended_is_helped_to_its_end() -> None:
+    held = Held()
+    rank = with_held(held)
+    rank.mover.offer("a peer may connect from now on, and never says when it has read its last byte")
+    rank.next(Offered)
+    turns, used = held.turns, cpu_s(rank.mover)
+    until(lambda: held.turns > turns + 10)
+    assert cpu_s(rank.mover) - used < 0.01
     assert rank.mover.close(0.0)
 
 

@@ -1,5 +1,15 @@
-"""Every test here starts processes of its own: its rule is about what happens between them."""
+"""Every test here is about what happens between processes."""
 
-from tests.service.conftest import start
+from pathlib import Path
+
+import pytest
+
+from tests.service.conftest import TEST_S, start
 
 __all__ = ["start"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_S))

@@ -129,7 +129,8 @@ def test_a_grant_of_an_earlier_life_is_refused_and_a_new_one_works(start: Start)
     states = peer_states(destination)
     assert states[0] == CONNECTED
     assert set(states[1:]) == {DEAD}
-    refusal = source.api.refusal(lambda: source.api.leases.GetLease({"lease": {"grant": old}}))  # type: ignore[arg-type]
+    request = lease_pb2.GetLeaseRequest(lease=lease_pb2.LeaseRef(grant=old))
+    refusal = source.api.refusal(lambda: source.api.leases.GetLease(request))
     assert (refusal.code, refusal.reason) == ("ABORTED", "INCARNATION_CHANGED")
 
 

@@ -26,7 +26,7 @@ from kvgrpc.v1 import (
 )
 from tests.service.contract import errors_of
 
-CALL_S = 20.0
+CALL_S = 60.0
 """Deadline of a call that states none: far above what any call may take, below the limit of a test."""
 
 

@@ -26,9 +26,9 @@ def runs(*pairs: tuple[int, int]) -> common_pb2.GroupBlocks:
 
 
 BAD_BLOCKS = [
-    pytest.param([group([256, 0, 1])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="first past the end"),
+    pytest.param([group([520, 0, 1])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="first past the end"),
     pytest.param([group([0, 1, MINUS_ONE])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="negative"),
-    pytest.param([runs((254, 3))], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="run past the end"),
+    pytest.param([runs((518, 3))], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="run past the end"),
     pytest.param([runs((MINUS_ONE, 3))], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="run past 32 bits"),
     pytest.param([group([0, 1, 0])], "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="duplicate"),
     pytest.param([runs((0, 2), (1, 1))], "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="overlapping runs"),
@@ -45,7 +45,7 @@ BAD_BLOCKS = [
     pytest.param([runs(*[(0, MINUS_ONE)] * 1000)], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="past 64 bits"),
     pytest.param([group(range(500_000))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="half a million runs"),
     pytest.param([runs((0, 60_000)), runs((0, 60_000))], "OUT_OF_RANGE", "LIMIT_EXCEEDED", id="limit over rows"),
-    pytest.param([group([250, 251, 252])], "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED", id="not allocated"),
+    pytest.param([group([517, 518, 519])], "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED", id="not allocated"),
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from kvgrpc import __version__
 from kvgrpc.core.limits import Limits
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.api import refused
-from tests.service.conftest import SETTINGS, SHARED, Start
+from tests.service.conftest import SETTINGS, SHARED
 from tests.service.consumer import Consumer
 from tests.service.engines import BLOCK_BYTES, Engine, ServeProcess, memory_unchanged, unchanged
 from tests.service.values import seconds
@@ -36,14 +36,14 @@ def test_capabilities_say_what_the_engine_is_and_offers(source: Engine) -> None:
     assert found.version == __version__
     assert [(path.name, path.available) for path in found.data_paths] == [("shm", True)]
     (group,) = found.engine.pool.groups
-    assert (group.layers, group.kv_heads, group.head_dim, group.blocks) == (2, 2, 8, 256)
+    assert (group.layers, group.kv_heads, group.head_dim, group.blocks) == (2, 2, 8, 520)
     assert sum(region.block_bytes for region in found.engine.pool.regions) == BLOCK_BYTES
 
 
 def test_capabilities_state_every_limit(source: Engine) -> None:
     limits, defaults = capabilities(source).limits, Limits()
     assert seconds(limits.lease_ttl) == 300.0
-    assert seconds(limits.settle_timeout) == 2.0
+    assert seconds(limits.settle_timeout) == defaults.settle_timeout_s
     assert seconds(limits.lease_cap) == defaults.lease_cap_s
     assert seconds(limits.transfer_timeout) == defaults.transfer_timeout_s
     assert limits.blocks_per_request == defaults.blocks_per_request
@@ -152,7 +152,7 @@ def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(sour
     reply = check(source, other)
     assert reply.compatible
     assert [(d.field, d.here, d.there, d.bridgeable) for d in reply.differences] == [
-        ("pool.groups[0].blocks", "256", "128", True)
+        ("pool.groups[0].blocks", "520", "128", True)
     ]
 
 
@@ -314,11 +314,6 @@ def test_a_peer_that_nobody_is_is_unreachable(destination: Engine, dead_port: in
         connect(destination, f"127.0.0.1:{dead_port}")
 
 
-def test_a_peer_that_never_answers_is_unreachable_in_time(destination: Engine, silent_port: int) -> None:
-    with unchanged(destination), refused(destination.api, "UNAVAILABLE", "PEER_UNREACHABLE"):
-        connect(destination, f"127.0.0.1:{silent_port}")
-
-
 @pytest.mark.parametrize(
     "address",
     ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "[2001:db8::1]:1", "0.0.0.0:1", "127.0.0.1.x:1"],
@@ -348,11 +343,18 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engin
         "path": ("--data-paths", "cma"),
         "empty": ("--no-pool",),
     }
-    processes = {name: ServeProcess(folder / name, *SHARED, *row, settings=SETTINGS) for name, row in flags.items()}
+    settings = SETTINGS + "connect_timeout_s = 0.5\n"
+    processes = {name: ServeProcess(folder / name, *SHARED, *row, settings=settings) for name, row in flags.items()}
     engines = {name: Engine(process) for name, process in processes.items()}
     yield engines
     for engine in engines.values():
         engine.close()
+
+
+def test_a_peer_that_never_answers_is_unreachable_in_time(others: dict[str, Engine], silent_port: int) -> None:
+    hasty = others["weights"]
+    with unchanged(hasty), refused(hasty.api, "UNAVAILABLE", "PEER_UNREACHABLE"):
+        connect(hasty, f"127.0.0.1:{silent_port}")
 
 
 @pytest.mark.parametrize(
@@ -412,9 +414,3 @@ def test_a_pull_of_an_engine_from_itself_gets_its_own_blocks(source: Engine) -> 
     pulled = source.pull(source.hand_over(tokens, blocks).grant, tokens, target)
     source.wait(pulled.transfer_id)
     assert source.read(target) == written
-
-
-def test_a_server_starts_again_under_its_own_name_as_another_life(start: Start) -> None:
-    first, second = start(("--engine-id", "one"), ("--engine-id", "two"))
-    assert (first.engine_id, second.engine_id) == ("one", "two")
-    assert first.incarnation() != second.incarnation()

@@ -8,7 +8,7 @@ import pytest
 from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
 from tests.service.api import read_refusal, refused
 from tests.service.conftest import SETTINGS, Start
-from tests.service.engines import FAILED, RETURNED, Engine, unchanged, wait_until
+from tests.service.engines import FAILED, RETURNED, SUCCEEDED, Engine, unchanged, wait_until
 from tests.service.values import content, dur, group, ids_of, prompt, seconds
 
 LIVE = lease_pb2.LEASE_STATE_LIVE
@@ -261,3 +261,20 @@ def test_a_lease_ends_when_as_many_consumers_as_declared_are_done(
         engine.wait(engine.pull(handed.grant, TOKENS, engine.allocate(1)).transfer_id)
         wait_until(lambda: source.lease(handed.lease.lease_id).consumers_done == done)  # noqa: B023
     assert source.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_DONE
+
+
+def test_a_pull_that_waits_for_blocks_keeps_its_lease_alive_beyond_its_ttl(source: Engine, destination: Engine) -> None:
+    ttl_s = 1.0
+    blocks, target = source.allocate(4), destination.allocate(4)
+    written = source.write(blocks, seed=2)
+    handed = source.hand_over(prompt(64), blocks, ttl=dur(ttl_s))
+    pulled = destination.pull(handed.grant, prompt(64), None)
+    # Each renewal comes a third of the TTL after the one before: nine outlast it three times.
+    wait_until(lambda: source.lease(handed.lease.lease_id).renewals >= 9)
+    lease = source.lease(handed.lease.lease_id)
+    assert lease.state == LIVE
+    assert seconds(lease.age) > 2 * ttl_s
+    assert destination.get(pulled.transfer_id).waiting_for == "blocks"
+    destination.give(pulled.transfer_id, target)
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+    assert destination.read(target) == written

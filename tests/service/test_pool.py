@@ -24,12 +24,12 @@ def test_allocated_blocks_are_out_until_they_are_freed(source: Engine) -> None:
 
 
 def test_an_allocation_is_all_or_nothing_and_says_when_to_come_back(source: Engine) -> None:
-    source.allocate(250)
+    source.allocate(514)
     with unchanged(source):
         with refused(source.api, "RESOURCE_EXHAUSTED", "POOL_EXHAUSTED"):
             allocate(source, (0, 7))
         assert source.api.refusal(lambda: allocate(source, (0, 7))).retry_delay_s
-    source.allocate(6)
+    assert len(source.allocate(6)) == 6
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_blocks_that_are_pinned_come_free_at_their_last_unpin(source: Engine) ->
 @pytest.mark.parametrize(
     ("rows", "code", "reason"),
     [
-        pytest.param([group([255])], "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED", id="not-allocated"),
-        pytest.param([group([256])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
+        pytest.param([group([519])], "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED", id="not-allocated"),
+        pytest.param([group([520])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
         pytest.param([group([4_294_967_295])], "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="minus-one"),
         pytest.param([group([0, 0])], "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="twice"),
         pytest.param([group([0]), group([1])], "INVALID_ARGUMENT", "GROUP_MISMATCH", id="group-twice"),
@@ -112,7 +112,7 @@ def test_freeing_twice_is_refused_even_while_somebody_else_holds_the_blocks(sour
 def test_the_pool_is_described_as_the_engine_is(source: Engine) -> None:
     (pool,) = source.api.pool.DescribePools(pool_pb2.DescribePoolsRequest()).pools
     assert pool.kind == pool_types_pb2.POOL_KIND_SERVER_MANAGED
-    assert pool.total_bytes == 256 * BLOCK_BYTES
+    assert pool.total_bytes == 520 * BLOCK_BYTES
     assert [(r.first_layer, r.layers, r.block_bytes) for r in pool.regions] == [
         (0, 1, LAYER_BYTES),
         (1, 1, LAYER_BYTES),
@@ -145,11 +145,10 @@ def test_reading_blocks_is_off_by_default(start: Start) -> None:
         read(engine, [0])
 
 
-def test_reading_is_capped(start: Start) -> None:
-    (engine,) = start(("--blocks", "520"))
-    assert len(read(engine, list(range(512))).blocks) == 512
-    with unchanged(engine), refused(engine.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
-        read(engine, list(range(513)))
+def test_reading_is_capped(source: Engine) -> None:
+    assert len(read(source, list(range(512))).blocks) == 512
+    with unchanged(source), refused(source.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
+        read(source, list(range(513)))
 
 
 @pytest.mark.parametrize("layers", [(2, 1), (0, 3), (1, 2), (0, 0), (4_294_967_295, 4_294_967_295)])
@@ -162,7 +161,7 @@ def test_layers_that_the_group_does_not_have_are_refused(source: Engine, layers:
 @pytest.mark.parametrize(
     ("fields", "code", "reason"),
     [
-        pytest.param({"blocks": group([256])}, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
+        pytest.param({"blocks": group([520])}, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
         pytest.param({"blocks": group([0], 1)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="group"),
         pytest.param({"blocks": group([0]), "rank": 1}, "INVALID_ARGUMENT", "INVALID_FIELD", id="rank"),
         pytest.param({"blocks": group([0] * 2)}, "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="twice"),

@@ -28,10 +28,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     numbers = count()
     with ExitStack() as stack:
 
-        def begin(*flags: str, settings: str = "", **environment: str) -> ServeProcess:
-            process = ServeProcess(
-                tmp_path / f"process-{next(numbers)}", *flags, settings=settings, environment=environment
-            )
+        def begin(*flags: str, settings: str = "", stale_ready_file: bool = False) -> ServeProcess:
+            folder = tmp_path / f"process-{next(numbers)}"
+            folder.mkdir()
+            if stale_ready_file:
+                (folder / "ready.json").write_text('{"address": "127.0.0.1:1"}')
+            process = ServeProcess(folder, *flags, settings=settings)
             stack.callback(process.end)
             return process
 
@@ -52,11 +54,10 @@ def test_a_port_that_is_taken_ends_it_with_3(serve: Serve, taken: str) -> None:
     assert not process.ready_file.exists()
 
 
-def test_two_servers_never_share_a_port(start: Start, serve: Serve) -> None:
-    (first,) = start(())
-    process = serve("--listen", first.address, *SMALL_POOL)
+def test_two_servers_never_share_a_port(source: Engine, serve: Serve) -> None:
+    process = serve("--listen", source.address, *SMALL_POOL)
     assert process.wait_exit() == 3
-    first.check_alive()
+    source.check_alive()
 
 
 # One for each way that a wrong value takes; tests/test_config.py has the values.
@@ -85,49 +86,38 @@ def test_a_pool_that_does_not_fit_into_memory_ends_it_with_4(serve: Serve) -> No
     assert "does not fit" in process.log
 
 
-def test_the_readiness_file_says_where_it_serves_and_goes_with_it(start: Start) -> None:
-    (engine,) = start(())
-    ready = json.loads(engine.process.ready_file.read_text())
-    assert ready == {"address": engine.address, "engine_id": engine.engine_id, "pid": engine.process.pid}
-    engine.process.signal(signal.SIGTERM)
-    assert engine.process.wait_exit() == 0
-    assert not engine.process.ready_file.exists()
-
-
 def test_a_readiness_file_of_an_earlier_life_does_not_outlive_the_next_start(serve: Serve, taken: str) -> None:
-    process = serve("--listen", taken, *SMALL_POOL)
-    process.wait_exit()
-    process.ready_file.write_text('{"address": "127.0.0.1:1"}')
-    again = ServeProcess(process.ready_file.parent, "--listen", taken, *SMALL_POOL)
-    assert again.wait_exit() == 3
-    assert not again.ready_file.exists()
+    process = serve("--listen", taken, *SMALL_POOL, stale_ready_file=True)
+    assert process.wait_exit() == 3
+    assert not process.ready_file.exists()
 
 
-def test_port_0_takes_a_free_port_and_says_which(start: Start) -> None:
-    first, second = start((), ())
-    assert first.address != second.address
-    for engine in (first, second):
+def test_port_0_takes_a_free_port_and_says_which(source: Engine, destination: Engine) -> None:
+    assert source.address != destination.address
+    for engine in (source, destination):
         assert not engine.address.endswith(":0")
         assert f"kvgrpc serving {engine.address} engine {engine.engine_id}" in engine.process.log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_with_0_though_somebody_watches_and_waits(start: Start, number: signal.Signals) -> None:
-    (engine,) = start(())
-    handed = engine.hand_over(TOKENS)
-    id_ = handed.transfer.transfer_id
-    watch = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=30)
-    next(watch)
-    keep = engine.api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest()]), timeout=30)
-    next(keep)
-    waiting = engine.api.transfers.WaitTransfer.future(
-        transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(60)), timeout=60
-    )
-    engine.process.signal(number)
-    assert engine.process.wait_exit() == 0
-    with pytest.raises(grpc.RpcError):
-        list(watch)
-    assert waiting.exception() is not None or waiting.result().transfer.failure.message
+def test_a_signal_ends_it_in_order_though_somebody_watches_and_waits(start: Start) -> None:
+    engines = start((), ())
+    for engine, number in zip(engines, (signal.SIGTERM, signal.SIGINT), strict=True):
+        ready = json.loads(engine.process.ready_file.read_text())
+        assert ready == {"address": engine.address, "engine_id": engine.engine_id, "pid": engine.process.pid}
+        handed = engine.hand_over(TOKENS)
+        watch = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=60)
+        next(watch)
+        keep = engine.api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest()]), timeout=60)
+        next(keep)
+        waiting = engine.api.transfers.WaitTransfer.future(
+            transfer_pb2.WaitTransferRequest(transfer_id=handed.transfer.transfer_id, timeout=dur(60)), timeout=60
+        )
+        engine.process.signal(number)
+        assert engine.process.wait_exit() == 0
+        assert not engine.process.ready_file.exists()
+        with pytest.raises(grpc.RpcError):
+            list(watch)
+        assert waiting.exception() is not None or waiting.result().transfer.failure.message
 
 
 def test_while_it_drains_it_takes_no_new_work_and_serves_the_old(start: Start) -> None:
@@ -156,11 +146,6 @@ def test_a_drain_has_an_end(start: Start) -> None:
     engine.hand_over(TOKENS)
     engine.process.signal(signal.SIGTERM)
     assert engine.process.wait_exit() == 0
-
-
-def test_it_serves_without_torch(start: Start) -> None:
-    (engine,) = start(("--data-paths", "shm,cma,nixl"))
-    assert "libtorch" not in Path(f"/proc/{engine.process.pid}/maps").read_text()
 
 
 def test_it_leaves_no_file_behind_when_it_is_killed(start: Start, tmp_path: Path) -> None:
@@ -203,13 +188,14 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_an_idle_server_costs_nothing(start: Start) -> None:
-    """Two percent of a core at most, also with a peer; measured against the wall, so it fails where it would burn."""
-    source, destination = start(("--data-paths", "nixl"), ("--data-paths", "nixl"))
+def test_an_idle_server_costs_nothing_and_does_without_torch(start: Start) -> None:
+    """Two percent of a core is what it may take, also with a peer; what burns one takes a hundred."""
+    source, destination = start(("--data-paths", "nixl,shm,cma"), ("--data-paths", "nixl"))
     pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, destination.allocate(1))
     destination.wait(pulled.transfer_id)
     pids = [source.process.pid, destination.process.pid]
     used, since = [processor_s(pid) for pid in pids], time.monotonic()
-    wait_until(lambda: time.monotonic() - since >= 1.0)
+    wait_until(lambda: time.monotonic() - since >= 1.5)
     share = [(processor_s(pid) - before) / (time.monotonic() - since) for pid, before in zip(pids, used, strict=True)]
-    assert max(share) <= 0.05
+    assert max(share) <= 0.1
+    assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids)

@@ -23,9 +23,15 @@ from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, too_late
 from tests.service.values import content, dur, group, prompt
 
 TOKENS = prompt(40)
-SHORT = SETTINGS + "queue_timeout_s = 1.0\ntransfer_timeout_s = 2.0\n"
-SHORT = SHORT.replace("settle_timeout_s = 2.0", "settle_timeout_s = 1.0")
-SHORT = SHORT.replace("connect_timeout_s = 2.0", "connect_timeout_s = 1.0")
+SHORT = (
+    SETTINGS
+    + """
+queue_timeout_s = 1.5
+transfer_timeout_s = 10.0
+settle_timeout_s = 1.0
+connect_timeout_s = 1.0
+"""
+)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ BAD_OPENINGS = {
     "fewer blocks": opened(blocks=[group(BLOCKS[:2])]),
     "more blocks": opened(blocks=[group([*BLOCKS, 6])]),
     "no blocks": opened(blocks=None),
-    "blocks that its pool does not have": opened(blocks=[group([3, 4, 256])]),
+    "blocks that its pool does not have": opened(blocks=[group([3, 4, 520])]),
     "a block twice": opened(blocks=[group([3, 4, 4])]),
     "an unknown group": opened(blocks=[group(BLOCKS, 1)]),
     "a group twice": opened(blocks=[group(BLOCKS), group(BLOCKS)]),

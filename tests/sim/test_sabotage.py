@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import closing, handover, open_access, pull_ends, pull_steps, pulling, serving, state
+from kvgrpc.core import handover, open_access, pull_ends, pull_steps, pulling, serving, state
 from kvgrpc.core.accesses import Verdict
-from kvgrpc.core.events import CloseAnswered
 from kvgrpc.core.pull import Pull
 from kvgrpc.sim import ROUGH, Chaos, Traffic, World
 
@@ -21,7 +20,6 @@ def forget_postings(ends: pull_ends.PullEnds, pull: Pull, *args: Any, **fields: 
 
 
 end = pull_ends.PullEnds.end
-answered = closing.Closings.answered
 posting_ended = pulling.Pulls.posting_ended
 settle = pull_steps.PullSteps.settle
 
@@ -35,11 +33,6 @@ SABOTAGE: dict[str, tuple[object, str, Callable[..., Any]]] = {
         pulling.Pulls,
         "posting_ended",
         lambda self, event: posting_ended(self, replace(event, quiesced=True)),
-    ),
-    "a lost closing is not sent again": (
-        closing.Closings,
-        "answered",
-        lambda self, event: answered(self, CloseAnswered(event.access_id, answered=True)),
     ),
     "a pull ends before it is settled": (
         pull_steps.PullSteps,

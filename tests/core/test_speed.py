@@ -1,0 +1,154 @@
+"""What the core costs, counted in steps of the interpreter, which are the same on every machine and in every run.
+
+A step is one call of a Python or built-in function. It does not see what numpy does inside, nor the collector of
+garbage; `kvgrpc bench` measures the seconds.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from kvgrpc.core import events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.actions import SendOpen, SendSettle
+from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
+from kvgrpc.core.limits import Limits
+from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, lists
+
+D = describe("d", 2)
+MANY = 4_000
+
+
+def steps(do: Callable[[], object]) -> int:
+    """How many steps it takes."""
+    counted = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal counted
+        counted += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+class Quick(Lead):
+    """The checks look at everything, so they are left out."""
+
+    checked = False
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def with_leases(live: int) -> Quick:
+    lead = Quick(describe("p", 1), Limits(leases=10**6, transfers=10**6))
+    lead.admit(D)
+    for number in range(live):
+        hand_over(lead, number)
+    return lead
+
+
+def hand_over(lead: Quick, number: int, ttl_s: float = 600.0) -> Any:
+    return lead.call(
+        lambda c: events.FinishedBlocks(c, key(number), lists((number % 64,)), content(16), ttl_s=ttl_s),
+    )
+
+
+def lease_steps(lead: Quick) -> int:
+    """Grant, renew and expire 50 leases, beside those that live."""
+
+    def cycle() -> None:
+        made = [hand_over(lead, MANY + number, 5.0) for number in range(50)]
+        for one in made:
+            lead.call(lambda c, one=one: RenewLeases(c, (LeaseRef(one.lease.id),)))  # type: ignore[misc]
+        lead.feed(events.Tick(), 5.0)
+        lead.feed(events.Tick(), 5.0)
+        lead.call(lambda c: AcknowledgeTransfers(c, tuple(one.transfer.id for one in made)))
+
+    live = len(lead.state.leases)
+    counted = steps(cycle)
+    assert len(lead.state.leases) == live
+    return counted
+
+
+def test_a_lease_costs_the_same_among_few_and_many() -> None:
+    few, many = lease_steps(with_leases(200)), lease_steps(with_leases(MANY))
+    # Only the heap of deadlines grows, by its logarithm, and it counts as one step.
+    assert many <= 1.05 * few
+
+
+def pull(source: Quick, lead: Quick, number: int, tokens: int) -> None:
+    """A whole pull, both sides; the engines acknowledge its end."""
+    blocks = range(-(-tokens // 16))
+    whole = content(tokens)
+    made = source.call(lambda c: events.FinishedBlocks(c, key(number), lists(blocks), whole))
+    destination = events.Destination(lists(blocks))
+    access = access_id(number + 1)
+    lead.call(lambda c: events.PullBlocks(c, made.token, whole, access, destination=destination))
+    opening = lead.one(SendOpen).opening
+    row = source.call(lambda c: events.OpenAccess(c, "d", 2, (opening,))).rows[0]
+    lead.feed(AccessAnswered(access, row))
+    lead.feed(PostingEnded(f"{opening.transfer_id}/0", True, 16))
+    settling = lead.one(SendSettle).settling
+    verdict = source.call(lambda c: events.SettleAccess(c, "d", 2, (settling,))).rows[0]
+    lead.feed(SettleAnswered(access, verdict))
+    assert lead.news()[0].use_tokens == tokens
+    lead.call(lambda c: AcknowledgeTransfers(c, (opening.transfer_id,)))
+    source.call(lambda c: AcknowledgeTransfers(c, (made.transfer.id,)))
+
+
+def connected(pool_blocks: int = 64) -> tuple[Quick, Quick]:
+    pool = full(blocks=pool_blocks, layers=1)
+    limits = Limits(leases=10**6, transfers=10**6)
+    source, lead = (Quick(describe(name, number, pool=pool), limits) for name, number in (("p", 1), ("d", 2)))
+    source.admit(lead.me)
+    lead.admit(source.me)
+    return source, lead
+
+
+def test_a_pull_of_one_block_takes_few_steps() -> None:
+    source, lead = connected()
+    pull(source, lead, 1, 16)
+    assert steps(lambda: pull(source, lead, 2, 16)) < 1_500
+
+
+def test_a_pull_costs_the_same_among_many_others() -> None:
+    few = connected()
+    many = connected()
+    waiting = [
+        lead.pull(grant(source.me, lease_id="l-x"), number=10**6 + n) for source, lead in (many,) for n in range(300)
+    ]
+    for number in range(300):
+        opening = Opening(access_id(10**7 + number), grant(many[0].me, lease_id=f"l-{number}"), claim(32))
+        many[0].open(many[1].me, opening)
+    for pair in (few, many):
+        pull(*pair, 1, 16)
+    assert steps(lambda: pull(*many, 2, 16)) <= 1.05 * steps(lambda: pull(*few, 2, 16))
+    assert len(waiting) == 300
+
+
+def test_a_pull_of_many_blocks_takes_as_many_steps_as_one_of_few() -> None:
+    few, many = connected(16), connected(4_096)
+    content(16 * 4_096)
+    for pair, tokens in ((few, 256), (many, 65_536)):
+        pull(*pair, 1, tokens)
+    # Making the digests is the caller's work, and takes as many steps as there are units.
+    assert steps(lambda: pull(*many, 2, 65_536)) <= steps(lambda: pull(*few, 2, 256)) + 1.1 * steps(
+        lambda: content(65_536)
+    )
+
+
+def test_steps_of_the_engine_look_only_at_who_waits_for_one() -> None:
+    source, lead = connected()
+    lead.feed(events.StepDone(0, 1))
+    idle = steps(lambda: lead.feed(events.StepDone(0, 2)))
+    for number in range(200):
+        lead.pull(grant(source.me), number=number + 1)
+        hand_over(lead, number)
+    assert steps(lambda: lead.feed(events.StepDone(0, 3))) <= idle + 20
