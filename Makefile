@@ -149,17 +149,8 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 
 # ---- tests
 
-# Tests that start many processes are not steady enough yet to stand between a change and its merge.
-UNSETTLED := tests/client/test_serve.py tests/client/test_watch.py tests/datapath/test_nixl.py \
-  tests/datapath/test_nixl_ends.py tests/demo tests/docs/test_readme.py tests/e2e tests/engine tests/service tests/sim \
-  tests/wire tests/test_config.py
-
 .PHONY: test
 test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
-	@$(BIN)/pytest -q -n $(WORKERS) -m "not slow" $(UNSETTLED:%=--ignore=%) $(ARGS)
-
-.PHONY: alltest
-alltest: venv grpcurl ## Run all tests, also those that start many processes
 	@$(BIN)/pytest -q -n $(WORKERS) -m "not slow" $(ARGS)
 
 .PHONY: slowtest

@@ -1,7 +1,8 @@
 """Watching transfers for as long as one likes, over streams that end: what is read is neither repeated nor lost.
 
 Rules:
-* A stream is opened after the last event that was read, in the life that it belongs to. Where events may be missing,
+* A stream is opened after the last message that was read, in the life that it belongs to. A message without a transfer
+  counts too: it says how far the server is where nothing matched. Where events may be missing,
   or the engine has started over, the reader gets a marker in their place and lists; it is never left to guess.
 * Each stream has a deadline like any call. That it ends then is no news: the next one goes on where it stopped.
 * Between streams that failed there is a growing, jittered pause. A server that cannot be reached for `give_up_s` is
@@ -120,10 +121,7 @@ class Cursor:
         elif message.HasField("transfer"):
             if header.event_seq <= self.seq:
                 return
-        elif first and previous and self.seq:
-            # The watch stands. What comes after the cursor is on its way, so the cursor stays where it is.
-            return
-        elif first and previous and header.event_seq:
+        elif first and previous and not self.seq and header.event_seq:
             # Nothing can be asked for after the number 0 of a life, so what happened since is missing.
             yield HistoryLost(header)
         self.incarnation, self.seq = header.incarnation, max(self.seq, header.event_seq)

@@ -145,6 +145,8 @@ class Reply:
 
     call_id: int
     answer: Answer
+    event_seq: int
+    """Number of the last change of a transfer when the answer was made: it tells of none after that."""
 
 
 @dataclass(frozen=True)

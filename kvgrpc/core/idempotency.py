@@ -7,7 +7,7 @@ A full table refuses new keys rather than forget old ones, because a forgotten k
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.actions import Answer
+from kvgrpc.core.actions import Reply
 from kvgrpc.core.events import Call
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 
@@ -28,7 +28,7 @@ class _Entry:
     scope: Scope
     body: bytes
     waiting: list[int] = field(default_factory=list)
-    answer: Answer | None = None
+    reply: Reply | None = None
 
 
 class IdempotencyKeys:
@@ -41,8 +41,8 @@ class IdempotencyKeys:
         self._named = 0
         self._capacity = capacity
 
-    def begin(self, call: Call) -> Answer | Begun:
-        """What to do with a call, or the answer that was given before.
+    def begin(self, call: Call) -> Reply | Begun:
+        """What to do with a call, or the reply that was given before.
 
         Raises AlreadyExists (IDEMPOTENCY_KEY_REUSED) or Exhausted (LIMIT_EXCEEDED).
         """
@@ -61,29 +61,31 @@ class IdempotencyKeys:
             raise AlreadyExists(
                 Reason.IDEMPOTENCY_KEY_REUSED, f"idempotency key {call.key!r} was used with another request"
             )
-        if entry.answer is None:
+        if entry.reply is None:
             entry.waiting.append(call.id)
             return Begun.JOINED
-        return entry.answer
+        return entry.reply
 
-    def finish(self, call_id: int, answer: Answer | None) -> tuple[list[int], str]:
-        """The calls that this answer goes to, and the key's name if it is kept. None: a refusal, which is not."""
+    def finish(self, call_id: int, reply: Reply | None) -> tuple[list[int], str]:
+        """The calls that this reply goes to, and the key's name if it is kept. None: a refusal, which is not."""
         entry = self._running.pop(call_id, None)
         if entry is None:
             return [call_id], ""
         waiting, entry.waiting = entry.waiting, []
-        if answer is None:
+        if reply is None:
             del self._entries[entry.scope]
             return waiting, ""
-        entry.answer = answer
+        entry.reply = reply
         self._named += 1
         name = str(self._named)
         self._kept[name] = entry
         return waiting, name
 
-    def answer(self, name: str) -> Answer | None:
+    def reply(self, name: str) -> Reply:
         """What a kept key was answered."""
-        return self._kept[name].answer
+        reply = self._kept[name].reply
+        assert reply is not None, "a key is kept once it is answered"
+        return reply
 
     def forget(self, name: str) -> None:
         """Its time is over."""

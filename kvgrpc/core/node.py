@@ -8,10 +8,11 @@ has ended before the event is looked at. A call that is refused changes nothing.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.accesses import AccessState
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled, Reply
+from kvgrpc.core.actions import Acknowledged, Action, Cancelled
 from kvgrpc.core.events import (
     AccessAnswered,
     AcknowledgeTransfers,
@@ -49,6 +50,7 @@ from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MAX, TRANSFER_KEY_BYTES_MIN
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
@@ -74,10 +76,12 @@ class Node:
         self.state = NodeState(limits or Limits())
         self.handover = HandOver(self.state)
         self._serving = Serving(self.state, self.handover)
-        self._peering = Peering(self.state)
-        self._pulls = Pulls(self.state, self._peering)
+        self._lives = Lives(self.state)
+        self._peering = Peering(self.state, self._lives)
+        self._pulls = Pulls(self.state, self._peering, self._lives)
         self._pool = Pool(self.state)
-        self._peering.attach(self._pulls, self._serving)
+        self._peering.attach(self._pulls)
+        self._lives.attach(self._serving, self._pulls, self._peering)
         self._handlers: dict[type, Handler] = {
             FinishedBlocks: self._finish,
             PullBlocks: self._pulls.start,
@@ -92,8 +96,8 @@ class Node:
             HandshakeReceived: self._peering.received,
             PeerAnswered: self._peering.answered,
             DialFailed: self._peering.dial_failed,
-            PeerAlive: lambda event: self._peering.alive(event.peer),
-            PeerSilent: lambda event: self._peering.silent(event.peer),
+            PeerAlive: lambda event: self._lives.streaming(event.peer),
+            PeerSilent: lambda event: self._lives.silent(event.peer),
             OpenAccess: self._serving.open,
             SettleAccess: self._serving.settle,
             CloseAccess: self._serving.close,
@@ -114,7 +118,7 @@ class Node:
             Timer.OPEN_WAIT: self._serving.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,
             Timer.SPENT_IDS: lambda _: self._serving.spent.turn(),
-            Timer.PEER_GRACE: self._peering.grace_over,
+            Timer.PEER_GRACE: self._lives.grace_over,
             Timer.CONNECT: self._peering.connect_due,
             Timer.ADMIT: self._peering.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
@@ -137,7 +141,7 @@ class Node:
             if known is Begun.NEW:
                 self._handlers[type(event)](event)
             elif known is not Begun.JOINED:
-                state.emit(Reply(call.id, known))
+                state.emit(replace(known, call_id=call.id))
         except KVGrpcError as error:
             state.refuse(call.id, error)
         return self._take_actions()
@@ -258,5 +262,6 @@ class Node:
         self._pulls.end_all(gone)
         self._serving.end_all(error)
         self._peering.end_all(error)
+        self._lives.end_all()
         state.timers.clear_all()
         state.begin(event.incarnation, event.secret, event.description, attached=event.engine_attached)

@@ -9,6 +9,7 @@ from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import Post, PullOpened, SendOpen, SendSettle
 from kvgrpc.core.descriptors import plan_runs
 from kvgrpc.core.events import Opened, Settling
+from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import Blocks, PinKind
@@ -26,9 +27,10 @@ from kvgrpc.errors import KVGrpcError, Reason
 class PullSteps:
     """What happens to a pull between its making and its end."""
 
-    def __init__(self, state: NodeState, peering: Peering, pulls: PullTable, ends: PullEnds) -> None:
+    def __init__(self, state: NodeState, peering: Peering, lives: Lives, pulls: PullTable, ends: PullEnds) -> None:
         self._state = state
         self._peering = peering
+        self._lives = lives
         self._pulls = pulls
         self._ends = ends
         self.renewals = Renewals(state, pulls)
@@ -61,7 +63,7 @@ class PullSteps:
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, pull.transfer_id)
         pull.move(Stage.CONNECTING)
-        self._peering.forget(pull.peer)
+        self._lives.forget(pull.peer)
         phases = state.transfers.get(pull.transfer_id).phase_started("handshake", state.now)
         state.change(pull.transfer_id, phases=phases, waiting_for="handshake")
         self.connect(pull)
@@ -96,7 +98,7 @@ class PullSteps:
             self._ends.fail_with(pull, Reason.PEER_FAILED, f"the source's answer makes no sense: {wrong}")
             return
         if opened.memory_generation != peer.description.memory_generation:
-            self._peering.forget(pull.peer)
+            self._lives.forget(pull.peer)
             message = "the source registered its memory anew since the handshake"
             self._ends.fail_with(pull, Reason.MEMORY_CHANGED, message)
             return

@@ -18,6 +18,7 @@ from kvgrpc.core.events import (
     SettleAnswered,
 )
 from kvgrpc.core.limits import granted_timeout
+from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import PinKind
@@ -38,13 +39,13 @@ RETRY_DELAY_S = 0.2
 class Pulls:
     """All pulls of this engine."""
 
-    def __init__(self, state: NodeState, peering: Peering) -> None:
+    def __init__(self, state: NodeState, peering: Peering, lives: Lives) -> None:
         self._state = state
-        self._peering = peering
+        self._lives = lives
         self._pulls = PullTable()
         self._closings = Closings(state)
         self._ends = PullEnds(state, self._pulls, self._closings)
-        self._steps = PullSteps(state, peering, self._pulls, self._ends)
+        self._steps = PullSteps(state, peering, lives, self._pulls, self._ends)
 
     # -- calls
 
@@ -193,7 +194,7 @@ class Pulls:
             else:
                 self._ends.fail_with(pull, result.reason or Reason.PEER_FAILED, result.message, closed=True)
         elif result.reason is Reason.NO_HANDSHAKE:
-            self._peering.forget(pull.peer)
+            self._lives.forget(pull.peer)
             message = "the source restarted, or took this engine for dead, before it settled"
             self._ends.fail_with(pull, Reason.INCARNATION_CHANGED, message, closed=True)
         elif event.retryable:
@@ -231,7 +232,7 @@ class Pulls:
                 self._ends.at_rest(pull)
         elif not event.done:
             self._broke(pull, event)
-            self._peering.map_anew(pull.peer)
+            self._lives.map_anew(pull.peer)
         elif not pull.postings:
             self._steps.settle(pull)
 

@@ -1,6 +1,6 @@
 """All mutable state of a node, and the few operations that every part of it needs.
 
-The parts (`handover`, `serving`, `pulling`, `peering`, `pool`) hold the rules; they share this one object and
+The parts (`handover`, `serving`, `pulling`, `peering`, `lives`, `pool`) hold the rules; they share this one object and
 nothing else. `begin` makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
@@ -101,11 +101,12 @@ class NodeState:
 
     def reply(self, call_id: int, answer: Answer) -> None:
         """Answers a call, and all that joined it."""
-        calls, name = self.keys.finish(call_id, answer)
+        reply = Reply(call_id, answer, self.transfers.seq)
+        calls, name = self.keys.finish(call_id, reply)
         if name:
             self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
         for call in calls:
-            self.emit(Reply(call, answer))
+            self.emit(Reply(call, answer, reply.event_seq))
 
     def refuse(self, call_id: int, error: KVGrpcError) -> None:
         """Refuses a call, and all that joined it."""
@@ -115,7 +116,7 @@ class NodeState:
 
     def key_due(self, name: str) -> None:
         """Forgets an idempotency key unless what it created still lives."""
-        if self._lives(self.keys.answer(name)):
+        if self._lives(self.keys.reply(name).answer):
             self.timers.set(Timer.IDEMPOTENCY, name, self.now + self.limits.idempotency_s)
         else:
             self.keys.forget(name)
@@ -194,7 +195,7 @@ class NodeState:
         if self.transfers.live >= self.limits.transfers:
             raise Exhausted(Reason.QUEUE_FULL, f"{self.limits.transfers} transfers wait or run", retry_delay_s=1.0)
 
-    def _lives(self, answer: Answer | None) -> bool:
+    def _lives(self, answer: Answer) -> bool:
         """Whether what an answer gave still lives."""
         if isinstance(answer, Allocated):
             return self.allocator.known(answer.allocation_id)

@@ -24,24 +24,10 @@ from functools import partial
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.datapath import flight
-from kvgrpc.datapath.base import (
-    DataPath,
-    DataPathFailed,
-    Memory,
-    PostingState,
-    Remote,
-    WaitsToConnect,
-)
+from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, Remote, WaitsToConnect
 from kvgrpc.datapath.flight import Attempt, Flight, Link
 from kvgrpc.datapath.memory import memory_bytes
-from kvgrpc.datapath.reports import (
-    Connected,
-    ConnectFailed,
-    Disconnected,
-    Offered,
-    PostingEnded,
-    Report,
-)
+from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Offered, PostingEnded, Report
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 

@@ -18,6 +18,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.rpc import check_readable
+from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.accesses import call_error
 
@@ -35,24 +36,24 @@ class _Method:
 
     name: str
     to_event: Callable[[Any, events.Call], events.Event]
-    put_reply: Callable[[Lead, Any, Any], None]
+    put_reply: Callable[[ResponseHeader, Any, Any], None]
 
 
-def put_openings(lead: Lead, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
+def put_openings(header: ResponseHeader, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
     """OpenAccess."""
-    into.header.CopyFrom(lead.header())
+    into.header.CopyFrom(header)
     answers.openings(answer, into)
 
 
-def put_verdicts(lead: Lead, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
+def put_verdicts(header: ResponseHeader, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
     """SettleAccess."""
-    into.header.CopyFrom(lead.header())
+    into.header.CopyFrom(header)
     into.results.extend(answers.verdicts(answer))
 
 
-def put_closings(lead: Lead, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
+def put_closings(header: ResponseHeader, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
     """CloseAccess."""
-    into.header.CopyFrom(lead.header())
+    into.header.CopyFrom(header)
     into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
 
 
@@ -106,14 +107,14 @@ class Conversation:
         runner = self._lead.runner
         number = runner.next_call_id()
 
-        def answered(answer: actions.Answer | KVGrpcError) -> None:
+        def answered(reply: actions.Reply | KVGrpcError) -> None:
             self._waiting -= 1
-            error = answer if isinstance(answer, KVGrpcError) else None
-            ended(error)
-            if error is not None:
-                self._fail(call.call_id, error)
+            if isinstance(reply, KVGrpcError):
+                ended(reply)
+                self._fail(call.call_id, reply)
                 return
-            method.put_reply(self._lead, answer, getattr(self._next_answer(call.call_id), kind))
+            ended(None)
+            method.put_reply(self._lead.header(), reply.answer, getattr(self._next_answer(call.call_id), kind))
             self._see_to_write()
 
         self._waiting += 1

@@ -20,7 +20,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.FinishedBlocksRequest, trace: str
     ) -> handoff_pb2.FinishedBlocksResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.HandedOver,
             "FinishedBlocks",
             request,
@@ -28,7 +28,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
         )
         return handoff_pb2.FinishedBlocksResponse(
-            header=lead.header(),
+            header=header,
             lease=answers.lease(answer.lease),
             transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
             grant=grant(answer.token) if answer.token else None,
@@ -39,7 +39,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         lead = self._lead
         if request.HasField("grant"):
             check_dial(lead, claims_of(request.grant).address)
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Pulling,
             "PullBlocks",
             request,
@@ -47,7 +47,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             lambda call: requests.pull_blocks(request, call, lead.weights, lead.block_limit),
         )
         return handoff_pb2.PullBlocksResponse(
-            header=lead.header(),
+            header=header,
             transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
         )
 

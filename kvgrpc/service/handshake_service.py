@@ -40,7 +40,8 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         lead = self._lead
         peer = description.engine_from_proto(request.engine, "engine")
         endpoints = tuple(description.endpoint_from_proto(endpoint) for endpoint in request.endpoints)
-        answer = await lead.ask(
+        here = lead.node.state.pool
+        header, answer = await lead.ask(
             actions.Introduced,
             "Handshake",
             request,
@@ -48,8 +49,8 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             lambda call: events.HandshakeReceived(call, peer, endpoints, request.expected_engine_id),
         )
         return handshake_pb2.HandshakeResponse(
-            header=lead.header(),
-            engine=description.engine_to_proto(lead.node.state.pool),
+            header=header,
+            engine=description.engine_to_proto(here),
             endpoints=[description.endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
             protocol=answer.protocol,
         )
@@ -72,11 +73,11 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         self, request: handshake_pb2.ConnectPeerRequest, trace: str
     ) -> handshake_pb2.ConnectPeerResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.PeerConnected,
             "ConnectPeer",
             request,
             trace,
             lambda call: events.ConnectPeer(call, request.peer.address, request.peer.engine_id),
         )
-        return handshake_pb2.ConnectPeerResponse(header=lead.header(), peer=description.peer_to_proto(answer.peer))
+        return handshake_pb2.ConnectPeerResponse(header=header, peer=description.peer_to_proto(answer.peer))

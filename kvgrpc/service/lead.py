@@ -74,9 +74,13 @@ class Lead:
         trace: str,
         convert: Callable[[Call], Event],
         principal: str = ANONYMOUS,
-    ) -> _Answer:
-        """Converts a request, asks the node, and gives its answer. Raises KVGrpcError."""
+    ) -> tuple[common_pb2.ResponseHeader, _Answer]:
+        """Converts a request, asks the node, and gives its answer with the header of that moment: until this task runs
+        again there may be later changes, or another life. Raises KVGrpcError.
+        """
         call = make_call(self.runner.next_call_id(), principal, trace, method, request)
-        answer = await self.runner.ask(call.id, convert(call))
-        assert isinstance(answer, kind)
-        return answer
+        event, header = convert(call), self.header()
+        reply = await self.runner.ask(call.id, event)
+        assert isinstance(reply.answer, kind)
+        header.event_seq = reply.event_seq
+        return header, reply.answer

@@ -6,7 +6,7 @@ from kvgrpc.core import actions
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
-from kvgrpc.v1 import lease_pb2, lease_pb2_grpc
+from kvgrpc.v1 import common_pb2, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.values import grant, pool_blocks
 
@@ -20,7 +20,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     @unary
     async def GrantLease(self, request: lease_pb2.GrantLeaseRequest, trace: str) -> lease_pb2.GrantLeaseResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.HandedOver,
             "GrantLease",
             request,
@@ -28,22 +28,22 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
         )
         return lease_pb2.GrantLeaseResponse(
-            header=lead.header(), lease=answers.lease(answer.lease), grant=grant(answer.token)
+            header=header, lease=answers.lease(answer.lease), grant=grant(answer.token)
         )
 
     @unary
     async def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, trace: str) -> lease_pb2.RenewLeasesResponse:
-        rows = await self._renew(request, trace)
-        return lease_pb2.RenewLeasesResponse(header=self._lead.header(), leases=rows)
+        header, rows = await self._renew(request, trace)
+        return lease_pb2.RenewLeasesResponse(header=header, leases=rows)
 
     @unary
     async def ReleaseLease(self, request: lease_pb2.ReleaseLeaseRequest, trace: str) -> lease_pb2.ReleaseLeaseResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Released, "ReleaseLease", request, trace, lambda call: requests.release_lease(request, call)
         )
         return lease_pb2.ReleaseLeaseResponse(
-            header=lead.header(), lease=answers.lease(answer.lease), freed=pool_blocks(answer.freed)
+            header=header, lease=answers.lease(answer.lease), freed=pool_blocks(answer.freed)
         )
 
     @unary
@@ -59,16 +59,16 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         lead = self._lead
         lead.runner.advance()
         wanted, state = request.request_id, lead.node.state
-        found, next_page_token = page(
+        found = page(
+            lead,
+            request,
             (lease for lease in state.leases if not wanted or lease.request_id == wanted),
             lambda lease: (lease.granted - state.began, lease.id),
-            request.page_size,
-            request.page_token,
         )
         return lease_pb2.ListLeasesResponse(
-            header=lead.header(),
-            leases=[answers.lease(lead.node.handover.view(lease)) for lease in found],
-            next_page_token=next_page_token,
+            header=found.header,
+            leases=[answers.lease(lead.node.handover.view(lease)) for lease in found.rows],
+            next_page_token=found.next_page_token,
         )
 
     @streaming
@@ -76,13 +76,13 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         self, request: AsyncIterator[lease_pb2.KeepAliveRequest], trace: str
     ) -> AsyncIterator[lease_pb2.KeepAliveResponse]:
         async for row in request:
-            rows = await self._renew(row, trace)
-            yield lease_pb2.KeepAliveResponse(header=self._lead.header(), leases=rows)
+            header, rows = await self._renew(row, trace)
+            yield lease_pb2.KeepAliveResponse(header=header, leases=rows)
 
     async def _renew(
         self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str
-    ) -> list[lease_pb2.RenewedLease]:
-        answer = await self._lead.ask(
+    ) -> tuple[common_pb2.ResponseHeader, list[lease_pb2.RenewedLease]]:
+        header, answer = await self._lead.ask(
             actions.Renewed, "RenewLeases", request, trace, lambda call: requests.renew_leases(request, call)
         )
-        return answers.renewed(answer)
+        return header, answers.renewed(answer)

@@ -1,15 +1,20 @@
 """Pages of a list, for every RPC that lists.
 
 A page begins after the last row of the one before, by that row's position in the list's order, which never changes
-while the row is there. So rows that come or go between two pages neither hide nor repeat another one.
+while the row is there. So rows that come or go between two pages neither hide nor repeat another one. Every page has
+the event_seq of the first: what changed since then may be on a page or not, and a watch from there tells it.
 """
 
+import base64
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from kvgrpc.errors import InvalidRequest
+from kvgrpc.errors import Aborted, InvalidRequest, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.wire.values import invalid
 
 PAGE_SIZE = 100
@@ -21,31 +26,73 @@ Position = tuple[float, str]
 _Row = TypeVar("_Row")
 
 
-def page(rows: Iterable[_Row], position: Callable[[_Row], Position], size: int, token: str) -> tuple[list[_Row], str]:
-    """At most `size` rows after `token`, and the token of the next page; empty on the last one.
+class Request(Protocol):
+    """A request of any RPC that lists."""
 
-    Raises InvalidRequest for a token that is not ours.
+    page_size: int
+    page_token: str
+
+
+@dataclass(frozen=True)
+class Page(Generic[_Row]):
+    """What one call lists. The token is empty on the last page."""
+
+    header: ResponseHeader
+    rows: list[_Row]
+    next_page_token: str
+
+
+@dataclass(frozen=True)
+class _Token:
+    """Where a page ended: after which row of which list, in which life, listed since which event."""
+
+    of: str
+    incarnation: int
+    event_seq: int
+    at: float
+    row: str
+
+    def text(self) -> str:
+        """As `_read` takes it."""
+        parts = (self.of, str(self.incarnation), str(self.event_seq), self.at.hex(), self.row)
+        return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
+
+
+def page(lead: Lead, request: Request, rows: Iterable[_Row], position: Callable[[_Row], Position]) -> Page[_Row]:
+    """The rows that the request asks for. Raises InvalidRequest for a token that no reply of this list gave, and
+    Aborted (INCARNATION_CHANGED) for one of another life.
     """
+    header, of = lead.header(), type(request).__name__
     ordered = sorted(rows, key=position)
-    start = bisect_right(ordered, _read(token), key=position) if token else 0
-    end = start + min(size or PAGE_SIZE, PAGE_SIZE_MAX)
+    start = 0
+    if request.page_token:
+        token = _read(request.page_token)
+        if token.of != of:
+            raise _not_ours()
+        if token.incarnation != header.incarnation:
+            raise Aborted(
+                Reason.INCARNATION_CHANGED, "this list began in another life of this engine; list from its start"
+            )
+        if not 0 <= token.event_seq <= header.event_seq:
+            raise _not_ours()
+        header.event_seq = token.event_seq
+        start = bisect_right(ordered, (token.at, token.row), key=position)
+    end = start + min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
     found = ordered[start:end]
-    return found, _token(position(found[-1])) if end < len(ordered) else ""
+    if end >= len(ordered):
+        return Page(header, found, "")
+    return Page(header, found, _Token(of, header.incarnation, header.event_seq, *position(found[-1])).text())
 
 
-def _token(position: Position) -> str:
-    return f"{position[0].hex()}:{position[1]}"
-
-
-def _read(token: str) -> Position:
-    number, colon, name = token.partition(":")
+def _read(text: str) -> _Token:
     try:
-        at = float.fromhex(number)
+        of, incarnation, seq, at, row = base64.urlsafe_b64decode(text).decode().split(" ", 4)
+        token = _Token(of, int(incarnation), int(seq), float.fromhex(at), row)
     except (ValueError, OverflowError):
         raise _not_ours() from None
-    if not colon or not math.isfinite(at):
+    if token.text() != text or not math.isfinite(token.at):
         raise _not_ours()
-    return at, name
+    return token
 
 
 def _not_ours() -> InvalidRequest:

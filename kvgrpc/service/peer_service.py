@@ -28,31 +28,31 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     @unary
     async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Openings, "OpenAccess", request, trace, lambda call: requests.open_access(request, call)
         )
         reply = peer_pb2.OpenAccessResponse()
-        put_openings(lead, answer, reply)
+        put_openings(header, answer, reply)
         return reply
 
     @unary
     async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Verdicts, "SettleAccess", request, trace, lambda call: requests.settle_access(request, call)
         )
         reply = peer_pb2.SettleAccessResponse()
-        put_verdicts(lead, answer, reply)
+        put_verdicts(header, answer, reply)
         return reply
 
     @unary
     async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Closings, "CloseAccess", request, trace, lambda call: requests.close_access(request, call)
         )
         reply = peer_pb2.CloseAccessResponse()
-        put_closings(lead, answer, reply)
+        put_closings(header, answer, reply)
         return reply
 
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]

@@ -34,7 +34,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         self, request: pool_pb2.AllocateBlocksRequest, trace: str
     ) -> pool_pb2.AllocateBlocksResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Allocated,
             "AllocateBlocks",
             request,
@@ -43,7 +43,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         )
         remaining_s = answer.remaining_s
         return pool_pb2.AllocateBlocksResponse(
-            header=lead.header(),
+            header=header,
             allocation_id=answer.allocation_id,
             blocks=pool_blocks(answer.blocks),
             remaining=None if remaining_s is None else duration(remaining_s),
@@ -52,14 +52,14 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def FreeBlocks(self, request: pool_pb2.FreeBlocksRequest, trace: str) -> pool_pb2.FreeBlocksResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Freed,
             "FreeBlocks",
             request,
             trace,
             lambda call: requests.free_blocks(request, call, lead.block_limit),
         )
-        return pool_pb2.FreeBlocksResponse(header=lead.header(), freed=pool_blocks(answer.freed))
+        return pool_pb2.FreeBlocksResponse(header=header, freed=pool_blocks(answer.freed))
 
     @unary
     async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:

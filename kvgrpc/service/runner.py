@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvgrpc.core import actions
-from kvgrpc.core.actions import Action, Answer
+from kvgrpc.core.actions import Action, Reply
 from kvgrpc.core.events import Event, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
@@ -58,12 +58,15 @@ class EnginePort(Protocol):
 
 
 class Runner:
-    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer."""
+    """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
+    has begun, after all changes of the old one.
+    """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
-        self._calls: dict[int, Callable[[Answer | KVGrpcError], None]] = {}
+        self.on_life: list[Callable[[], None]] = []
+        self._calls: dict[int, Callable[[Reply | KVGrpcError], None]] = {}
         self._last_call = 0
         self._mailbox: deque[Event] = deque()
         self._busy = False
@@ -74,7 +77,7 @@ class Runner:
         """Connects the ports; once, on the loop that runs everything."""
         self._loop = asyncio.get_running_loop()
         table: dict[type, Callable[..., None]] = {
-            actions.Reply: self._reply,
+            Reply: self._reply,
             actions.Refuse: self._refuse,
             actions.Dial: peers.dial,
             actions.HangUp: lambda action: peers.hang_up(action.peer),
@@ -102,17 +105,17 @@ class Runner:
         self._last_call += 1
         return self._last_call
 
-    async def ask(self, call_id: int, event: Event) -> Answer:
-        """Feeds an event whose call has this id; returns the node's answer or raises its refusal."""
-        future: asyncio.Future[Answer] = self._loop.create_future()
+    async def ask(self, call_id: int, event: Event) -> Reply:
+        """Feeds an event whose call has this id; returns the node's reply or raises its refusal."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
 
-        def answered(answer: Answer | KVGrpcError) -> None:
+        def answered(reply: Reply | KVGrpcError) -> None:
             if future.done():
                 return
-            if isinstance(answer, KVGrpcError):
-                future.set_exception(_copy(answer))
+            if isinstance(reply, KVGrpcError):
+                future.set_exception(_copy(reply))
             else:
-                future.set_result(answer)
+                future.set_result(reply)
 
         self.submit(call_id, event, answered)
         try:
@@ -120,8 +123,8 @@ class Runner:
         finally:
             self._calls.pop(call_id, None)
 
-    def submit(self, call_id: int, event: Event, answered: Callable[[Answer | KVGrpcError], None]) -> None:
-        """Feeds an event whose call has this id; `answered` gets the node's answer, in order with all actions."""
+    def submit(self, call_id: int, event: Event, answered: Callable[[Reply | KVGrpcError], None]) -> None:
+        """Feeds an event whose call has this id; `answered` gets the node's reply, in order with all actions."""
         self._calls[call_id] = answered
         self.feed(event)
 
@@ -161,6 +164,7 @@ class Runner:
         self._calls.clear()
 
     def _handle(self, event: Event) -> None:
+        life = self.node.state.incarnation
         try:
             todo = self.node.handle(event, self.now)
         except Exception as error:  # noqa: BLE001 - a defect of ours: contained to the call, never to the server
@@ -176,11 +180,14 @@ class Runner:
                 self._performers[type(action)](action)
             except Exception:  # noqa: BLE001 - as above
                 _log.exception("could not perform %s", type(action).__name__)
+        if self.node.state.incarnation != life:
+            for listener in self.on_life:
+                listener()
 
-    def _reply(self, action: actions.Reply) -> None:
+    def _reply(self, action: Reply) -> None:
         answered = self._calls.pop(action.call_id, None)
         if answered is not None:
-            answered(action.answer)
+            answered(action)
 
     def _refuse(self, action: actions.Refuse) -> None:
         answered = self._calls.pop(action.call_id, None)

@@ -249,8 +249,9 @@ class Sessions:
         runner = self._lead.runner
         number = runner.next_call_id()
 
-        def answered(answer: actions.Answer | KVGrpcError) -> None:
-            if call.call_id or isinstance(answer, KVGrpcError):
+        def answered(reply: actions.Reply | KVGrpcError) -> None:
+            if call.call_id or isinstance(reply, KVGrpcError):
+                answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 made = answer_to_proto(self._lead, call.call_id, answer)
                 session.tell(session_pb2.Event(answer=made))
 

@@ -51,16 +51,16 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         lead.runner.advance()
         wanted = _filter(request.filter, lambda: lead.runner.now)
         state = lead.node.state
-        found, next_page_token = page(
+        found = page(
+            lead,
+            request,
             filter(wanted, state.transfers),
             lambda transfer: (state.began - transfer.created, transfer.id),
-            request.page_size,
-            request.page_token,
         )
         return transfer_pb2.ListTransfersResponse(
-            header=lead.header(),
-            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in found],
-            next_page_token=next_page_token,
+            header=found.header,
+            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in found.rows],
+            next_page_token=found.next_page_token,
         )
 
     @streaming
@@ -70,43 +70,45 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state = lead.node.state
+        resumed = bool(request.after_event_seq or request.incarnation)
         backlog: list[Transfer] | None = []
-        if request.after_event_seq or request.incarnation:
+        if resumed:
             if request.incarnation != state.incarnation:
                 raise Aborted(
                     Reason.INCARNATION_CHANGED, "that sequence number belongs to an earlier life of this engine"
                 )
             backlog = state.transfers.changes_after(request.after_event_seq)
         with lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or []) as watch:
-            yield transfer_pb2.WatchTransfersResponse(header=lead.header(), history_lost=backlog is None)
+            # What is told is of this life, also after its end; and every number is one to resume after.
+            header = lead.header()
+            if resumed and backlog is not None:
+                header.event_seq = min(request.after_event_seq, header.event_seq)
+            yield transfer_pb2.WatchTransfersResponse(header=header, history_lost=backlog is None)
             while True:
-                change = await watch.next()
-                header = lead.header()
-                header.event_seq = change.seq
-                yield transfer_pb2.WatchTransfersResponse(
-                    header=header, transfer=answers.transfer(change, lead.runner.now)
-                )
+                header.event_seq, change = await watch.next()
+                transfer = answers.transfer(change, lead.runner.now) if change else None
+                yield transfer_pb2.WatchTransfersResponse(header=header, transfer=transfer)
 
     @unary
     async def AcknowledgeTransfers(
         self, request: transfer_pb2.AcknowledgeTransfersRequest, trace: str
     ) -> transfer_pb2.AcknowledgeTransfersResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Acknowledged,
             "AcknowledgeTransfers",
             request,
             trace,
             lambda call: requests.acknowledge(request, call),
         )
-        return transfer_pb2.AcknowledgeTransfersResponse(header=lead.header(), acknowledged=answer.count)
+        return transfer_pb2.AcknowledgeTransfersResponse(header=header, acknowledged=answer.count)
 
     @unary
     async def CancelTransfer(
         self, request: transfer_pb2.CancelTransferRequest, trace: str
     ) -> transfer_pb2.CancelTransferResponse:
         lead = self._lead
-        answer = await lead.ask(
+        header, answer = await lead.ask(
             actions.Cancelled,
             "CancelTransfer",
             request,
@@ -114,7 +116,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             lambda call: requests.cancel_transfer(request, call),
         )
         return transfer_pb2.CancelTransferResponse(
-            header=lead.header(),
+            header=header,
             outcome=answers.OUTCOMES[answer.outcome],
             transfers=[answers.transfer(transfer, lead.runner.now) for transfer in answer.transfers],
         )

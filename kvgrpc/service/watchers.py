@@ -4,16 +4,28 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from kvgrpc.core.transfers import Transfer
-from kvgrpc.errors import Exhausted, Reason
+from kvgrpc.errors import Aborted, Exhausted, Reason
 from kvgrpc.service.runner import Runner
 
 WATCHES_MAX = 256
 WATCH_BACKLOG_MAX = 8_192
 """Changes that a slow watcher may be behind; it resumes from the log afterwards."""
 
+PROGRESS_SHARE = 4
+"""A watcher is told how far it is after this part of the history without news for it, so that it can always resume."""
+
 Condition = Callable[[Transfer], bool]
+
+
+class News(NamedTuple):
+    """What a watcher is told: a change, or only how far it is when nothing of late was for it."""
+
+    seq: int
+    """Everything up to this number was told: the one to resume after."""
+    transfer: Transfer | None
 
 
 class Watchers:
@@ -24,6 +36,7 @@ class Watchers:
         self._waiters: dict[str, list[tuple[Condition, asyncio.Future[None]]]] = {}
         self._watches: list[Watch] = []
         runner.on_transfer.append(self._changed)
+        runner.on_life.append(self._life_over)
 
     async def wait(self, transfer_id: str, condition: Condition, timeout_s: float) -> Transfer:
         """The transfer once `condition` holds, or as it is when the time is over. Raises NotFound."""
@@ -48,7 +61,8 @@ class Watchers:
         """`backlog`, then every change from now on, as far as wanted. Raises Exhausted when too many watch."""
         if len(self._watches) >= WATCHES_MAX:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{WATCHES_MAX} watches are open", retry_delay_s=1.0)
-        watch = Watch(wanted, backlog)
+        history = self._runner.node.state.limits.transfer_history
+        watch = Watch(wanted, backlog, max(1, history // PROGRESS_SHARE))
         self._watches.append(watch)
         try:
             yield watch
@@ -61,6 +75,14 @@ class Watchers:
                 _wake(future)
         for watch in self._watches:
             watch.add(transfer)
+
+    def _life_over(self) -> None:
+        """The transfers that were waited for are unknown now."""
+        for waiters in self._waiters.values():
+            for _, future in waiters:
+                _wake(future)
+        for watch in self._watches:
+            watch.end()
 
     def _leave(self, transfer_id: str, entry: tuple[Condition, asyncio.Future[None]]) -> None:
         waiters = self._waiters[transfer_id]
@@ -75,24 +97,48 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 class Watch:
-    """The changes that one watcher has not seen yet."""
+    """What one watcher has not been told yet. It is told how far it is after `progress` changes that it did not want,
+    and when `backlog` is over.
+    """
 
-    def __init__(self, wanted: Condition, backlog: list[Transfer]) -> None:
+    def __init__(self, wanted: Condition, backlog: list[Transfer], progress: int) -> None:
         self._wanted = wanted
-        self._queue: deque[Transfer] = deque(filter(wanted, backlog))
+        self._progress = progress
+        self._queue = deque(News(transfer.seq, transfer) for transfer in backlog if wanted(transfer))
+        if backlog and (not self._queue or self._queue[-1].seq < backlog[-1].seq):
+            self._queue.append(News(backlog[-1].seq, None))
+        self._unwanted = 0
         self._news = asyncio.Event()
         self._overflow = False
+        self._over = False
 
     def add(self, transfer: Transfer) -> None:
-        if not self._wanted(transfer) or self._overflow:
+        """A change, wanted or not."""
+        wanted = self._wanted(transfer)
+        self._unwanted = 0 if wanted else self._unwanted + 1
+        if self._overflow or self._over or not (wanted or self._unwanted >= self._progress):
             return
+        if self._queue and self._queue[-1].transfer is None:
+            self._queue.pop()  # what comes now says more
         self._overflow = len(self._queue) >= WATCH_BACKLOG_MAX
-        self._queue.append(transfer)
+        self._queue.append(News(transfer.seq, transfer if wanted else None))
+        self._unwanted = 0
         self._news.set()
 
-    async def next(self) -> Transfer:
-        """The next change, in order. Raises Exhausted for a watcher that is too slow."""
+    def end(self) -> None:
+        """The life whose changes it watches is over."""
+        self._over = True
+        self._news.set()
+
+    async def next(self) -> News:
+        """The next news, in order. Raises Exhausted for a watcher that is too slow, and Aborted after the last change
+        of its life.
+        """
         while not self._queue:
+            if self._over:
+                raise Aborted(
+                    Reason.INCARNATION_CHANGED, "the life that this watch belongs to is over; watch the next one"
+                )
             self._news.clear()
             await self._news.wait()
         if self._overflow and len(self._queue) == 1:

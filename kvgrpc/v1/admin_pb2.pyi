@@ -415,7 +415,7 @@ class ListPinsResponse(_message.Message):
 
     @_builtins.property
     def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pin]:
-        """The pins, by owner."""
+        """The pins."""
 
     def __init__(
         self,

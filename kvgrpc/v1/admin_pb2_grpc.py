@@ -75,10 +75,12 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPins(self, request, context):
-        """Who pins which blocks, why and since when; oldest first; a snapshot.
+        """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+        is on exactly one page.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -44,10 +44,12 @@ class AdminServiceStub:
     Errors: none of its own.
     """
     ListPins: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]
-    """Who pins which blocks, why and since when; oldest first; a snapshot.
+    """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+    is on exactly one page.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
     """
 
@@ -67,10 +69,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Errors: none of its own.
     """
     ListPins: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]  # type: ignore[assignment]
-    """Who pins which blocks, why and since when; oldest first; a snapshot.
+    """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+    is on exactly one page.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
     """
 
@@ -105,10 +109,12 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListPinsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPinsResponse, _abc.Awaitable[_admin_pb2.ListPinsResponse]]:
-        """Who pins which blocks, why and since when; oldest first; a snapshot.
+        """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+        is on exactly one page.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
         """
 

@@ -459,8 +459,8 @@ class ResponseHeader(_message.Message):
     incarnation: _builtins.int
     """Random number of this engine life. A new one means a restart: start over from the hand-over."""
     event_seq: _builtins.int
-    """Grows with every change of a transfer of this incarnation. A list is a snapshot at this number; a watch resumes
-    after it.
+    """Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and no transfer in
+    a reply is older than it: a watch that resumes after it tells every change that the reply does not.
     """
     def __init__(
         self,

@@ -121,6 +121,7 @@ class LeaseServiceServicer:
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,6 +67,7 @@ class LeaseServiceStub:
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     KeepAlive: _grpc.StreamStreamMultiCallable[_lease_pb2.KeepAliveRequest, _lease_pb2.KeepAliveResponse]
     """RenewLeases as a stream, for callers that hold thousands. Every request gets one reply; a dead lease is a row and
@@ -114,6 +115,7 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     KeepAlive: _aio.StreamStreamMultiCallable[_lease_pb2.KeepAliveRequest, _lease_pb2.KeepAliveResponse]  # type: ignore[assignment]
     """RenewLeases as a stream, for callers that hold thousands. Every request gets one reply; a dead lease is a row and
@@ -188,6 +190,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
 
     @_abc_1.abstractmethod

@@ -667,7 +667,7 @@ Global___WatchTransfersRequest: _TypeAlias = WatchTransfersRequest  # noqa: Y015
 
 @_typing.final
 class WatchTransfersResponse(_message.Message):
-    """One change."""
+    """One change, or how far the watch is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -678,11 +678,13 @@ class WatchTransfersResponse(_message.Message):
     """Changes since the given number are missing: list again."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
-        """Who answered; event_seq is that of this change."""
+        """Who answered; every change up to event_seq that matches was told. It is that of this change, if there is one."""
 
     @_builtins.property
     def transfer(self) -> Global___Transfer:
-        """The transfer after the change. Unset in the first message, which only tells that the watch stands."""
+        """The transfer after the change. Unset in the first message, which tells that the watch stands and where it starts,
+        and in those that only tell how far it is.
+        """
 
     def __init__(
         self,

@@ -48,18 +48,23 @@ class TransferServiceStub:
     * NOT_FOUND TRANSFER_NOT_FOUND.
     """
     ListTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]
-    """Transfers by filter, newest first; a snapshot at header.event_seq.
+    """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
+    has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     WatchTransfers: _grpc.UnaryStreamMultiCallable[_transfer_pb2.WatchTransfersRequest, _transfer_pb2.WatchTransfersResponse]
     """Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-    longer has that past sends `history_lost` first: list, then watch from the list's event_seq. Every message is the
-    whole transfer. The unary equal is WaitTransfer.
+    longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
+    whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
+    when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
+    unary equal is WaitTransfer.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life.
+    * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
+      and all its changes were told.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
     """
     AcknowledgeTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.AcknowledgeTransfersRequest, _transfer_pb2.AcknowledgeTransfersResponse]
@@ -97,18 +102,23 @@ class TransferServiceAsyncStub(TransferServiceStub):
     * NOT_FOUND TRANSFER_NOT_FOUND.
     """
     ListTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]  # type: ignore[assignment]
-    """Transfers by filter, newest first; a snapshot at header.event_seq.
+    """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
+    has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     WatchTransfers: _aio.UnaryStreamMultiCallable[_transfer_pb2.WatchTransfersRequest, _transfer_pb2.WatchTransfersResponse]  # type: ignore[assignment]
     """Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-    longer has that past sends `history_lost` first: list, then watch from the list's event_seq. Every message is the
-    whole transfer. The unary equal is WaitTransfer.
+    longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
+    whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
+    when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
+    unary equal is WaitTransfer.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life.
+    * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
+      and all its changes were told.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
     """
     AcknowledgeTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.AcknowledgeTransfersRequest, _transfer_pb2.AcknowledgeTransfersResponse]  # type: ignore[assignment]
@@ -161,10 +171,12 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transfer_pb2.ListTransfersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.ListTransfersResponse, _abc.Awaitable[_transfer_pb2.ListTransfersResponse]]:
-        """Transfers by filter, newest first; a snapshot at header.event_seq.
+        """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
+        has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
 
     @_abc_1.abstractmethod
@@ -174,11 +186,14 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_transfer_pb2.WatchTransfersResponse], _abc.AsyncIterator[_transfer_pb2.WatchTransfersResponse]]:
         """Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-        longer has that past sends `history_lost` first: list, then watch from the list's event_seq. Every message is the
-        whole transfer. The unary equal is WaitTransfer.
+        longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
+        whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
+        when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
+        unary equal is WaitTransfer.
 
         Errors:
-        * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life.
+        * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
+          and all its changes were told.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
         """
 

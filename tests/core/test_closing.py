@@ -12,7 +12,7 @@ from kvgrpc.core.events import (
     PeerSilent,
     SettleAnswered,
 )
-from kvgrpc.core.peering import DEAD_KEPT
+from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
 

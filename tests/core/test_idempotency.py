@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvgrpc.core.actions import Acknowledged
+from kvgrpc.core.actions import Acknowledged, Reply
 from kvgrpc.core.events import Call
 from kvgrpc.core.idempotency import Begun, IdempotencyKeys
 from kvgrpc.errors import AlreadyExists, Exhausted, Reason
 from tests.core.nodes import refused
 
 CALL = Call(1, "router", key="k", method="M", body=b"body")
-ANSWER = Acknowledged(1)
+ANSWER = Reply(1, Acknowledged(1), 7)
 
 
 def again(number: int, call: Call = CALL) -> Call:
@@ -32,7 +32,7 @@ def test_the_same_call_gets_the_same_answer() -> None:
     assert keys.begin(CALL) is Begun.NEW
     calls, name = keys.finish(1, ANSWER)
     assert calls == [1]
-    assert keys.answer(name) is ANSWER
+    assert keys.reply(name) is ANSWER
     assert keys.begin(again(2)) is ANSWER
 
 
@@ -114,9 +114,9 @@ def test_every_kept_key_has_a_name_of_its_own() -> None:
     names = []
     for number, text in enumerate("klm"):
         keys.begin(replace(again(number), key=text))
-        names.append(keys.finish(number, Acknowledged(number))[1])
+        names.append(keys.finish(number, Reply(number, Acknowledged(number), 0))[1])
     assert len(set(names)) == 3
-    assert [keys.answer(name) for name in names] == [Acknowledged(0), Acknowledged(1), Acknowledged(2)]
+    assert [keys.reply(name).answer for name in names] == [Acknowledged(0), Acknowledged(1), Acknowledged(2)]
 
 
 def test_a_full_table_refuses_rather_than_forgets() -> None:

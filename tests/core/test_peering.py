@@ -19,7 +19,7 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import DialFailed, EndpointOffered, Event, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
 from kvgrpc.core.limits import Limits
-from kvgrpc.core.peering import DEAD_KEPT
+from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.transfers import State
 from kvgrpc.errors import (

@@ -11,7 +11,7 @@ from kvgrpc.core.events import Closing, LeaseRef, Opened, PeerSilent, ReleaseLea
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
-from kvgrpc.core.peering import DEAD_KEPT
+from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import KVGrpcError, Reason
 from tests.core.nodes import Lead, access_id, claim, describe, grant, key_of, refused, snapshot

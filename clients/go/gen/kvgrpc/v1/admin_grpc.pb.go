@@ -40,10 +40,12 @@ type AdminServiceClient interface {
 	//
 	// Errors: none of its own.
 	ListPeers(ctx context.Context, in *ListPeersRequest, opts ...grpc.CallOption) (*ListPeersResponse, error)
-	// Who pins which blocks, why and since when; oldest first; a snapshot.
+	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+	// is on exactly one page.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
 }
@@ -100,10 +102,12 @@ type AdminServiceServer interface {
 	//
 	// Errors: none of its own.
 	ListPeers(context.Context, *ListPeersRequest) (*ListPeersResponse, error)
-	// Who pins which blocks, why and since when; oldest first; a snapshot.
+	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
+	// is on exactly one page.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()

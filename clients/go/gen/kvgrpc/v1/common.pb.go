@@ -628,8 +628,8 @@ type ResponseHeader struct {
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
 	// Random number of this engine life. A new one means a restart: start over from the hand-over.
 	Incarnation uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
-	// Grows with every change of a transfer of this incarnation. A list is a snapshot at this number; a watch resumes
-	// after it.
+	// Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and no transfer in
+	// a reply is older than it: a watch that resumes after it tells every change that the reply does not.
 	EventSeq      uint64 `protobuf:"varint,3,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -63,6 +63,7 @@ type LeaseServiceClient interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
 	// RenewLeases as a stream, for callers that hold thousands. Every request gets one reply; a dead lease is a row and
 	// never ends the stream. Ending the stream ends no lease.
@@ -176,6 +177,7 @@ type LeaseServiceServer interface {
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
 	// RenewLeases as a stream, for callers that hold thousands. Every request gets one reply; a dead lease is a row and
 	// never ends the stream. Ending the stream ends no lease.

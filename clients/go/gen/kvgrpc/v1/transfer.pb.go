@@ -1297,12 +1297,13 @@ func (x *WatchTransfersRequest) GetIncarnation() uint64 {
 	return 0
 }
 
-// One change.
+// One change, or how far the watch is.
 type WatchTransfersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who answered; event_seq is that of this change.
+	// Who answered; every change up to event_seq that matches was told. It is that of this change, if there is one.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// The transfer after the change. Unset in the first message, which only tells that the watch stands.
+	// The transfer after the change. Unset in the first message, which tells that the watch stands and where it starts,
+	// and in those that only tell how far it is.
 	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	// Changes since the given number are missing: list again.
 	HistoryLost   bool `protobuf:"varint,3,opt,name=history_lost,json=historyLost,proto3" json:"history_lost,omitempty"`

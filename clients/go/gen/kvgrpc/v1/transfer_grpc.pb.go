@@ -47,18 +47,23 @@ type TransferServiceClient interface {
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
 	WaitTransfer(ctx context.Context, in *WaitTransferRequest, opts ...grpc.CallOption) (*WaitTransferResponse, error)
-	// Transfers by filter, newest first; a snapshot at header.event_seq.
+	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
+	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListTransfers(ctx context.Context, in *ListTransfersRequest, opts ...grpc.CallOption) (*ListTransfersResponse, error)
 	// Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-	// longer has that past sends `history_lost` first: list, then watch from the list's event_seq. Every message is the
-	// whole transfer. The unary equal is WaitTransfer.
+	// longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
+	// whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
+	// when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
+	// unary equal is WaitTransfer.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
+	//   - ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
+	//     and all its changes were told.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
 	WatchTransfers(ctx context.Context, in *WatchTransfersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchTransfersResponse], error)
 	// The owning engine says that it has seen the end of these transfers and the return of their memory; they then
 	// move to the bounded history. Unknown ids are ignored. Safe to repeat.
@@ -169,18 +174,23 @@ type TransferServiceServer interface {
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
 	WaitTransfer(context.Context, *WaitTransferRequest) (*WaitTransferResponse, error)
-	// Transfers by filter, newest first; a snapshot at header.event_seq.
+	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
+	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD: bad page token or filter.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListTransfers(context.Context, *ListTransfersRequest) (*ListTransfersResponse, error)
 	// Every change of every transfer that matches, in order, from now or after a sequence number. A server that no
-	// longer has that past sends `history_lost` first: list, then watch from the list's event_seq. Every message is the
-	// whole transfer. The unary equal is WaitTransfer.
+	// longer has that past sends `history_lost` first: list, then watch from the list's event_seq. A change is told as the
+	// whole transfer. Resume after the header.event_seq of the last message, whatever it was: one without a transfer comes
+	// when the past is told, and, as long as nothing matches, for every quarter of the history (about 1,000 changes). The
+	// unary equal is WaitTransfer.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
+	//   - ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
+	//     and all its changes were told.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
 	WatchTransfers(*WatchTransfersRequest, grpc.ServerStreamingServer[WatchTransfersResponse]) error
 	// The owning engine says that it has seen the end of these transfers and the return of their memory; they then
 	// move to the bounded history. Unknown ids are ignored. Safe to repeat.

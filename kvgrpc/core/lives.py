@@ -1,0 +1,216 @@
+"""The lives of other engines: admitted, mapped, silent, dead.
+
+A life is dead when a newer one introduced itself, or when it was silent for the grace; it never comes back, only a new
+handshake makes a new object. What a death means for pulls and accesses is theirs to say (`Pulls.peer_dead`,
+`Serving.peer_dead`).
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from kvgrpc.core.actions import HangUp, MapPeer, UnmapPeer
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.events import PeerMapped
+from kvgrpc.core.ids import peer_key
+from kvgrpc.core.peers import Peer, PeerState
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.timers import Timer
+from kvgrpc.core.transfers import RankPath
+from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
+
+DEAD_KEPT = 64
+"""Dead lives that ListPeers still shows."""
+
+
+class Issuer(Protocol):
+    """Who serves peers: the accesses at this engine."""
+
+    def peer_alive(self, peer: Peer) -> None: ...
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+
+class Source(Protocol):
+    """Who reads from peers: the pulls of this engine."""
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+    def peer_back(self, peer: Peer) -> None: ...
+
+    def peer_gone(self, key: str) -> None: ...
+
+    def memory_changed(self, peer: Peer) -> None: ...
+
+
+class Handshakes(Protocol):
+    """Who shakes hands with peers."""
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+
+class Lives:
+    """One object per life of a peer."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+
+    def attach(self, issuer: Issuer, source: Source, handshakes: Handshakes) -> None:
+        """Names who is told about lives; once, when the node is built."""
+        self._issuer = issuer
+        self._source = source
+        self._handshakes = handshakes
+
+    def admit(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
+        """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
+
+        Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
+        for the newer one. A message of the older that was long under way is refused while the newer one streams.
+        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
+        """
+        state = self._state
+        key = peer_key(description.engine_id, description.incarnation)
+        known = state.peers.get(key)
+        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p.key != key]
+        if sorted(endpoint.rank for endpoint in endpoints) != list(range(description.world_size)):
+            raise InvalidRequest(Reason.INVALID_FIELD, "a handshake takes one endpoint for each rank")
+        if known is not None and self._streams(known.replaced_by):
+            raise Aborted(
+                Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
+            )
+        if known is None or known.state is PeerState.DEAD:
+            living = sum(peer.state is not PeerState.DEAD and peer not in others for peer in state.peers.values())
+            if living >= state.limits.peers:
+                raise Exhausted(Reason.LIMIT_EXCEEDED, f"{living} peers are connected", retry_delay_s=1.0)
+            state.peers.pop(key, None)  # so that the newest is last
+            known = state.peers[key] = Peer(description, endpoints, state.now)
+            self._source.peer_back(known)
+        elif _lasting(known.description) != _lasting(description):
+            raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
+        elif known.description.memory_generation != description.memory_generation:
+            # Registered anew: what is read at the old addresses now is nothing.
+            self._source.memory_changed(known)
+            self.unmap(known)
+        known.description, known.endpoints, known.forgotten = description, endpoints, False
+        for other in others:
+            other.replaced_by = key
+            self._bury(other)
+        return known
+
+    def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
+        """As `admit`, for a peer that dialled us: from now on it has the grace to bring up its liveness stream."""
+        peer = self.admit(description, endpoints)
+        streaming = self._streams(peer.key)
+        self.alive(peer)
+        if not streaming:
+            self._begin_grace(peer.key)
+        return peer
+
+    def alive(self, peer: Peer) -> None:
+        """It was heard."""
+        peer.heard = self._state.now
+        peer.move(PeerState.CONNECTED)
+        self._state.timers.clear(Timer.PEER_GRACE, peer.key)
+        self._issuer.peer_alive(peer)
+
+    def streaming(self, key: str) -> None:
+        """The liveness stream stands."""
+        peer = self._state.peers.get(key)
+        if peer is not None and peer.state is not PeerState.DEAD:
+            self.alive(peer)
+
+    def silent(self, key: str) -> None:
+        """The liveness stream is gone: the grace begins."""
+        peer = self._state.peers.get(key)
+        if peer is None or peer.state in (PeerState.DEAD, PeerState.SUSPECT):
+            return
+        peer.move(PeerState.SUSPECT)
+        self._begin_grace(key)
+
+    def grace_over(self, key: str) -> None:
+        """A peer was silent for the grace."""
+        self._bury(self._state.peers[key])
+
+    def forget(self, key: str) -> None:
+        """A peer no longer knows us: the next use of it dials again."""
+        self._state.peers[key].forgotten = True
+
+    def map(self, peer: Peer) -> None:
+        """Lets our ranks reach for its memory, unless they do or are about to."""
+        if peer.reachable or peer.mapping:
+            return
+        peer.paths.clear()
+        peer.tried = peer.endpoints
+        peer.mapping.update(range(self._state.pool.world_size))
+        for endpoint in peer.endpoints:
+            self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint))
+
+    def mapped(self, event: PeerMapped) -> Peer | None:
+        """A rank tried to reach its peer, which is returned. None: nobody asked it to."""
+        peer = self._state.peers.get(event.peer)
+        if peer is None or event.rank not in peer.mapping:
+            return None
+        peer.mapping.discard(event.rank)
+        peer.paths[event.rank] = RankPath(event.rank, event.rank, event.data_path, event.why, event.rejected)
+        if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
+            self.map(peer)
+        return peer
+
+    def map_anew(self, key: str) -> None:
+        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again.
+
+        Not when that is under way: the posting was one of the mapping before.
+        """
+        peer = self._state.peers[key]
+        if not peer.mapping and peer.paths:
+            peer.forgotten = True
+            self.unmap(peer)
+
+    def unmap(self, peer: Peer) -> None:
+        """Its memory is of no use as it is mapped now, or is being mapped."""
+        peer.paths.clear()
+        peer.mapping.clear()
+        for rank in range(peer.description.world_size):
+            self._state.emit(UnmapPeer(rank, peer.key))
+
+    def end_all(self) -> None:
+        """The incarnation ends: nobody knows the next one yet."""
+        for peer in self._state.peers.values():
+            if peer.state is not PeerState.DEAD:
+                self._hang_up(peer)
+        self._state.peers.clear()
+
+    def _streams(self, key: str) -> bool:
+        """Whether the liveness stream of a life stands."""
+        peer = self._state.peers.get(key)
+        connected = peer is not None and peer.state is PeerState.CONNECTED
+        return connected and self._state.timers.when(Timer.PEER_GRACE, key) is None
+
+    def _begin_grace(self, key: str) -> None:
+        self._state.timers.set(Timer.PEER_GRACE, key, self._state.now + self._state.limits.peer_grace_s)
+
+    def _bury(self, peer: Peer) -> None:
+        if peer.state is PeerState.DEAD:
+            return
+        state = self._state
+        peer.move(PeerState.DEAD)
+        state.timers.clear(Timer.PEER_GRACE, peer.key)
+        self._issuer.peer_dead(peer)
+        self._source.peer_dead(peer)
+        self._hang_up(peer)
+        self._handshakes.peer_dead(peer)
+        dead = [p.key for p in state.peers.values() if p.state is PeerState.DEAD]
+        for key in dead[:-DEAD_KEPT]:
+            del state.peers[key]
+            self._source.peer_gone(key)
+
+    def _hang_up(self, peer: Peer) -> None:
+        peer.mapping.clear()
+        for rank in range(peer.description.world_size):
+            self._state.emit(UnmapPeer(rank, peer.key))
+        self._state.emit(HangUp(peer.key))
+
+
+def _lasting(description: EngineDescription) -> EngineDescription:
+    """What stays the same for a whole incarnation."""
+    return replace(description, memory_generation=0, address="", features=())
