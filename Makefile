@@ -12,7 +12,6 @@ UV_VERSION := 0.13.9
 export UV_SYSTEM_CERTS ?= true
 
 GO := $(shell command -v go)
-PROTOC := $(shell command -v protoc)
 GO_BIN := clients/go/.bin
 PROTOC_GEN_GO_VERSION := v1.36.12
 PROTOC_GEN_GO_GRPC_VERSION := v1.6.2
@@ -124,16 +123,13 @@ checkproto: venv
 	$(call step,buf build,$(BIN)/buf build -o /dev/null)
 
 # Distributions ship protoc 3.21, which knows less than the protoc of grpcio-tools: users of it can build the API too.
-# The google/protobuf/*.proto files come from grpcio-tools, because Debian has them in another package than protoc.
+# That very version comes with this release of grpcio-tools, in an environment that uv makes and caches for it.
+PROTOC_321 := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.51.3 \
+  --with 'setuptools<81' python -W ignore -m grpc_tools.protoc
+
 .PHONY: checkprotoc
-ifeq ($(PROTOC),)
-checkprotoc: ## Fail when a plain protoc cannot read proto/
-	$(call step,protoc,echo "SKIP: protoc is not on the PATH")
-else
-checkprotoc: venv
-	$(call step,protoc,$(PROTOC) -Iproto -I$$(echo .venv/lib/python3*/site-packages/grpc_tools/_proto) \
-	  --descriptor_set_out=/dev/null $$(find proto -name '*.proto'))
-endif
+checkprotoc: venv ## Fail when protoc 3.21 cannot read proto/
+	$(call step,protoc 3.21,$(PROTOC_321) -Iproto --descriptor_set_out=/dev/null $$(find proto -name '*.proto'))
 
 .PHONY: breaking
 breaking: venv ## Fail when proto/ breaks users of the last release
@@ -149,9 +145,10 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 
 # ---- tests
 
+# A file's tests run in one process, so that what they share (servers, workers that imported torch) is started once.
 .PHONY: test
 test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
-	@$(BIN)/pytest -q -n $(WORKERS) -m "not slow" $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long

@@ -2,13 +2,16 @@
 
 Later wins: defaults, the TOML file, KVGRPC_* variables, flags. A key is the same everywhere: `data_paths` in the
 file, KVGRPC_DATA_PATHS in the environment, --data-paths on the command line; lists are comma-separated outside TOML.
+A key of a table is KVGRPC_POOL_LAYERS in the environment.
 """
 
+import difflib
 import ipaddress
 import math
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -153,15 +156,12 @@ def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
             merged |= tomllib.loads(path.read_text())
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise _invalid("config", f"{path}: {error}") from error
-    for item in fields(Config):
-        name = f"KVGRPC_{item.name.upper()}"
-        if name in environment and item.name not in ("pool", "limits"):
-            merged[item.name] = environment[name]
+    _add_variables(environment, merged)
     merged |= {key: value for key, value in flags.items() if value is not None}
     known = {item.name for item in fields(Config)}
     for key in merged:
         if key not in known:
-            raise _invalid(key, f"is no setting; there are {', '.join(sorted(known))}")
+            raise _unknown(key, known)
     values = {key: _convert(key, value) for key, value in merged.items()}
     return Config(**values)
 
@@ -191,6 +191,58 @@ def _matches(host: str, allowed: str) -> bool:
         return ipaddress.ip_address(host) in ipaddress.ip_network(allowed, strict=False)
     except ValueError:
         return False
+
+
+_PREFIX = "KVGRPC_"
+_TABLES: dict[str, type[PoolConfig] | type[Limits]] = {"pool": PoolConfig, "limits": Limits}
+_KUBERNETES = re.compile(
+    rf"{_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=\w+://.*)"
+)
+"""Variables that every container gets for a Service named kvgrpc or kvgrpc-something."""
+
+
+def _add_variables(environment: Mapping[str, str], merged: dict[str, Any]) -> None:
+    """Puts what the environment sets over what is there. Raises InvalidRequest for a variable that means nothing."""
+    keys = {
+        f"{_PREFIX}{table}_{item.name}".upper(): (table, item.name, type(item.default))
+        for table, kind in _TABLES.items()
+        for item in fields(kind)
+    }
+    settings = {f"{_PREFIX}{item.name.upper()}": item.name for item in fields(Config)}
+    # In order of the names, so that KVGRPC_POOL=no comes before the keys of a pool.
+    for name, text in sorted(environment.items()):
+        if not name.startswith(_PREFIX) or _KUBERNETES.fullmatch(f"{name}={text}"):
+            continue
+        setting = settings.get(name)
+        if name in keys:
+            table, key, kind = keys[name]
+            there = merged.get(table)
+            merged[table] = (there if isinstance(there, dict) else {}) | {key: _parsed(f"{table}.{key}", kind, text)}
+        elif setting is None:
+            raise _unknown(name, [*settings, *keys])
+        elif setting == "pool" and text.lower() in ("0", "false", "no"):
+            merged[setting] = False
+        elif setting in _TABLES:
+            none = "; or no, for none" if setting == "pool" else ""
+            raise _invalid(name, f"is a table: set {', '.join(k for k in keys if k.startswith(name))}{none}")
+        else:
+            merged[setting] = text
+
+
+def _parsed(key: str, kind: type, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise _invalid(key, f"{text!r} is not usable: {error}") from error
+
+
+def _unknown(name: str, known: Iterable[str]) -> InvalidRequest:
+    """The error for a name that is no setting: names the nearest, or all where none is near."""
+    # Without what all variables have in common: it would make everything near.
+    own = {one.removeprefix(_PREFIX): one for one in known}
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX), own, 1)
+    hint = f"did you mean {own[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
+    return _invalid(name, f"is no setting; {hint}")
 
 
 _TEXTS = ("listen", "advertise", "engine_id", "weights_revision", "session_socket", "ready_file")

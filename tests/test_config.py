@@ -70,7 +70,7 @@ def test_the_environment_overrides_the_file(file: Path) -> None:
         "KVGRPC_COPY_THREADS": "1",
         "KVGRPC_READ_BLOCKS": "false",
         "KVGRPC_BANDWIDTH_LIMIT_BYTES_PER_S": "1e6",
-        "KVGRPC_UNRELATED": "kept out",
+        "UNRELATED_KVGRPC_ENGINE_ID": "kept out",
     }
     config = load(file, environment, {})
     assert (config.engine_id, config.listen) == ("from-environment", "127.0.0.1:7001")
@@ -94,11 +94,81 @@ def test_every_setting_but_the_tables_has_its_variable() -> None:
     assert all(getattr(config, name) != getattr(Config(), name) for name in names - {"ready_file", "exit_with_engine"})
 
 
+def test_a_key_of_a_table_has_a_variable_that_changes_it_alone(file: Path) -> None:
+    environment = {"KVGRPC_POOL_BLOCKS": "64", "KVGRPC_LIMITS_LEASE_TTL_S": "2.5", "KVGRPC_LIMITS_LEASES": "7"}
+    config = load(file, environment, {})
+    assert config.pool == PoolConfig(blocks=64, dtype="bfloat16")
+    assert config.limits == Limits(lease_ttl_s=2.5, blocks_per_request=100, leases=7)
+    assert load(None, {"KVGRPC_POOL_DTYPE": "int8"}, {}).pool == PoolConfig(dtype="int8")
+
+
+def test_no_pool_is_said_with_no_in_the_environment_and_a_key_makes_one_again(file: Path) -> None:
+    assert load(file, {"KVGRPC_POOL": "no"}, {}).pool is None
+    assert load(file, {"KVGRPC_POOL_LAYERS": "3", "KVGRPC_POOL": "No"}, {}).pool == PoolConfig(layers=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("KVGRPC_POOL", "num_layers=3", "is a table: set KVGRPC_POOL_LAYERS, KVGRPC_POOL_KV_HEADS"),
+        ("KVGRPC_POOL", "", "or no, for none"),
+        ("KVGRPC_LIMITS", "leases=3", "is a table: set KVGRPC_LIMITS_LEASE_TTL_S"),
+        ("KVGRPC_ENGINEID", "x", "did you mean KVGRPC_ENGINE_ID?"),
+        ("KVGRPC_DATA_PATH", "shm", "did you mean KVGRPC_DATA_PATHS?"),
+        ("KVGRPC_LEASE_TTL_S", "3", "did you mean KVGRPC_LIMITS_LEASE_TTL_S?"),
+        ("KVGRPC_POOL_LAYER", "3", "did you mean KVGRPC_POOL_LAYERS?"),
+        ("KVGRPC_engine_id", "x", "is no setting"),
+        ("KVGRPC_pool", "no", "is no setting"),
+        ("KVGRPC_PORT", "50051", "there are KVGRPC_ADVERTISE"),
+        ("KVGRPC_LISTEN_PORT", "50051", "did you mean KVGRPC_LISTEN?"),
+        ("KVGRPC_", "", "is no setting"),
+    ],
+)
+def test_a_variable_that_means_nothing_is_refused_with_what_to_set_instead(name: str, text: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(None, {name: text}, {})
+    (violation,) = caught.value.violations
+    assert violation.field == name
+    assert says in violation.description
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("KVGRPC_POOL_BLOCKS", "pool.blocks"), ("KVGRPC_LIMITS_LEASES", "limits.leases")]
+)
+@pytest.mark.parametrize("text", ["many", "1.5", "0", ""])
+def test_a_variable_that_cannot_be_is_refused_by_the_name_of_its_key(name: str, field: str, text: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(None, {name: text}, {})
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+@pytest.mark.parametrize("service", ["KVGRPC", "KVGRPC_PREFILL"])
+def test_variables_of_a_kubernetes_service_are_let_through(service: str) -> None:
+    environment = {
+        f"{service}_SERVICE_HOST": "10.0.0.7",
+        f"{service}_SERVICE_PORT": "50051",
+        f"{service}_SERVICE_PORT_GRPC": "50051",
+        f"{service}_PORT": "tcp://10.0.0.7:50051",
+        f"{service}_PORT_50051_TCP": "tcp://10.0.0.7:50051",
+        f"{service}_PORT_50051_TCP_PROTO": "tcp",
+        f"{service}_PORT_50051_TCP_PORT": "50051",
+        f"{service}_PORT_50051_TCP_ADDR": "10.0.0.7",
+    }
+    assert load(None, environment, {}) == Config()
+
+
 @pytest.mark.parametrize("text", ["bogus = 1", "[server]\nlisten = 1", "Listen = '127.0.0.1:1'"])
 def test_an_unknown_setting_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kvgrpc.toml"
     path.write_text(text)
     with pytest.raises(InvalidRequest, match="is no setting"):
+        load(path, {}, {})
+
+
+def test_a_setting_with_a_typo_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    path = tmp_path / "kvgrpc.toml"
+    path.write_text("data_path = 'shm'")
+    with pytest.raises(InvalidRequest, match="did you mean data_paths"):
         load(path, {}, {})
 
 

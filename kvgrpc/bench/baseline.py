@@ -139,12 +139,20 @@ class Baseline:
     # ---- gRPC
 
     async def empty_server(self) -> dict[str, Any]:
-        """A gRPC server of the same kind as ours, with one method that does nothing. Gives its address."""
+        """A gRPC server of the same kind as ours, whose methods do nothing. Gives its address."""
 
         async def nothing(request: bytes, context: object) -> bytes:  # noqa: ARG001 - what gRPC calls
             return b""
 
-        handler = grpc.method_handlers_generic_handler("Empty", {"Call": grpc.unary_unary_rpc_method_handler(nothing)})
+        async def echo(requests: object, context: Any) -> None:  # noqa: ARG001 - what gRPC calls
+            while (message := await context.read()) is not grpc.aio.EOF:
+                await context.write(message)
+
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Call": grpc.unary_unary_rpc_method_handler(nothing),
+            "Stream": grpc.stream_stream_rpc_method_handler(echo),
+        }
+        handler = grpc.method_handlers_generic_handler("Empty", methods)
         self._empty = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         self._empty.add_generic_rpc_handlers((handler,))
         port = self._empty.add_insecure_port("127.0.0.1:0")

@@ -82,14 +82,24 @@ class Latency:
         address = self._baseline.ask("empty_server")["address"]
         async with grpc.aio.insecure_channel(address) as channel:
             empty: Any = channel.unary_unary("/Empty/Call")
+            stream: Any = channel.stream_stream("/Empty/Stream")()
             pairs = []
             for _ in range(self._plan.pulls + _WARM):
                 theirs = await _timed(lambda: empty(b"", timeout=_CALL_S))
                 ours = await _timed(lambda: lightest(transfer_pb2.AcknowledgeTransfersRequest(), timeout=_CALL_S))
                 pairs.append((ours, theirs))
+            streamed = [await _timed(lambda: _echo(stream)) for _ in range(self._plan.pulls + _WARM)][_WARM:]
+            stream.cancel()
         del pairs[:_WARM]
         found.unary_ratio_empty = statistics.median(ours / theirs for ours, theirs in pairs)
-        found.details["empty_call_ms_p50"] = statistics.median(theirs for _, theirs in pairs) * 1e3
+        call_ms = statistics.median(theirs for _, theirs in pairs) * 1e3
+        stream_ms = statistics.median(streamed) * 1e3
+        found.details |= {
+            "empty_call_ms_p50": call_ms,
+            "empty_stream_ms_p50": stream_ms,
+            # A pull is a call and two questions over a stream, one after the other.
+            "one_block_pull_empty_ms": call_ms + 2 * stream_ms,
+        }
 
     async def _renewals(self, puller: Puller) -> float:
         """Milliseconds of one RenewLeases of 1,000 leases."""
@@ -113,6 +123,11 @@ class Latency:
         await asyncio.sleep(self._plan.idle_s)
         after, ended = self._destination.ask("processor_s")["seconds"], time.monotonic()
         return float((after - before) / (ended - began) * 100)
+
+
+async def _echo(stream: Any) -> None:
+    await stream.write(b"-")
+    await stream.read()
 
 
 async def _timed(call: Callable[[], Awaitable[object]]) -> float:

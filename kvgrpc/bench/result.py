@@ -10,7 +10,8 @@ BASELINES = {
     "raw_nixl": "NIXL called directly between two processes that map the same pools: descriptor lists, one transfer,"
     " polled until it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the"
     " target is polled every 100 us",
-    "empty": "a grpc.aio server whose one method returns no bytes",
+    "empty": "a grpc.aio server whose methods do nothing: one call, and one message each way over a stream;"
+    " details.one_block_pull_empty_ms is what the messages of a pull take when nobody does anything with them",
     "busy": "the server embedded in a process whose other thread runs pure Python, at sys.setswitchinterval(0.0002);"
     " details.busy_5ms_* at Python's own 5 ms",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",

@@ -1,10 +1,13 @@
 """Role "server" of a child process: a kvgrpc server on the event loop of the process, stamped and measured.
 
+Its pool is that of an attached engine, because the baselines write into it too: the server's own takes no writers.
 The same process may call its own server, beside a thread that runs pure Python: a server that is embedded in an engine.
 """
 
+import asyncio
 import contextlib
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +18,10 @@ from kvgrpc.bench.plan import pool
 from kvgrpc.bench.pulls import Puller
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason
-from kvgrpc.server import Server
+from kvgrpc.server import Server, calm_collector
 
 _WARM_PULLS = 10
 
@@ -26,6 +31,7 @@ class Serving:
 
     def __init__(self) -> None:
         self._server: Server | None = None
+        self._engine: Engine | None = None
         self._stamps = Stamps()
         self._stamps.install()
 
@@ -40,20 +46,31 @@ class Serving:
     async def start(self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int) -> Answer:
         """A server with a pool. Gives its address and the pool's descriptor."""
         await self.stop()
-        config = Config(
-            listen="127.0.0.1:0",
-            data_paths=tuple(data_paths),
-            pool=pool(block_bytes, blocks),
-            copy_threads=copy_threads,
-        )
-        self._server = Server(config)
-        await self._server.start()
+        with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
+            config = Config(
+                listen="127.0.0.1:0",
+                data_paths=tuple(data_paths),
+                pool=None,
+                copy_threads=copy_threads,
+                session_socket=f"{folder}/session.sock",
+                weights_revision="bench",
+            )
+            self._server = Server(config)
+            await self._server.start()
+            layout = pool(block_bytes, blocks).layout()
+            self._engine = await asyncio.to_thread(
+                Engine.attach, config.session_socket, pool=layout, kind=PoolKind.SERVER_MANAGED
+            )
+        calm_collector()
         fd, nbytes = self._server.shared_memory(0)
         return {"address": self._server.address, "nbytes": nbytes}, [fd]
 
     async def stop(self) -> Answer:
         """Ends the server."""
         server, self._server = self._server, None
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
         if server is not None:
             await server.stop()
         return {}, []

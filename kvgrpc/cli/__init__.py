@@ -11,13 +11,14 @@ def main() -> None:
     """Runs the command line; exits with its code."""
     try:
         from kvgrpc.cli.app import app
+
+        app()  # commands import what they need only when they run
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
-        if missing == "kvgrpc":
+        if missing in ("", "kvgrpc"):
             raise
         sys.stderr.write(
             f"kvgrpc: {missing} is not installed; the command line needs the server extra: "
             "pip install 'kvgrpc[server]'\n"
         )
         sys.exit(2)
-    app()

@@ -23,7 +23,9 @@ def _root() -> None:
 @bench.command()
 def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     data_paths: Annotated[str, typer.Option(help="Data paths to measure.")] = "shm,cma,nixl",
-    sizes: Annotated[str, typer.Option(help="Block sizes to measure, in KB.")] = "4096,64,16",
+    sizes: Annotated[
+        str | None, typer.Option(help="Block sizes to measure, in KB. Default 4096,64,16; with --quick 16.")
+    ] = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str, typer.Option(help="What to measure.")] = "bandwidth,latency,leases",
     repeats: Annotated[int | None, typer.Option(help="Pairs for each ratio. Default 9; with --quick 3.")] = None,
@@ -48,7 +50,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     plan = replace(
         base,
         data_paths=_choice("data-paths", data_paths, DATA_PATHS),
-        block_bytes=_sizes(sizes, base.pool_bytes),
+        block_bytes=base.block_bytes if sizes is None else _sizes(sizes, base.pool_bytes),
         layouts=_choice("layouts", layouts, LAYOUTS),
         parts=_choice("parts", parts, PARTS),
         repeats=base.repeats if repeats is None else max(repeats, 1),

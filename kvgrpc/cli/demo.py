@@ -6,13 +6,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.tree import Tree
 
 from kvgrpc.errors import KVGrpcError
 
 if TYPE_CHECKING:
+    from rich.tree import Tree
+
     from kvgrpc.demo.run import Result
     from kvgrpc.demo.spans import Span
 
@@ -44,21 +43,30 @@ def demo(
     from kvgrpc.demo.run import Options, run
 
     try:
-        result = asyncio.run(run(Options(datapath.value, corrupt_block, swap_grants)))
+        result = asyncio.run(run(datapath.value, Options(corrupt_block, swap_grants)))
     except (KVGrpcError, TimeoutError) as error:
         typer.echo(f"kvgrpc demo: {str(error) or 'a process did not answer in time'}", err=True)
         raise typer.Exit(1) from error
+    raise typer.Exit(report(result, as_json))
+
+
+def report(result: "Result", as_json: bool) -> int:
+    """Says what came of it; the exit code."""
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
         _show(result)
-    raise typer.Exit(0 if result.identical else 1)
+    return 0 if result.identical else 1
 
 
 PHASES = ("queue", "handshake", "open", "wire", "settle")
 
 
 def _show(result: "Result") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.tree import Tree
+
     console = Console()
     title = "Tokens decoded at D from KV that P computed, against one engine that did both; times in ms"
     table = Table(title=title, padding=(0, 1, 0, 0), box=None, header_style="bold")
@@ -88,7 +96,7 @@ def _text(tokens: list[int]) -> str:
     return repr(bytes(token for token in tokens if token < 256).decode(errors="replace"))
 
 
-def _grow(tree: Tree, span: "Span") -> None:
+def _grow(tree: "Tree", span: "Span") -> None:
     path = span.attributes.get("kvgrpc.data_path")
     detail = f", {int(span.attributes['kvgrpc.bytes']):,} bytes over {path}" if path else ""
     branch = tree.add(f"{span.name} [dim]at {span.service}, {span.ms:.2f} ms{detail}[/]")

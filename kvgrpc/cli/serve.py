@@ -83,7 +83,7 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
 
 
 async def _serve(settings: configuration.Config) -> int:
-    from kvgrpc.server import AddressInUse, Server
+    from kvgrpc.server import AddressInUse, Server, calm_collector
     from kvgrpc.service import telemetry
 
     server = Server(settings)
@@ -100,6 +100,7 @@ async def _serve(settings: configuration.Config) -> int:
         return _report(EXIT_POOL, error)
     except KVGrpcError as error:
         return _report(EXIT_CONFIG, error)
+    calm_collector()
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)

@@ -4,9 +4,9 @@
 
     async with connect("127.0.0.1:50051") as prefill, connect("127.0.0.1:50052") as decode:
         taken = await prefill.allocate(8)
-        handed_over = await prefill.finished_blocks(taken.blocks, token_ids)
+        handed_over = await prefill.finished_blocks(taken, token_ids)
         target = await decode.allocate(8)
-        pull = await decode.pull_blocks(handed_over.grant, token_ids, blocks=target.blocks)
+        pull = await decode.pull_blocks(handed_over.grant, token_ids, blocks=target)
         transfer = await decode.wait(pull.transfer.transfer_id, returned=True)
 
 Every call has a deadline, retries UNAVAILABLE only, and raises the errors of `kvgrpc.errors`. `connect_sync` gives the

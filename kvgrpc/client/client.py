@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 from grpc import aio
@@ -29,6 +29,7 @@ from kvgrpc.client.values import (
     group_blocks,
     in_seconds,
     lease_ref,
+    life_of,
 )
 from kvgrpc.client.waiting import wait
 from kvgrpc.client.watch import Cursor, Pace, Reply, Watch, WatchEvent, point_of
@@ -161,9 +162,9 @@ class Client:
         request = pool_pb2.AllocateBlocksRequest(allocation_id=allocation_id, **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
 
-    async def free(self, blocks: Blocks, **options: Unpack[opt.Change]) -> pool_pb2.FreeBlocksResponse:
+    async def free(self, blocks: Blocks, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
         """Gives blocks back. Those that are pinned come free at their last unpin."""
-        request = pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks))
+        request = pool_pb2.FreeBlocksRequest(**_own(blocks, options))
         return await self._call.change(self._pool.FreeBlocks, request, options)
 
     async def read_blocks(
@@ -182,8 +183,8 @@ class Client:
         """Hands finished blocks over: pins them under a lease and mints the READ grant that a consumer pulls with.
         Until the transfer's memory is RETURNED the caller does not reuse the blocks.
         """
-        chosen = {"transfer_key": secrets.token_bytes(16), "last": True, **fields(options)}
-        request = handoff_pb2.FinishedBlocksRequest(blocks=group_blocks(blocks), content=as_content(content), **chosen)
+        chosen = {"transfer_key": secrets.token_bytes(16), "last": True, **_own(blocks, options)}
+        request = handoff_pb2.FinishedBlocksRequest(content=as_content(content), **chosen)
         return await self._call.change(self._handoff.FinishedBlocks, request, options)
 
     async def pull_blocks(
@@ -193,12 +194,14 @@ class Client:
         *,
         blocks: Blocks | None = None,
         have_tokens: int = 0,
+        incarnation: int = 0,
         **options: Unpack[opt.Pull],
     ) -> handoff_pb2.PullBlocksResponse:
         """Pulls what a grant offers, or gives an earlier pull, by its transfer id, the blocks that it waits for.
 
         `blocks` None: not known yet; empty: nowhere, all was found locally, which releases the source. `have_tokens`
-        are those whose KV is here already. Returns at once; `wait` and `watch` tell the end.
+        are those whose KV is here already; `incarnation` is the life that ids in `blocks` are of, where those do not
+        say it. Returns at once; `wait` and `watch` tell the end.
         """
         request = handoff_pb2.PullBlocksRequest(**fields(options))
         if isinstance(pull, Grant):
@@ -208,7 +211,8 @@ class Client:
         if content is not None:
             request.content.CopyFrom(as_content(content))
         if blocks is not None:
-            destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens)
+            own = {"incarnation": incarnation or life_of(blocks)}
+            destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens, **own)
             request.destination.CopyFrom(destination)
         return await self._call.change(self._handoff.PullBlocks, request, options)
 
@@ -217,7 +221,7 @@ class Client:
     ) -> handoff_pb2.ReserveBlocksResponse:
         """Reserves blocks that a push will fill, and mints the WRITE grant for it."""
         request = handoff_pb2.ReserveBlocksRequest(
-            transfer_key=transfer_key, blocks=group_blocks(blocks), content=as_content(content), **fields(options)
+            transfer_key=transfer_key, content=as_content(content), **_own(blocks, options)
         )
         return await self._call.change(self._handoff.ReserveBlocks, request, options)
 
@@ -281,9 +285,7 @@ class Client:
         self, blocks: Blocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
     ) -> lease_pb2.GrantLeaseResponse:
         """Pins blocks and mints a READ grant, as finished_blocks does, without a transfer to follow."""
-        request = lease_pb2.GrantLeaseRequest(
-            blocks=group_blocks(blocks), content=as_content(content), **fields(options)
-        )
+        request = lease_pb2.GrantLeaseRequest(content=as_content(content), **_own(blocks, options))
         return await self._call.change(self._leases.GrantLease, request, options)
 
     async def renew_leases(
@@ -358,3 +360,8 @@ class Client:
         if block is not None:
             request.block.CopyFrom(admin_pb2.BlockRef(group=group, block=block))
         return await self._call.pages(self._admin.ListPins, request, options, "pins")
+
+
+def _own(blocks: Blocks, options: Mapping[str, object]) -> dict[str, Any]:
+    """Blocks of the engine that is called, with the life that their ids are of, and the other options."""
+    return {"blocks": group_blocks(blocks), "incarnation": life_of(blocks), **fields(options)}

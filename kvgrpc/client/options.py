@@ -27,6 +27,14 @@ class Change(Call, total=False):
     idempotency_key: str
 
 
+class OwnBlocks(Change, total=False):
+    """Of calls that name blocks of this engine. `incarnation` is the life that their ids are of: the header's of the
+    reply that gave them out. With the reply itself as `blocks` it needs no saying.
+    """
+
+    incarnation: int
+
+
 class Allocation(Change, total=False):
     """Of allocate and renew_allocation."""
 
@@ -39,7 +47,7 @@ class Renewing(Call, total=False):
     ttl_s: float
 
 
-class HandOver(Change, total=False):
+class HandOver(OwnBlocks, total=False):
     """Of finished_blocks. `transfer_key` is a fresh one and `last` is set unless given."""
 
     transfer_key: bytes
@@ -71,7 +79,7 @@ class Pull(Change, total=False):
     validate_only: bool
 
 
-class Reservation(Change, total=False):
+class Reservation(OwnBlocks, total=False):
     """Of reserve_blocks."""
 
     request_id: str
@@ -84,7 +92,7 @@ class Reservation(Change, total=False):
     validate_only: bool
 
 
-class LeaseTerms(Change, total=False):
+class LeaseTerms(OwnBlocks, total=False):
     """Of grant_lease and lease."""
 
     ttl_s: float
@@ -119,4 +127,5 @@ class Listing(Which, Rows, total=False):
 class Reading(Call, total=False):
     """Of read_blocks."""
 
+    incarnation: int
     layers: tuple[int, int]  # first layer, number of layers

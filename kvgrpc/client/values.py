@@ -17,9 +17,15 @@ from kvgrpc.v1.common_pb2 import (
     TokenContent,
 )
 from kvgrpc.v1.lease_pb2 import Lease, LeaseRef
+from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
 
-Blocks = Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]
-"""Block ids in token order: a list for a pool with one group, {group: ids} for several, or rows of an earlier reply."""
+Blocks = AllocateBlocksResponse | Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]
+"""Block ids in token order: what `allocate` replied, a list for a pool with one group, {group: ids} for several, or
+rows of an earlier reply.
+
+Only the whole reply says of which life of the engine the ids are. Say it of others with `incarnation`: else nothing
+guards, after a restart, what are somebody else's blocks then.
+"""
 
 Tokens = Sequence[int] | Content
 """Token ids in order, or a content made by `content` or `opaque_content`."""
@@ -86,6 +92,8 @@ def block_ids(blocks: BlockRuns | GroupBlocks) -> list[int]:
 
 def group_blocks(blocks: Blocks) -> list[GroupBlocks]:
     """Rows for a request, one a group."""
+    if isinstance(blocks, AllocateBlocksResponse):
+        return list(blocks.blocks)
     if isinstance(blocks, Mapping):
         return [GroupBlocks(group=group, blocks=block_runs(ids)) for group, ids in blocks.items()]
     rows = [row for row in blocks if isinstance(row, GroupBlocks)]
@@ -93,6 +101,11 @@ def group_blocks(blocks: Blocks) -> list[GroupBlocks]:
     if rows and ids:
         raise TypeError("blocks are ids or GroupBlocks, not both")
     return [GroupBlocks(group=0, blocks=block_runs(ids))] if ids else rows
+
+
+def life_of(blocks: Blocks) -> int:
+    """The life of the engine that block ids are of; 0 where they do not say."""
+    return blocks.header.incarnation if isinstance(blocks, AllocateBlocksResponse) else 0
 
 
 def as_content(tokens: Tokens) -> Content:

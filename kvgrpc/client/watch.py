@@ -1,9 +1,9 @@
 """Watching transfers for as long as one likes, over streams that end: what is read is neither repeated nor lost.
 
 Rules:
-* A stream is opened after the last message that was read, in the life that it belongs to. A message without a transfer
-  counts too: it says how far the server is where nothing matched. Where events may be missing,
-  or the engine has started over, the reader gets a marker in their place and lists; it is never left to guess.
+* A stream is opened after the last message that was read, in the life that it belongs to; one without a transfer counts
+  too: it says how far the server is while nothing matches. Where events may be missing, or the engine has started over,
+  the reader gets a marker in their place and lists; it is never left to guess.
 * Each stream has a deadline like any call. That it ends then is no news: the next one goes on where it stopped.
 * Between streams that failed there is a growing, jittered pause. A server that cannot be reached for `give_up_s` is
   the reader's problem: the last error is raised.

@@ -305,6 +305,13 @@ EngineNews = PullOpened | Received | Failed | BlocksReturned
 
 
 @dataclass(frozen=True)
+class WeightsUnknown:
+    """For people: this life of a peer was admitted although nobody can tell whether its weights are the same."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
 class TellEngine:
     """Something for the attached engine."""
 
@@ -313,5 +320,5 @@ class TellEngine:
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRenew | MakeOffer | MapPeer | UnmapPeer
-    | Post | Expect | TransferChanged | TellEngine
+    | Post | Expect | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip

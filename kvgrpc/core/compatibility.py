@@ -24,6 +24,8 @@ class EngineDescription:
     world_size: int
     memory_generation: int = 0
     features: tuple[str, ...] = ()
+    required_features: tuple[str, ...] = ()
+    """Those that a peer must have too."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,23 @@ GROUP_FIELDS: dict[str, str] = {
 """Fields of a group that must be equal, and why."""
 
 
+REASONS: dict[str, Reason] = {
+    "protocol_max": Reason.PROTOCOL_UNSUPPORTED,
+    "required_features": Reason.PROTOCOL_UNSUPPORTED,
+    "weights_revision": Reason.WEIGHTS_MISMATCH,
+}
+"""Of fields whose difference is no matter of pools."""
+
+
 def protocol(here: EngineDescription, there: EngineDescription) -> int | None:
     """The newest wire protocol that both speak, or None."""
     version = min(here.protocol_max, there.protocol_max)
     return version if version >= max(here.protocol_min, there.protocol_min) else None
+
+
+def weights_unknown(here: EngineDescription, there: EngineDescription) -> bool:
+    """Whether nothing says that both run the same weights. They are taken for the same: their operator vouches."""
+    return not here.weights_revision and not there.weights_revision
 
 
 def compare(here: EngineDescription, there: EngineDescription) -> list[Difference]:
@@ -69,7 +84,22 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
                 "the protocol ranges do not meet: upgrade the older engine",
             )
         )
-    if here.weights_revision != there.weights_revision:
+    for a, b in ((here, there), (there, here)):
+        lacking = sorted(set(a.required_features) - set(b.features))
+        if lacking:
+            found.append(
+                Difference(
+                    "required_features",
+                    " ".join(sorted(here.features)),
+                    " ".join(sorted(there.features)),
+                    False,
+                    f"engine {a.engine_id} requires {' '.join(lacking)}: upgrade engine {b.engine_id}",
+                )
+            )
+    if weights_unknown(here, there):
+        why = "neither engine states its weights: nobody can tell whether they are the same"
+        found.append(Difference("weights_revision", "", "", True, why))
+    elif here.weights_revision != there.weights_revision:
         found.append(
             Difference(
                 "weights_revision",
@@ -97,8 +127,7 @@ def check_compatible(here: EngineDescription, there: EngineDescription) -> None:
     blocking = [d for d in compare(here, there) if not d.bridgeable]
     if not blocking:
         return
-    reasons = {"protocol_max": Reason.PROTOCOL_UNSUPPORTED, "weights_revision": Reason.WEIGHTS_MISMATCH}
-    raise incompatible(reasons.get(blocking[0].field, Reason.INCOMPATIBLE_POOLS), there, blocking)
+    raise incompatible(REASONS.get(blocking[0].field, Reason.INCOMPATIBLE_POOLS), there, blocking)
 
 
 def incompatible(reason: Reason, there: EngineDescription, blocking: list[Difference]) -> KVGrpcError:
@@ -124,16 +153,15 @@ def _compare_pools(here: PoolLayout, there: PoolLayout) -> list[Difference]:
     found = []
     for i, (a, b) in enumerate(zip(here.groups, there.groups, strict=True)):
         found += _compare_groups(i, a, b)
-    shape_here = [(r.group, r.first_layer, r.layers, r.block_bytes) for r in here.regions]
-    shape_there = [(r.group, r.first_layer, r.layers, r.block_bytes) for r in there.regions]
+    shape_here, shape_there = _shapes(here), _shapes(there)
     if all(d.bridgeable for d in found) and shape_here != shape_there:
         found.append(
             Difference(
                 "pool.regions",
-                _shapes(shape_here),
-                _shapes(shape_there),
+                _told(shape_here),
+                _told(shape_there),
                 False,
-                "layers are packed into regions in another way",
+                "layers, keys and values are packed into regions in another way",
             )
         )
     return found
@@ -159,5 +187,14 @@ def _compare_groups(index: int, here: Group, there: Group) -> list[Difference]:
     return found
 
 
-def _shapes(shapes: list[tuple[int, int, int, int]]) -> str:
-    return f"{len(shapes)} regions of {sorted({s[3] for s in shapes})} bytes a block"
+_Shape = tuple[int, int, int, str, int]
+
+
+def _shapes(pool: PoolLayout) -> list[_Shape]:
+    """What of each region must be equal: group, layers, tensor, bytes of a block."""
+    return [(r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes) for r in pool.regions]
+
+
+def _told(shapes: list[_Shape]) -> str:
+    tensors = ", ".join(sorted({s[3] for s in shapes}))
+    return f"{len(shapes)} regions of {sorted({s[4] for s in shapes})} bytes a block ({tensors})"

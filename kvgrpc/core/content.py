@@ -71,11 +71,16 @@ class Content:
                 f"got {len(self.digests)} bytes",
             )
 
+    def has_digest(self, tokens: int) -> bool:
+        """Whether this chain has an h_K for K = `tokens`."""
+        within = 0 < tokens <= self.tokens and (tokens % UNIT_TOKENS == 0 or tokens == self.tokens)
+        return within or (self.partial is not None and self.partial[0] == tokens)
+
     def digest(self, tokens: int) -> bytes:
         """h_K for K = `tokens`. Raises OutOfRange (CONTENT_RANGE) for a K at which this chain has no digest."""
         if self.partial and self.partial[0] == tokens:
             return self.partial[1]
-        if 0 < tokens <= self.tokens and (tokens % UNIT_TOKENS == 0 or tokens == self.tokens):
+        if self.has_digest(tokens):
             units = -(-tokens // UNIT_TOKENS)
             return self.digests[(units - 1) * DIGEST_BYTES : units * DIGEST_BYTES]
         raise OutOfRange(
@@ -122,6 +127,11 @@ def chain(
     return Content(len(token_ids), b"".join(digests), partial=partial)
 
 
+def largest_use(own_tokens: int, offer_tokens: int) -> int:
+    """The largest K for a prompt whose tokens are known: the whole offer, or the own prompt in whole units."""
+    return offer_tokens if offer_tokens <= own_tokens else own_tokens - own_tokens % UNIT_TOKENS
+
+
 def claim(own: Content, offer_tokens: int, use_tokens: int) -> Claim:
     """What to ask of an offer of `offer_tokens` tokens. `use_tokens` 0 takes the largest K allowed.
 
@@ -131,7 +141,9 @@ def claim(own: Content, offer_tokens: int, use_tokens: int) -> Claim:
         if use_tokens not in (0, offer_tokens) or own.tokens != offer_tokens:
             raise OutOfRange(Reason.CONTENT_RANGE, "a content stated as an opaque id is used whole or not at all")
         return Claim(offer_tokens, opaque=own.opaque)
-    wanted = use_tokens or _largest(own, offer_tokens)
+    wanted = use_tokens or largest_use(own.tokens, offer_tokens)
+    if not use_tokens and not own.has_digest(wanted):
+        wanted -= wanted % UNIT_TOKENS
     _check_use(wanted, offer_tokens, own.tokens)
     return Claim(wanted, own.digest(wanted))
 
@@ -152,15 +164,6 @@ def check(offer: Content, wanted: Claim) -> None:
             Reason.CONTENT_MISMATCH,
             "the KV on offer was computed from other tokens, another adapter, salt or weights",
         )
-
-
-def _largest(own: Content, offer_tokens: int) -> int:
-    if offer_tokens <= own.tokens:
-        exact = offer_tokens % UNIT_TOKENS == 0 or offer_tokens == own.tokens
-        if exact or (own.partial and own.partial[0] == offer_tokens):
-            return offer_tokens
-        return offer_tokens - offer_tokens % UNIT_TOKENS
-    return own.tokens - own.tokens % UNIT_TOKENS
 
 
 def _check_use(tokens: int, offer_tokens: int, own_tokens: int) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.layout import PoolLayout
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.core.layout import PoolLayout, Region
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, PreconditionFailed, Reason
 
 Ids = NDArray[np.int64]
 
@@ -86,6 +86,29 @@ def check_ids(ids: Ids, blocks: int, field: str) -> None:
         raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: block {int(twice[0])} is listed twice")
 
 
+def holds(region: Region, layers: tuple[int, int]) -> bool:
+    """Whether a region holds some of `layers` = (first, count).
+
+    Raises InvalidRequest (INVALID_FIELD) when it holds others too: its blocks have no parts of which it is known what
+    layer they are.
+    """
+    first, end = layers[0], layers[0] + layers[1]
+    region_end = region.first_layer + region.layers
+    if region_end <= first or end <= region.first_layer:
+        return False
+    if region.first_layer < first or end < region_end:
+        raise InvalidRequest(
+            Reason.INVALID_FIELD,
+            "the range of layers cuts a region of the pool",
+            violations=(
+                FieldViolation(
+                    "layers", f"take all or none of layers {region.first_layer} to {region_end - 1}, which lie together"
+                ),
+            ),
+        )
+    return True
+
+
 def plan_runs(
     source: PoolLayout,
     destination: PoolLayout,
@@ -96,8 +119,8 @@ def plan_runs(
     """Coalesced runs that fill `destination_blocks` from `source_blocks`, per group, pairwise in order.
 
     `layers` = (first, count) restricts the move to those layers of every group; None moves all. Layouts must be
-    compatible (`kvgrpc.core.compatibility`). Raises OutOfRange, InvalidRequest or PreconditionFailed
-    (BLOCK_COUNT_MISMATCH, GROUP_MISMATCH) and never returns a run outside a listed block.
+    compatible (`kvgrpc.core.compatibility`). Raises OutOfRange, InvalidRequest (also for layers that cut a region) or
+    PreconditionFailed (BLOCK_COUNT_MISMATCH, GROUP_MISMATCH) and never returns a run outside a listed block.
     """
     groups = len(source.groups)
     if len(source_blocks) != groups or len(destination_blocks) != groups:
@@ -111,7 +134,7 @@ def plan_runs(
         check_ids(dst, destination.groups[i].blocks, f"destination group {i}")
     parts = []
     for here, there in zip(source.regions, destination.regions, strict=True):
-        if layers and not (layers[0] <= here.first_layer < layers[0] + layers[1]):
+        if layers and not holds(here, layers):
             continue
         src, dst = source_blocks[here.group], destination_blocks[here.group]
         parts.append(

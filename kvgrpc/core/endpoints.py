@@ -3,8 +3,10 @@
 Values only. The service carries them between leads, `kvgrpc.datapath` makes and uses them, the core hands them on.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Self
 
 
 class MemoryKind(Enum):
@@ -76,3 +78,13 @@ class RankEndpoint:
     cma: CmaEndpoint | None = None
     nixl: NixlEndpoint | None = None
     loopback: LoopbackEndpoint | None = None
+
+    def only(self, data_paths: Collection[str]) -> Self:
+        """The same without the parts of all other data paths."""
+        return replace(
+            self,
+            shm=self.shm if "shm" in data_paths else None,
+            cma=self.cma if "cma" in data_paths else None,
+            nixl=self.nixl if "nixl" in data_paths else None,
+            loopback=self.loopback if "loopback" in data_paths else None,
+        )

@@ -29,6 +29,8 @@ class Call:
     method: str = ""
     body: bytes = b""
     """Digest of the request without its key."""
+    incarnation: int = 0
+    """The life of this engine that the request's block ids are of; 0 where it does not say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,8 @@ class GiveDestination:
     destination: Destination
     after_step: int = 0
     validate_only: bool = False
+    key: bytes = b""
+    """The request's transfer key; where it is stated it is the pull's."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,10 @@ class RenewLeases:
 
 @dataclass(frozen=True)
 class ReleaseLease:
-    """Ends a lease before its time; from a peer it says that this consumer is done."""
+    """Ends a lease before its time."""
 
     call: Call
     lease: LeaseRef
-    consumer: str = ""
-    """The calling peer's engine id; empty for the owner and for routers."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from kvgrpc.core.layout import Group
 from kvgrpc.core.leases import END_REASON, Lease, LeaseState, ended_error
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.pins import Blocks, PinKind
-from kvgrpc.core.state import NodeState
+from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
 from kvgrpc.errors import (
@@ -80,9 +80,14 @@ class HandOver:
         return lease
 
     def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
-        """After a refusal: whether the lease will never come, so that nobody waits for it. What may pass is no end."""
+        """After a refusal: whether the lease will never come, so that nobody waits for it.
+
+        A client repeats a call that was refused for what may pass. Nothing repeats a call of the engine's session: it
+        has announced the lease already, and is told that it failed.
+        """
         state = self._state
-        if event.validate_only or not event.lease_id or isinstance(error, Exhausted | Unavailable):
+        repeated = event.call.principal != ENGINE and isinstance(error, Exhausted | Unavailable)
+        if event.validate_only or not event.lease_id or repeated:
             return False
         if state.leases.known(event.lease_id) or len(event.lease_id) > LEASE_ID_BYTES_MAX:
             return False
@@ -108,18 +113,13 @@ class HandOver:
         state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
-        """ReleaseLease: by owner or router it ends the lease, by a peer its part in it. An end stays as it was."""
+        """ReleaseLease: it ends a live lease. An end stays as it was."""
         state = self._state
         lease = self.find(event.lease)
         blocks = lease.blocks
-        if lease.live and event.consumer:
-            lease.finished.add(event.consumer)
-            self.count(lease)
-        elif lease.live:
+        if lease.live:
             self.end(lease, LeaseState.RELEASED)
-        freed: Blocks = ()
-        if not lease.live:
-            freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+        freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
         state.reply(event.call.id, Released(self.view(lease), freed))
 
     def void(self, event: LeasesVoided) -> None:

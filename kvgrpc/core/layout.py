@@ -36,6 +36,30 @@ class GroupKind(Enum):
     STATE = "state"
 
 
+class TensorKind(Enum):
+    """What a region holds of each of its layers."""
+
+    KEY_VALUE = "key_value"
+    """Keys and values of each block together, keys first."""
+    KEY = "key"
+    VALUE = "value"
+    LATENT = "latent"
+    """MLA's latent vectors."""
+    STATE = "state"
+
+
+WHOLE: dict[GroupKind, TensorKind] = {
+    GroupKind.FULL_ATTENTION: TensorKind.KEY_VALUE,
+    GroupKind.SLIDING_WINDOW: TensorKind.KEY_VALUE,
+    GroupKind.MLA: TensorKind.LATENT,
+    GroupKind.STATE: TensorKind.STATE,
+}
+"""What one region holds that has all of its layers."""
+_PARTS: dict[TensorKind, tuple[TensorKind, ...]] = {
+    kind: (TensorKind.KEY, TensorKind.VALUE) if kind is TensorKind.KEY_VALUE else (kind,) for kind in TensorKind
+}
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers that share a block table."""
@@ -79,6 +103,7 @@ class Region:
     offset: int
     stride_bytes: int
     block_bytes: int
+    tensor: TensorKind = TensorKind.KEY_VALUE
 
 
 @dataclass(frozen=True)
@@ -109,14 +134,13 @@ class PoolLayout:
     def fingerprint(self) -> str:
         """Hex digest of everything that two pools must share to exchange blocks without conversion.
 
-        Offsets, strides and block counts are left out: each side has its own.
+        Names, offsets, strides and block counts are left out: each side has its own.
         """
         parts = [
-            repr((g.name, g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order,
-                  g.window_tokens))
+            repr((g.kind.value, g.layers, g.block_tokens, g.kv_heads, g.head_dim, g.dtype, g.order, g.window_tokens))
             for g in self.groups
-        ]  # fmt: skip
-        parts += [repr((r.group, r.first_layer, r.layers, r.block_bytes)) for r in self.regions]
+        ]
+        parts += [repr((r.group, r.first_layer, r.layers, r.tensor.value, r.block_bytes)) for r in self.regions]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -124,9 +148,9 @@ def uniform_layout(group: Group, block_bytes_per_layer: int, layers_per_region: 
     """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back."""
     block_bytes = block_bytes_per_layer * layers_per_region
     region_bytes = block_bytes * group.blocks
-    count = group.layers // layers_per_region
+    count, tensor = group.layers // layers_per_region, WHOLE[group.kind]
     regions = tuple(
-        Region(0, i * layers_per_region, layers_per_region, i * region_bytes, block_bytes, block_bytes)
+        Region(0, i * layers_per_region, layers_per_region, i * region_bytes, block_bytes, block_bytes, tensor)
         for i in range(count)
     )
     return PoolLayout((group,), regions, region_bytes * count)
@@ -156,28 +180,51 @@ def _region_violations(layout: PoolLayout) -> list[FieldViolation]:
     if len(layout.regions) > REGIONS_MAX:
         return [FieldViolation("regions", f"are at most {REGIONS_MAX}")]
     found = []
+    usable = []
     spans = []
-    layers: dict[int, list[tuple[int, int]]] = {i: [] for i in range(len(layout.groups))}
     for i, region in enumerate(layout.regions):
-        if not 0 <= region.group < len(layout.groups):
-            found.append(FieldViolation(f"regions[{i}].group", "names no group"))
+        violation = _shape_violation(layout.groups, region, i)
+        if violation is not None:
+            found.append(violation)
             continue
-        if region.layers <= 0 or region.block_bytes <= 0 or region.offset < 0:
-            found.append(FieldViolation(f"regions[{i}]", "layers, block_bytes and offset must be positive"))
-            continue
-        if region.stride_bytes < region.block_bytes:
-            found.append(FieldViolation(f"regions[{i}].stride_bytes", "is smaller than block_bytes"))
-            continue
+        usable.append(region)
         blocks = layout.groups[region.group].blocks
         end = region.offset + (blocks - 1) * region.stride_bytes + region.block_bytes
         if end > layout.total_bytes:
             found.append(FieldViolation(f"regions[{i}]", f"ends at byte {end} of {layout.total_bytes}"))
         spans.append((region.offset, end, i))
-        layers[region.group].append((region.first_layer, region.first_layer + region.layers))
-    for group, ranges in layers.items():
-        if not _covers(ranges, layout.groups[group].layers):
-            found.append(FieldViolation(f"groups[{group}].layers", "regions must cover each layer exactly once"))
-    return found + _overlaps(layout, spans)
+    return found + _coverage_violations(layout.groups, usable) + _overlaps(layout, spans)
+
+
+def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> FieldViolation | None:
+    """What is wrong with a region by itself."""
+    if not 0 <= region.group < len(groups):
+        return FieldViolation(f"regions[{i}].group", "names no group")
+    if region.layers <= 0 or region.block_bytes <= 0 or region.offset < 0:
+        return FieldViolation(f"regions[{i}]", "layers, block_bytes and offset must be positive")
+    if region.stride_bytes < region.block_bytes:
+        return FieldViolation(f"regions[{i}].stride_bytes", "is smaller than block_bytes")
+    kind = groups[region.group].kind
+    if not set(_PARTS[region.tensor]) <= set(_PARTS[WHOLE[kind]]):
+        return FieldViolation(f"regions[{i}].tensor", f"a group of kind {kind.value} holds no {region.tensor.value}")
+    return None
+
+
+def _coverage_violations(groups: tuple[Group, ...], regions: list[Region]) -> list[FieldViolation]:
+    """Groups whose regions do not hold each part of each layer once."""
+    ranges: dict[tuple[int, TensorKind], list[tuple[int, int]]] = {}
+    for region in regions:
+        for part in _PARTS[region.tensor]:
+            span = (region.first_layer, region.first_layer + region.layers)
+            ranges.setdefault((region.group, part), []).append(span)
+    found = []
+    for i, group in enumerate(groups):
+        parts = _PARTS[WHOLE[group.kind]]
+        wrong = [part.value for part in parts if not _covers(ranges.get((i, part), []), group.layers)]
+        if wrong:
+            what = f"regions must hold the {' and '.join(wrong)} of each layer exactly once"
+            found.append(FieldViolation(f"groups[{i}].layers", what))
+    return found
 
 
 def _covers(ranges: list[tuple[int, int]], layers: int) -> bool:

@@ -42,6 +42,8 @@ class Limits:
     ended_leases: int = 65_536
     """Ended leases that are remembered, so that a late caller learns how they ended."""
     renewals_per_call: int = 10_000
+    quarantine_share: float = 0.5
+    """Of the blocks of a group: when more are in quarantine, no new work is taken."""
 
 
 def granted_ttl(asked_s: float | None, limits: Limits) -> float:

@@ -8,8 +8,8 @@ handshake makes a new object. What a death means for pulls and accesses is their
 from dataclasses import replace
 from typing import Protocol
 
-from kvgrpc.core.actions import HangUp, MapPeer, UnmapPeer
-from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.actions import HangUp, MapPeer, UnmapPeer, WeightsUnknown
+from kvgrpc.core.compatibility import EngineDescription, weights_unknown
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import PeerMapped
 from kvgrpc.core.ids import peer_key
@@ -84,6 +84,8 @@ class Lives:
                 raise Exhausted(Reason.LIMIT_EXCEEDED, f"{living} peers are connected", retry_delay_s=1.0)
             state.peers.pop(key, None)  # so that the newest is last
             known = state.peers[key] = Peer(description, endpoints, state.now)
+            if weights_unknown(state.pool, description):
+                state.emit(WeightsUnknown(key))
             self._source.peer_back(known)
         elif _lasting(known.description) != _lasting(description):
             raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
@@ -213,4 +215,4 @@ class Lives:
 
 def _lasting(description: EngineDescription) -> EngineDescription:
     """What stays the same for a whole incarnation."""
-    return replace(description, memory_generation=0, address="", features=())
+    return replace(description, memory_generation=0, address="", features=(), required_features=())

@@ -52,6 +52,7 @@ from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
+from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
 from kvgrpc.core.pulling import Pulls
@@ -137,6 +138,7 @@ class Node:
             self._handlers[type(event)](event)
             return self._take_actions()
         try:
+            state.check_life(call.incarnation)
             known = state.keys.begin(call)
             if known is Begun.NEW:
                 self._handlers[type(event)](event)
@@ -149,6 +151,18 @@ class Node:
     def next_deadline(self) -> float | None:
         """When `handle(Tick(), now)` has something to do, or None."""
         return self.state.timers.next_deadline()
+
+    def peers(self) -> list[PeerView]:
+        """All lives of other engines that are known, oldest first."""
+        return [self._peering.view(peer) for peer in self.state.peers.values()]
+
+    def oldest_posting(self) -> float | None:
+        """When the oldest posting in flight was posted, None while there is none."""
+        return self._pulls.oldest_posting()
+
+    def missing_proof(self, transfer_id: str) -> str:
+        """What would prove the blocks of an ended transfer to be at rest, for people."""
+        return self._pulls.missing_proof(transfer_id)
 
     def check(self) -> None:
         """Asserts the invariants that tie the tables together. For tests and simulators."""

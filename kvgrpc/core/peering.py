@@ -18,7 +18,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.handshakes import Admission, Dialling, Shake
 from kvgrpc.core.ids import peer_key
 from kvgrpc.core.lives import Lives
-from kvgrpc.core.peers import Peer
+from kvgrpc.core.peers import Peer, PeerView
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
@@ -30,6 +30,8 @@ class Waiting(Protocol):
     def peer_ready(self, address: str, peer: Peer) -> None: ...
 
     def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None: ...
+
+    def open_accesses(self, peer: str) -> int: ...
 
 
 class Peering:
@@ -47,6 +49,11 @@ class Peering:
     def attach(self, waiting: Waiting) -> None:
         """Names who waits; once, when the node is built."""
         self._waiting = waiting
+
+    def view(self, peer: Peer) -> PeerView:
+        """A peer as it is now."""
+        held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
+        return peer.view(self._state.now, held + self._waiting.open_accesses(peer.key))
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str) -> Peer | None:
         """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`.
@@ -71,7 +78,7 @@ class Peering:
         for peer in self._state.peers.values():
             if peer.dialled == event.address and peer.usable:
                 _check_engine(event.engine_id, peer)
-                self._state.reply(event.call.id, PeerConnected(peer.view(self._state.now)))
+                self._state.reply(event.call.id, PeerConnected(self.view(peer)))
                 return
         dial = self._dial(event.address, event.engine_id, event.call.trace)
         dial.calls.append((event.call.id, event.engine_id))
@@ -204,7 +211,7 @@ class Peering:
             except KVGrpcError as error:
                 self._state.refuse(call, error)
             else:
-                self._state.reply(call, PeerConnected(peer.view(self._state.now)))
+                self._state.reply(call, PeerConnected(self.view(peer)))
         self._waiting.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:

@@ -47,7 +47,7 @@ class Peer:
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that they were given."""
     accesses: dict[bytes, None] = field(default_factory=dict)
-    """Accesses that it holds here, in the order of opening."""
+    """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
 
     @property
     def key(self) -> str:
@@ -68,7 +68,7 @@ class Peer:
         assert state is self.state or state in STATES[self.state], f"{self.state} to {state}"
         self.state = state
 
-    def view(self, now: float) -> "PeerView":
+    def view(self, now: float, open_accesses: int) -> "PeerView":
         return PeerView(
             self.description.engine_id,
             self.description.incarnation,
@@ -76,7 +76,7 @@ class Peer:
             self.state,
             tuple(self.paths[rank] for rank in sorted(self.paths)),
             now - self.heard,
-            len(self.accesses),
+            open_accesses,
         )
 
 

@@ -50,6 +50,8 @@ class PinTable:
         self._pins: dict[tuple[str, PinKind], Pin] = {}
         self._shared = [np.zeros(n, dtype=np.int32) for n in blocks]
         self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
+        self.quarantined = [0] * len(blocks)
+        """Blocks of each group that are in quarantine; to be read only."""
 
     def check_free_for(self, kind: PinKind, blocks: Blocks) -> None:
         """Raises PreconditionFailed (BLOCK_PINNED) when a pin of `kind` would conflict. Changes nothing."""
@@ -81,6 +83,7 @@ class PinTable:
         """Turns the owner's TARGET into a QUARANTINE, in one step: the blocks are never free in between."""
         pin = self._pins.pop((owner, PinKind.TARGET))
         self._pins[owner, PinKind.QUARANTINE] = Pin(owner, PinKind.QUARANTINE, pin.blocks, now)
+        self._count_quarantined(pin.blocks, 1)
 
     def has(self, owner: str, kind: PinKind) -> bool:
         return (owner, kind) in self._pins
@@ -100,7 +103,7 @@ class PinTable:
         return [pin for pin in self if block in pin.blocks[group]]
 
     def count_blocks(self, group: int, kind: PinKind) -> int:
-        """Distinct blocks of a group that have a pin of that kind."""
+        """Distinct blocks of a group that have a pin of that kind. Linear in the number of pins."""
         parts = [pin.blocks[group] for pin in self._pins.values() if pin.kind is kind]
         return len(np.unique(np.concatenate(parts))) if parts else 0
 
@@ -120,8 +123,15 @@ class PinTable:
             assert (counts[0] == shared).all()
             assert (counts[1] == exclusive).all()
             assert not (exclusive & (shared > 0)).any()
+            assert self.quarantined[group] == self.count_blocks(group, PinKind.QUARANTINE)
+
+    def _count_quarantined(self, blocks: Blocks, step: int) -> None:
+        for group, ids in enumerate(blocks):
+            self.quarantined[group] += step * len(ids)
 
     def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
+        if kind is PinKind.QUARANTINE:
+            self._count_quarantined(blocks, step)
         for group, ids in enumerate(blocks):
             if kind in EXCLUSIVE:
                 self._exclusive[group][ids] = step > 0

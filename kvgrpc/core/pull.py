@@ -44,6 +44,9 @@ STAGES: dict[Stage, frozenset[Stage]] = {
 }
 """Which stage may follow which. The values are the names of the phases that people see."""
 
+AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
+"""While a pull is there its access is open at the source."""
+
 NEXT_STEPS: dict[Reason, Next] = {
     Reason.CONTENT_MISMATCH: Next.FIX_REQUEST,
     Reason.CONTENT_RANGE: Next.FIX_REQUEST,
@@ -97,6 +100,10 @@ class Pull:
     """Blocks of each group that the destination holds already."""
     opened: Opened | None = None
     postings: set[str] = field(default_factory=set)
+    """Those that may still access memory."""
+    unproved: set[str] = field(default_factory=set)
+    """Those of them that have ended, without proof that no access follows."""
+    posted_at: float = 0.0
     nbytes: int = 0
     next_renewal: float = 0.0
 
@@ -106,9 +113,37 @@ class Pull:
         self.stage = stage
 
     @property
+    def missing_proof(self) -> str:
+        """What would prove its blocks at rest, for people."""
+        flying = _ranks(self.postings - self.unproved)
+        lost = _ranks(self.unproved)
+        return "; ".join(
+            [f"the end of the posting of rank {rank}" for rank in flying]
+            + [
+                f"that the posting of rank {rank}, which its data path lost, accesses nothing more: known at the end "
+                "of the engine's life only"
+                for rank in lost
+            ]
+        )
+
+    @property
     def moves_nothing(self) -> bool:
         """Its engine has found everything locally."""
         return self.destination is not None and not any(len(ids) for ids in self.destination)
+
+
+def posting_name(transfer_id: str, rank: int) -> str:
+    """The posting of a rank for a transfer."""
+    return f"{transfer_id}/{rank}"
+
+
+def rank_of(posting_id: str) -> int:
+    """The rank of a posting."""
+    return int(posting_id.rpartition("/")[2])
+
+
+def _ranks(postings: set[str]) -> list[int]:
+    return sorted(map(rank_of, postings))
 
 
 PULL_TIMERS = (

@@ -24,10 +24,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
     claims = read_claims(event.token)
     if claims.access is not AccessKind.READ:
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
-    if event.key and event.key != claims.transfer_key:
-        raise PermissionDenied(
-            Reason.TRANSFER_KEY_MISMATCH, "this grant belongs to another request than the transfer key"
-        )
+    check_key(event.key, claims.transfer_key, "this grant")
     state.check_key(claims.transfer_key)
     if event.content is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
@@ -40,6 +37,12 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
             "of it",
         )
     return claims, claim
+
+
+def check_key(stated: bytes, key: bytes, what: str) -> None:
+    """Raises PermissionDenied (TRANSFER_KEY_MISMATCH) for a key that is stated and not the one of the request."""
+    if stated and stated != key:
+        raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
 
 
 def check_destination(state: NodeState, destination: Destination, tokens: int) -> tuple[Blocks, list[int]]:

@@ -13,7 +13,7 @@ from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import Blocks, PinKind
-from kvgrpc.core.pull import Pull, Stage
+from kvgrpc.core.pull import Pull, Stage, posting_name
 from kvgrpc.core.pull_checks import check_opened
 from kvgrpc.core.pull_ends import PullEnds
 from kvgrpc.core.pull_table import PullTable
@@ -146,6 +146,7 @@ class PullSteps:
         peer = state.peers[pull.peer]
         runs = plan_runs(peer.description.pool, state.pool.pool, source, pull.destination)
         pull.move(Stage.WIRE)
+        pull.posted_at = state.now
         state.timers.clear(Timer.QUEUE, pull.transfer_id)
         state.timers.set(Timer.TRANSFER, pull.transfer_id, state.now + pull.transfer_timeout_s)
         ranks = range(state.pool.world_size)
@@ -159,7 +160,7 @@ class PullSteps:
             paths=tuple(TransferPath(peer.paths[r], runs.total_bytes, len(runs)) for r in ranks),
         )
         for rank in ranks:
-            posting_id = f"{pull.transfer_id}/{rank}"
+            posting_id = posting_name(pull.transfer_id, rank)
             self._pulls.posted(pull, posting_id)
             state.emit(Post(rank, posting_id, pull.peer, runs, pull.transfer_id))
 

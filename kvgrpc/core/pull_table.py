@@ -97,11 +97,16 @@ class PullTable:
         """The pull of a posting that is not over."""
         return self._by_posting.get(posting_id)
 
+    def oldest_in_flight(self) -> Pull | None:
+        """The pull whose posting is in flight for the longest time; one that was lost is not in flight."""
+        return next((pull for id_, pull in self._by_posting.items() if id_ not in pull.unproved), None)
+
     def take_posting(self, posting_id: str) -> Pull | None:
         """The pull of a posting that is over."""
         pull = self._by_posting.pop(posting_id, None)
         if pull is not None:
             pull.postings.discard(posting_id)
+            pull.unproved.discard(posting_id)
         return pull
 
     def __iter__(self) -> Iterator[Pull]:

@@ -22,8 +22,8 @@ from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import PinKind
-from kvgrpc.core.pull import LOST_SOURCE, TIMEOUTS, Pull, Stage
-from kvgrpc.core.pull_checks import check_destination, check_pull
+from kvgrpc.core.pull import AT_ISSUER, LOST_SOURCE, TIMEOUTS, Pull, Stage, rank_of
+from kvgrpc.core.pull_checks import check_destination, check_key, check_pull
 from kvgrpc.core.pull_ends import PullEnds
 from kvgrpc.core.pull_steps import PullSteps
 from kvgrpc.core.pull_table import PullTable
@@ -91,6 +91,7 @@ class Pulls:
         pull = self._pulls.find(event.transfer_id)
         if transfer.direction is not Direction.RECEIVE:
             raise NotFound(Reason.TRANSFER_NOT_FOUND, f"transfer {transfer.id} is no pull")
+        check_key(event.key, transfer.key, "this transfer")
         if transfer.over or pull is None:
             why = f": {transfer.failure.message}" if transfer.failure else ""
             raise PreconditionFailed(Reason.TRANSFER_ENDED, f"transfer {transfer.id} is over{why}")
@@ -239,12 +240,14 @@ class Pulls:
     def _lost(self, event: PostingEnded) -> None:
         """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""
         pull = self._pulls.of_posting(event.posting_id)
-        if pull is not None and pull.stage is not Stage.ENDED:
+        if pull is None:
+            return
+        pull.unproved.add(event.posting_id)
+        if pull.stage is not Stage.ENDED:
             self._broke(pull, event)
 
     def _broke(self, pull: Pull, event: PostingEnded) -> None:
-        rank = int(event.posting_id.rpartition("/")[2])
-        self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank)
+        self._ends.fail_with(pull, Reason.DATA_PATH_FAILED, event.message, rank=rank_of(event.posting_id))
 
     def step_done(self) -> None:
         """Pulls that waited for the engine's step are tried again."""
@@ -270,7 +273,21 @@ class Pulls:
             reason, message = TIMEOUTS[timer]
             self._ends.fail_with(pull, reason, message.format(phase=pull.stage.value))
 
-    # -- for checks
+    # -- for people and checks
+
+    def open_accesses(self, peer: str) -> int:
+        """Accesses that this engine has open at that life of a peer."""
+        return sum(pull.stage in AT_ISSUER for pull in self._pulls.of_peer(peer))
+
+    def oldest_posting(self) -> float | None:
+        """When the oldest posting in flight was posted."""
+        pull = self._pulls.oldest_in_flight()
+        return None if pull is None else pull.posted_at
+
+    def missing_proof(self, transfer_id: str) -> str:
+        """What would prove the blocks of an ended pull to be at rest; empty when they are, or it is not over."""
+        pull = self._pulls.find(transfer_id)
+        return pull.missing_proof if pull is not None and pull.stage is Stage.ENDED else ""
 
     def wanted_pins(self) -> set[tuple[str, PinKind]]:
         """The pins that pulls have reason for: their targets, or what is left of them after the end."""

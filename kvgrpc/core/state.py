@@ -35,6 +35,7 @@ from kvgrpc.core.pins import Blocks, PinTable
 from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
 from kvgrpc.errors import (
+    Aborted,
     Exhausted,
     InvalidRequest,
     KVGrpcError,
@@ -168,6 +169,14 @@ class NodeState:
             )
         return tuple(blocks)
 
+    def check_life(self, incarnation: int) -> None:
+        """Raises Aborted (INCARNATION_CHANGED) when block ids are of another life than this one; 0 is not checked."""
+        if incarnation not in (0, self.incarnation):
+            raise Aborted(
+                Reason.INCARNATION_CHANGED,
+                "the block ids are of another life of this engine: they are somebody else's now, allocate anew",
+            )
+
     def check_owned(self, blocks: Blocks) -> None:
         """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for free blocks of a pool that this server manages."""
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
@@ -186,9 +195,23 @@ class NodeState:
             )
 
     def check_open(self) -> None:
-        """Raises Unavailable (DRAINING) while the server takes no new leases, pulls and allocations."""
+        """Raises Unavailable (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations are
+        taken.
+        """
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this server is shutting down and takes no new work")
+        if full := self.quarantine_full():
+            raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
+
+    def quarantine_full(self) -> str:
+        """Which group has too many blocks in quarantine, for people; empty while none has."""
+        for group, count in enumerate(self.pins.quarantined):
+            if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
+                return (
+                    f"{count} of {blocks} blocks of group {group} are in quarantine: ListPins says what would prove "
+                    "them at rest; attach the engine anew if that does not come"
+                )
+        return ""
 
     def check_room(self) -> None:
         """Raises Exhausted (QUEUE_FULL) when there are as many transfers as may be."""

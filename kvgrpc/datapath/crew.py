@@ -98,10 +98,14 @@ class Crew:
     def start(self, posting: PiecesPosting) -> None:
         """Hands out the pieces; the first posting starts the threads. From one thread only.
 
+        A single piece, which is a small one, is copied before this returns: to hand it over takes longer.
         Raises DataPathFailed after `close`.
         """
         if self._closed:
             raise DataPathFailed("the data path is closed")
+        if posting.pieces == 1:
+            posting.run(0)
+            return
         if not self._threads and posting.pieces:
             self._threads = [
                 # Daemons, so that a program that forgets to close still ends.

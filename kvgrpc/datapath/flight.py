@@ -1,6 +1,7 @@
 """A posting in flight, and the link to a peer that it runs on. Used by the mover's thread only."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -91,11 +92,11 @@ class Flight:
         """Gets as far as it can without waiting; its end, when it has come. Never raises."""
         while True:
             if self._current is not None:
-                ended = self._look(now)
+                ended = self._look()
                 if ended is not None or self._current is not None:
                     return ended
             if self._next is None:
-                return self._end(now, PostingState.DONE)
+                return self._end(PostingState.DONE)
             if self._pace is not None and self.start_at is None:
                 self.start_at = self._pace.book(self._next.total_bytes, now)
                 self._began = self._began or now
@@ -104,13 +105,13 @@ class Flight:
             if (ended := self._start(self._next, now)) is not None:
                 return ended
 
-    def abandon(self, now: float, error: str, quiesced: bool) -> PostingEnded:
+    def abandon(self, error: str, quiesced: bool) -> PostingEnded:
         """Its end when the data path was closed under it; `quiesced`: whether that went well."""
-        if self._current is not None and (ended := self._look(now)) is not None:
+        if self._current is not None and (ended := self._look()) is not None:
             return ended
         if self._current is None and self._next is None:
-            return self._end(now, PostingState.DONE)
-        return self._end(now, PostingState.FAILED, error, quiesced or self._current is None)
+            return self._end(PostingState.DONE)
+        return self._end(PostingState.FAILED, error, quiesced or self._current is None)
 
     def _start(self, runs: Runs, now: float) -> PostingEnded | None:
         self._began = self._began or now
@@ -119,36 +120,36 @@ class Flight:
         try:
             self._current = self.link.read(runs, self.wake)
         except KVGrpcError as error:
-            return self._end(now, PostingState.FAILED, error.message)
+            return self._end(PostingState.FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
             # Not the error that says "nothing was started": what is under way, nobody knows.
             _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
-            return self._end(now, PostingState.FAILED, _text(error), quiesced=False)
+            return self._end(PostingState.FAILED, _text(error), quiesced=False)
         self._current_bytes = runs.total_bytes
         self.news_at = now
         return None
 
-    def _look(self, now: float) -> PostingEnded | None:
+    def _look(self) -> PostingEnded | None:
         """Whether the slice under way has ended; the posting's end, when it failed."""
         assert self._current is not None
         try:
             state, error = self._current.poll(), self._current.error
         except Exception as bug:  # noqa: BLE001 - logged, and the thread goes on
             _log.exception("%s lost posting %s", self.link.path.name, self.posting)
-            return self._end(now, PostingState.FAILED, _text(bug), quiesced=False)
+            return self._end(PostingState.FAILED, _text(bug), quiesced=False)
         if state is PostingState.PENDING:
             return None
         self.news_at = None
         if state is PostingState.FAILED:
-            return self._end(now, PostingState.FAILED, error)
+            return self._end(PostingState.FAILED, error)
         self._current = None
         self._nbytes += self._current_bytes
         self._next = next(self._slices, None)
         return None
 
-    def _end(self, now: float, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
+    def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
         self.link.unproved |= not quiesced
-        wire_s = 0.0 if self._began is None else now - self._began
+        wire_s = 0.0 if self._began is None else time.monotonic() - self._began
         return PostingEnded(self.posting, state, self._nbytes, wire_s, error, quiesced)
 
 

@@ -1,5 +1,6 @@
 """A rank in the lead's own process: its memory, its data paths, its mover, and their reports as events."""
 
+import logging
 from collections.abc import Callable
 
 from kvgrpc.core import events
@@ -11,8 +12,13 @@ from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
 
+_log = logging.getLogger(__name__)
+
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
+
+_KEPT: list[SharedMemory | PrivateMemory] = []
+"""What is not at rest although its rank was closed."""
 
 
 def make_paths(
@@ -75,8 +81,9 @@ class LocalRank:
     def offer(self, key: str) -> None:
         self._mover.offer(key)
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
-        self._mover.connect(peer, endpoint, self._order)
+    def map_peer(self, peer: str, endpoint: RankEndpoint, allowed: tuple[str, ...] | None = None) -> None:
+        """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
+        self._mover.connect(peer, endpoint, self._order if allowed is None else allowed)
 
     def unmap_peer(self, peer: str) -> None:
         self._mover.disconnect(peer)
@@ -100,10 +107,17 @@ class LocalRank:
         assert isinstance(self.memory, SharedMemory)
         return self.memory.as_numpy()[offset : offset + nbytes].tobytes()
 
-    def close(self, deadline_s: float) -> None:
-        """Ends the mover and its paths, then lets go of the memory."""
+    def close(self, deadline_s: float) -> bool:
+        """Ends the mover and its paths; whether the memory is at rest. It is let go of only then, else kept for ever:
+        a library that still reads or writes freed memory would hit somebody else's.
+        """
         if self._mover.close(deadline_s):
             self.memory.close()
+            return True
+        if self.memory not in _KEPT:
+            _KEPT.append(self.memory)
+        _log.error("the memory of rank %d is kept: a data path may still use it", self._rank)
+        return False
 
     def _report(self, report: reports.Report) -> None:
         match report:

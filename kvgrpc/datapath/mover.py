@@ -83,6 +83,7 @@ class Mover:
         self._expected: set[str] = set()
         self._offered = False
         self._close_at: float | None = None
+        self._at_rest = False
         self._news_at = 0.0
         self._busy_since: float | None = None
         self._oldest_news_at: float | None = None
@@ -140,8 +141,9 @@ class Mover:
     def close(self, deadline_s: float) -> bool:
         """Lets postings end for `deadline_s`, then closes links and paths under those that have not.
 
-        Returns whether all is closed: False only when a library does not return. Every posting has
-        been reported by then. Idempotent; not from `report`.
+        Returns whether the memory is at rest: False when a library does not return or did not close,
+        and then its memory must stay. Every posting has been reported if it returned. Idempotent; not
+        from `report`.
         """
         with self._lock:
             if not self._closed:
@@ -151,7 +153,7 @@ class Mover:
         if self._thread.ident is None:  # never started: there is nothing but the paths
             self._thread.start()
         self._thread.join(deadline_s + _STUCK_S)
-        return not self._thread.is_alive()
+        return self._at_rest and not self._thread.is_alive()
 
     def _enqueue(self, command: Callable[[], None]) -> None:
         with self._lock:
@@ -356,11 +358,12 @@ class Mover:
             if id(link) not in busy:
                 link.close()
         errors = {path.name: self._close_path(path) for path in self._paths.values()}
+        self._at_rest = not any(errors.values())
         links = {id(item.link): item.link for item in self._flights.values()}
         for item in self._flights.values():
             quiesced = not errors[item.link.path.name]
             why = "the mover was closed before the posting ended"
-            self._report_end(item.abandon(time.monotonic(), why, quiesced))
+            self._report_end(item.abandon(why, quiesced))
         for link in links.values():  # closed with their paths
             if link.closing:
                 self._report(Disconnected(link.peer, errors[link.path.name]))

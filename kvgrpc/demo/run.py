@@ -1,17 +1,17 @@
 """The demo's run: a router that sends each prompt through both engines and compares with one engine that does both."""
 
 import asyncio
-import contextlib
 import os
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvgrpc import client
-from kvgrpc.demo.processes import EngineProcess, engine, server
+from kvgrpc.demo.processes import DemoFailed, EngineProcess, engine, server
 from kvgrpc.demo.spans import Receiver, Span, receiver
 from kvgrpc.v1 import transfer_pb2
 
@@ -30,6 +30,8 @@ PROMPTS = (
 )
 TOKENS = 24
 SPANS_TIMEOUT_S = 5.0
+SPANS = frozenset({"kvgrpc.send", "kvgrpc.receive"})
+"""What the two servers say of each transfer."""
 RETURNED_TIMEOUT_S = 10.0
 
 
@@ -37,7 +39,6 @@ RETURNED_TIMEOUT_S = 10.0
 class Options:
     """What the demo is asked to do."""
 
-    data_path: str = "auto"
     corrupt: bool = False
     """Change a received block before decoding: the comparison must notice."""
     swap_grants: bool = False
@@ -98,13 +99,37 @@ class Result:
         }
 
 
-async def run(options: Options) -> Result:
+async def run(data_path: str, options: Options) -> Result:
     """Starts everything, runs every prompt, ends everything. Raises DemoFailed when a process does not do its part."""
+    async with started(data_path) as stage:
+        return await stage.run(options)
+
+
+class Stage:
+    """Servers, engines and the receiver of spans, started. What one run leaves at D, the next one finds there."""
+
+    def __init__(self, engines: list[EngineProcess], clients: list[client.Client], spans: Receiver) -> None:
+        self._engines = engines
+        self._clients = clients
+        self._spans = spans
+
+    async def run(self, options: Options) -> Result:
+        """Runs every prompt."""
+        router = _Router(options, self._engines, self._clients)
+        prompts = await router.run_all()
+        leases, pins = await router.leftovers()
+        trace = await _trace(self._spans, router.last_span)
+        return Result(prompts, leases, pins, router.last_span.trace_id, trace)
+
+
+@asynccontextmanager
+async def started(data_path: str) -> AsyncIterator[Stage]:
+    """Starts everything, and ends it."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgrpc-demo-")))
         spans, environment = await stack.enter_async_context(receiver())
         addresses = [
-            await stack.enter_async_context(server(folder, name, options.data_path, environment)) for name in ("P", "D")
+            await stack.enter_async_context(server(folder, name, data_path, environment)) for name in ("P", "D")
         ]
         engines = await asyncio.gather(
             *(
@@ -113,11 +138,7 @@ async def run(options: Options) -> Result:
             )
         )
         clients = [await stack.enter_async_context(client.connect(address)) for address in addresses]
-        router = _Router(options, engines, clients)
-        prompts = await router.run_all()
-        leases, pins = await router.leftovers()
-        trace = await _trace(spans, router.last_span)
-        return Result(prompts, leases, pins, router.last_span.trace_id, trace)
+        yield Stage(engines, clients, spans)
 
 
 class _Router:
@@ -208,10 +229,13 @@ def _with_transfer(result: PromptResult, transfer: transfer_pb2.Transfer) -> Pro
 
 
 async def _trace(spans: Receiver, root: Span) -> list[Span]:
-    """The tree under the router's span, once both servers have exported theirs."""
+    """The tree under the router's span, once both servers have exported theirs. Raises DemoFailed if they do not."""
     spans.spans.append(root)
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(SPANS_TIMEOUT_S):
-            while not {"kvgrpc.send", "kvgrpc.receive"} <= spans.names(root.trace_id):  # noqa: ASYNC110
+            while SPANS - spans.names(root.trace_id):  # noqa: ASYNC110 - once, at the end
                 await asyncio.sleep(0.05)
+    except TimeoutError:
+        missing = ", ".join(sorted(SPANS - spans.names(root.trace_id)))
+        raise DemoFailed(f"no span {missing} came for trace {root.trace_id} within {SPANS_TIMEOUT_S:g} s") from None
     return spans.tree(root.trace_id)

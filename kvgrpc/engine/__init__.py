@@ -12,11 +12,11 @@ No gRPC, no thread in the scheduler's process, and nothing here waits for a peer
 what is there.
 """
 
+from kvgrpc.engine.connection import LeadDied
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
 from kvgrpc.engine.handles import Content, HandOver, Pull, content
 from kvgrpc.engine.rank import Rank
-from kvgrpc.engine.refusals import LeadDied
 from kvgrpc.engine.ticket import RankTicket
 
 __all__ = [

@@ -11,16 +11,23 @@ import socket
 import time
 import weakref
 
-from kvgrpc.engine.refusals import LeadDied, refusal
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import FrameReader
+from kvgrpc.wire.values import stated_error
 
 READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 30.0
 """Making and populating a large pool takes seconds."""
 SEND_TIMEOUT_S = 10.0
 """A lead reads at once; one that has not read for this long is stopped or dead."""
+
+
+class LeadDied(Unavailable):
+    """The session ended without being asked to: the lead or a worker is gone, and every lease and transfer with it.
+
+    No event follows. See `Engine` for what becomes of the memory.
+    """
 
 
 class Connection:
@@ -55,7 +62,7 @@ class Connection:
     def attach(self, frame: bytes) -> tuple[session_pb2.ServerFrame, int]:
         """Sends the first frame and waits for its answer: (frame, descriptor or -1).
 
-        Raises the lead's refusal, see `refusals`, and Unavailable when it does not answer.
+        Raises the lead's refusal, and Unavailable when it does not answer.
         """
         self.send(frame)
         deadline = time.monotonic() + ATTACH_TIMEOUT_S
@@ -67,7 +74,7 @@ class Connection:
                 self._ready += self._read(descriptors)
             answer = self._ready.pop(0)
             if answer.HasField("refused"):
-                raise refusal(answer.refused.reason, answer.refused.message)
+                raise stated_error(answer.refused.code, answer.refused.reason, answer.refused.message)
         except KVGrpcError:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -16,21 +16,22 @@ engine computes or pulls again what it was waiting for; references that it keeps
 drop then, since no BlocksReturned comes for them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
 from kvgrpc.core import grants
+from kvgrpc.core.content import largest_use
 from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN, mint_lease_id
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import granted_ttl
-from kvgrpc.engine.connection import Connection
+from kvgrpc.engine.connection import Connection, LeadDied
 from kvgrpc.engine.events import BlocksReturned, Event, Received
-from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks, usable_tokens
+from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.engine.outbox import Outbox
-from kvgrpc.engine.refusals import LeadDied, refusal
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.engine.transfers import Transfers
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
@@ -38,7 +39,9 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, limits_from_proto, pool_from_proto, pool_to_proto
 from kvgrpc.wire.frames import encode
-from kvgrpc.wire.values import duration
+from kvgrpc.wire.values import duration, stated_error
+
+_log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 _T = TypeVar("_T")
@@ -60,6 +63,7 @@ class Engine:
         self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
         self._secret = attached.session_secret
         self._grant_key = grants.signing_key(self._secret)
+        self._world_size = max(attach.world_size, 1)
         self._lead: LeadProcess | None = None
         self._leases = 0
         self._outbox = Outbox()
@@ -202,7 +206,7 @@ class Engine:
             use_tokens=use_tokens,
             priority=priority,
         )
-        usable = usable_tokens(content.tokens, offer_tokens, use_tokens)
+        usable = use_tokens or largest_use(content.tokens, offer_tokens)
         pull = Pull(ask=self._ask, request_id=request_id, use_tokens=usable)
         pull.unsent = self._ask(pull, traceparent, pull_blocks=request).pull_blocks
         self._unsent.append(pull)
@@ -214,7 +218,12 @@ class Engine:
         self._ask(None, cancel_transfer=request)
 
     def step_done(self, step: int) -> None:
-        """All work of steps up to `step` is done; for engines whose only rank is in this process."""
+        """All work of steps up to `step` is done; for engines whose only rank is in this process, and reports none.
+
+        Raises InvalidRequest for an engine with several ranks.
+        """
+        if self._world_size != 1:
+            raise InvalidRequest(Reason.INVALID_FIELD, "each of several ranks reports its own steps: Rank.step_done")
         self._outbox.add_silent(step_done=rank_pb2.StepReport(step=step))
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
@@ -300,7 +309,7 @@ class Engine:
         finally:
             del self._answers[call_id]
         if answer.HasField("failure"):
-            raise refusal(answer.failure.reason, answer.failure.message)
+            raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
         return answer
 
     def _read(self, timeout_s: float) -> bool:
@@ -323,6 +332,8 @@ class Engine:
             if answer.HasField("allocate_blocks"):
                 given = pool_pb2.FreeBlocksRequest(blocks=answer.allocate_blocks.blocks)
                 self._ask(None, free_blocks=given)
+        elif not answer.call_id:
+            _log.error("the lead refused what is answered only then: %s", answer.failure.message)
 
     def _guard(self, work: Callable[[], _T]) -> _T:
         """Does it; adds to LeadDied what a lead of this engine's own said last."""

@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from kvgrpc.core import grants
-from kvgrpc.core.content import UNIT_TOKENS
 from kvgrpc.core.descriptors import to_runs
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
@@ -136,11 +135,6 @@ class Pull(Handle):
             transfer_id=self.transfer_id, destination=destination, after_step=after_step
         )
         self.ask(self, pull_blocks=request)
-
-
-def usable_tokens(own_tokens: int, offer_tokens: int, use_tokens: int) -> int:
-    """The K that a pull of `offer_tokens` uses: as asked, else the whole offer, or the own prompt in whole units."""
-    return use_tokens or (offer_tokens if offer_tokens <= own_tokens else own_tokens - own_tokens % UNIT_TOKENS)
 
 
 def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvgrpc.engine.refusals import LeadDied
+from kvgrpc.engine.connection import LeadDied
 from kvgrpc.errors import Reason
 
 READY_TIMEOUT_S = 60.0

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from kvgrpc.core import events
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-from kvgrpc.engine.connection import Connection
-from kvgrpc.engine.refusals import LeadDied
+from kvgrpc.engine.connection import Connection, LeadDied
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import InternalError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import endpoint_from_proto, pool_from_proto
@@ -59,6 +58,7 @@ class Rank:
         self._send_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._shared: SharedMemory | None = None
+        self._at_rest = True
         try:
             self._attach(ticket, memory, data_paths, copy_threads)
         except BaseException:
@@ -80,13 +80,23 @@ class Rank:
         self._send(events.StepDone(self.rank, step))
 
     def close(self) -> None:
-        """Detaches; memory of one's own is at rest then. Idempotent."""
+        """Detaches; memory of one's own is at rest when this returns. Idempotent.
+
+        Raises InternalError (DATA_PATH_FAILED) when a data path may still use that memory, as often as it is called:
+        keep the memory as it is, and end the process.
+        """
         self._connection.shutdown()
         if self._thread is not None:
             self._thread.join()
         self._connection.close()
         if self._shared is not None:
             self._shared.close()
+        if not self._at_rest:
+            raise InternalError(
+                Reason.DATA_PATH_FAILED,
+                f"a data path of rank {self.rank} did not close and may still use its memory: free and reuse nothing "
+                "of it, and end this process",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +115,7 @@ class Rank:
             return
         paths, _ = make_paths(memory, data_paths, copy_threads)
         mover = LocalRank(self.rank, memory, paths, self._report)
+        self._at_rest = False
         self._thread = threading.Thread(target=self._obey, args=(mover,), name=f"kvgrpc-rank-{self.rank}", daemon=True)
         self._thread.start()
 
@@ -138,25 +149,30 @@ class Rank:
             while not self._connection.closed:
                 for frame in self._connection.receive(None):
                     for command in frame.commands.commands:
-                        _perform(mover, command)
+                        _perform(self.rank, mover, command)
         except LeadDied:
             _log.debug("the session of rank %d is over", self.rank)
         except Exception:  # noqa: BLE001 - logged; the session ends
             _log.exception("rank %d could not perform a command of its lead", self.rank)
         finally:
             self._connection.shutdown()
-            mover.close(CLOSE_S)
+            self._at_rest = mover.close(CLOSE_S)
 
 
-def _perform(mover: LocalRank, command: rank_pb2.RankCommand) -> None:
+def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:
     match command.WhichOneof("command"):
         case "offer":
             mover.offer(command.offer.key)
         case "connect":
-            mover.map_peer(command.connect.peer, endpoint_from_proto(command.connect.endpoint))
+            wire.check_peer_rank(rank, command.connect)
+            mover.map_peer(
+                command.connect.peer, endpoint_from_proto(command.connect.endpoint), tuple(command.connect.allowed)
+            )
         case "disconnect":
+            wire.check_peer_rank(rank, command.disconnect)
             mover.unmap_peer(command.disconnect.peer)
         case "post":
+            wire.check_peer_rank(rank, command.post)
             mover.post(command.post.posting_id, command.post.peer, wire.runs_of(command.post))
         case "expect":
             mover.expect(command.expect.access, command.expect.open)

@@ -7,6 +7,7 @@ from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
 from kvgrpc.core.transfers import State
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.service.admission import admission
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import unary
@@ -14,9 +15,6 @@ from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
 from kvgrpc.wire import answers
 from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
-
-WEDGED_S = 30.0
-"""A mover without progress for this long, while something is in flight, is not slow but stuck."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -30,11 +28,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         lead = self._lead
         lead.runner.advance()
         state, now = lead.node.state, lead.runner.now
-        admission, why = _admission(lead)
+        open_to, why = admission(lead)
         oldest = next(iter(sorted(state.transfers.unfinished(), key=lambda t: t.created)), None)
         return admin_pb2.GetStatusResponse(
             header=lead.header(),
-            admission=admission,
+            admission=open_to,
             admission_reason=why,
             uptime=duration(now - state.began),
             engine_attached=state.attached,
@@ -49,7 +47,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPeers(self, request: admin_pb2.ListPeersRequest, trace: str) -> admin_pb2.ListPeersResponse:
         lead = self._lead
         lead.runner.advance()
-        peers = [peer.view(lead.runner.now) for peer in lead.node.state.peers.values()]
+        peers = lead.node.peers()
         return admin_pb2.ListPeersResponse(
             header=lead.header(), peers=[peer_to_proto(peer) for peer in reversed(peers)]
         )
@@ -65,27 +63,12 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             check_ids(np.array([request.block.group]), len(groups), "block.group")
             check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
             pins = state.pins.of_block(request.block.group, request.block.block)
-        found = page(
-            lead, request, pins, lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}")
-        )
+        found = page(lead, request, pins, lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"))
         return admin_pb2.ListPinsResponse(
             header=found.header,
             pins=[_pin(lead.node, pin, lead.runner.now) for pin in found.rows],
             next_page_token=found.next_page_token,
         )
-
-
-def _admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
-    state = lead.node.state
-    if state.description is None:
-        return admin_pb2.ADMISSION_NO_ENGINE, "no engine is attached"
-    if state.draining:
-        return admin_pb2.ADMISSION_DRAINING, "the server is shutting down"
-    if lead.progress_age_s() > WEDGED_S:
-        return admin_pb2.ADMISSION_WEDGED, f"no data path made progress for {lead.progress_age_s():.0f} s"
-    if state.transfers.live >= state.limits.transfers or len(state.leases) >= state.limits.leases:
-        return admin_pb2.ADMISSION_OVERLOADED, "transfers or leases are at their limit"
-    return admin_pb2.ADMISSION_OPEN, ""
 
 
 def _counts(node: Node) -> admin_pb2.Counts:
@@ -99,9 +82,9 @@ def _counts(node: Node) -> admin_pb2.Counts:
         transfers_failed=counts[State.FAILED],
         transfers_cancelled=counts[State.CANCELLED],
         leases=len(state.leases),
-        open_accesses=sum(access.held for access in state.accesses.values()),
+        open_accesses=sum(peer.open_accesses for peer in node.peers()),
         pinned_blocks=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
-        quarantined_blocks=sum(state.pins.count_blocks(group, PinKind.QUARANTINE) for group in groups),
+        quarantined_blocks=sum(state.pins.quarantined),
         bytes_received=state.bytes_received,
     )
 
@@ -122,7 +105,6 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
             request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
         except KVGrpcError:
             pass
-    proof = "the end of this engine's own postings" if pin.kind is PinKind.QUARANTINE else ""
     return admin_pb2.Pin(
         kind=answers.PIN_KINDS[pin.kind],
         owner=pin.owner,
@@ -130,6 +112,6 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         peer_engine_id=peer,
         age=duration(now - pin.since),
         blocks=pool_blocks(pin.blocks),
-        missing_proof=proof,
+        missing_proof=node.missing_proof(pin.owner) if pin.kind is PinKind.QUARANTINE else "",
         trace_id=answers.trace_id(trace),
     )

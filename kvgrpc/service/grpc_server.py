@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
 from grpc_channelz.v1 import channelz, channelz_pb2_grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from kvgrpc.core.limits import Limits
@@ -14,6 +14,7 @@ from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service.admin_service import AdminService
 from kvgrpc.service.handoff_service import HandoffService
 from kvgrpc.service.handshake_service import HandshakeService
+from kvgrpc.service.health import Health
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.lease_service import LeaseService
 from kvgrpc.service.peer_service import PeerService
@@ -78,7 +79,7 @@ class _ByName:
         """Nothing: the same handlers come by the other method."""
 
 
-def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.HealthServicer]:
+def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     """A server with all services, not yet bound; and its health."""
     server = grpc.aio.server(
         options=[
@@ -98,21 +99,12 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, health.aio.Healt
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
-    servicer = health.aio.HealthServicer()
+    health = Health(lead, SERVICES)
     others = cast(grpc.aio.Server, _ByName(server))
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, others)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
     channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
     _add_reflection(server)
-    return server, servicer
-
-
-async def set_serving(servicer: health.aio.HealthServicer, serving: bool, services: tuple[str, ...] = SERVICES) -> None:
-    """Health of the named services, and of the server as a whole when it is about all of them."""
-    state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-    for name in services:
-        await servicer.set(name, state)
-    if services is SERVICES:
-        await servicer.set("", state)
+    return server, health
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:

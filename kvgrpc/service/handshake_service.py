@@ -53,6 +53,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             engine=description.engine_to_proto(here),
             endpoints=[description.endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
             protocol=answer.protocol,
+            differences=[description.difference_to_proto(difference) for difference in compare(here, peer)],
         )
 
     @unary

@@ -27,9 +27,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             trace,
             lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
         )
-        return lease_pb2.GrantLeaseResponse(
-            header=header, lease=answers.lease(answer.lease), grant=grant(answer.token)
-        )
+        return lease_pb2.GrantLeaseResponse(header=header, lease=answers.lease(answer.lease), grant=grant(answer.token))
 
     @unary
     async def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, trace: str) -> lease_pb2.RenewLeasesResponse:

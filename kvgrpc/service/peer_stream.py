@@ -1,4 +1,4 @@
-"""Calls to another lead over one stream (PeerService.Converse), for a third of what they cost by themselves.
+"""Calls to another lead over one stream (PeerService.Converse), for about half of what they cost by themselves.
 
 A stream that cannot be used is no error: whoever calls then makes the call by itself. One that breaks answers every
 call that waits on it with Unavailable; all of these calls may be made again.
@@ -16,7 +16,7 @@ import grpc.aio
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.wire.accesses import from_call_error
+from kvgrpc.wire.values import stated_error
 
 _log = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ class PeerStream:
             return  # too late
         kind = answer.WhichOneof("answer")
         if kind == "error":
-            waiting.answered(from_call_error(answer.error))
+            error = answer.error
+            waiting.answered(stated_error(error.code, error.reason, error.message))
         elif kind == waiting.kind:
             waiting.answered(getattr(answer, kind))
         else:

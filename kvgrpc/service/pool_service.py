@@ -1,7 +1,7 @@
 """PoolService: the paged pool."""
 
 from kvgrpc.core import actions
-from kvgrpc.core.descriptors import check_ids, expand_runs
+from kvgrpc.core.descriptors import check_ids, expand_runs, holds
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.pins import PinKind
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason
@@ -80,7 +80,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
                     pinned=pinned,
                     leased=state.pins.count_blocks(index, PinKind.LEASE),
                     targets=state.pins.count_blocks(index, PinKind.TARGET),
-                    quarantined=state.pins.count_blocks(index, PinKind.QUARANTINE),
+                    quarantined=state.pins.quarantined[index],
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)
@@ -88,6 +88,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def ReadBlocks(self, request: pool_pb2.ReadBlocksRequest, trace: str) -> pool_pb2.ReadBlocksResponse:
         lead = self._lead
+        lead.node.state.check_life(request.incarnation)
         if not lead.config.read_blocks:
             raise PreconditionFailed(
                 Reason.READ_BLOCKS_DISABLED, "this server does not hand out KV (setting read_blocks)"
@@ -103,12 +104,12 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         runs = request.blocks.blocks
         ids = expand_runs(runs.starts, runs.counts, lead.block_limit)
         check_ids(ids, layout.groups[group].blocks, "blocks")
-        first, count = 0, layout.groups[group].layers
+        layers = 0, layout.groups[group].layers
         if request.HasField("layers"):
-            first, count = request.layers.first, request.layers.count
-            if not 0 < count <= layout.groups[group].layers - first:
+            layers = request.layers.first, request.layers.count
+            if not 0 < layers[1] <= layout.groups[group].layers - layers[0]:
                 raise invalid("layers", f"lie within the group's {layout.groups[group].layers}, at least one")
-        regions = [r for r in layout.regions if r.group == group and first <= r.first_layer < first + count]
+        regions = [r for r in layout.regions if r.group == group and holds(r, layers)]
         total = sum(r.block_bytes for r in regions) * len(ids)
         if total > READ_BYTES_MAX:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} bytes in one call; the limit is {READ_BYTES_MAX}")

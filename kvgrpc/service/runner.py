@@ -92,6 +92,9 @@ class Runner:
             actions.Expect: ranks.expect,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
+            actions.WeightsUnknown: lambda action: _log.warning(
+                "neither this engine nor peer %s states its weights: nobody checks that they are the same", action.peer
+            ),
         }
         self._performers.update(table)
 

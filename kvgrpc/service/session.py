@@ -19,7 +19,7 @@ from typing import Protocol
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
-from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
+from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
@@ -67,11 +67,11 @@ class Host(Protocol):
 class Session:
     """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, data_paths: Sequence[str]) -> None:
         self.writer = writer
         self.secret = secrets.token_bytes(32)
         self.ticket = secrets.token_bytes(32)
-        self.workers = Workers()
+        self.workers = Workers(data_paths)
         self.over = asyncio.Event()
         self._event_id = 0
         self._unsent: list[session_pb2.Event] = []
@@ -172,7 +172,7 @@ class Sessions:
             elif first is not None and first.HasField("attach_rank"):
                 await self._serve_worker(first.attach_rank, frames, writer)
         except KVGrpcError as error:
-            refused = session_pb2.RefusedResponse(reason=reason(error.reason), message=sentence(error))
+            refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=sentence(error))
             write(writer, encode(session_pb2.ServerFrame(refused=refused)))
         except (OSError, TimeoutError):
             _log.debug("a session connection broke")
@@ -190,7 +190,7 @@ class Sessions:
         if self._session is not None or self._attaching:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
         _check_attach(request, self._lead.config)
-        session = Session(writer)
+        session = Session(writer, self._lead.config.data_paths)
         self._attaching = True
         try:
             async with self._life:
@@ -257,6 +257,8 @@ class Sessions:
 
         try:
             event = call_to_event(self._lead, call, number)
+            if isinstance(event, events.StepDone) and session.workers.reports_steps:
+                raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")
         except KVGrpcError as error:
             answered(error)
             lost = refused_lease(call, number)
@@ -288,15 +290,16 @@ class Sessions:
         try:
             async for frame in frames:
                 if self._session is session:
-                    self._take_reports(request.rank, frame.reports)
+                    self._take_reports(session, request.rank, frame.reports)
         finally:
             await self._end(session, f"the worker of rank {request.rank} is gone, and with it its engine")
 
-    def _take_reports(self, rank: int, batch: session_pb2.RankReportBatch) -> None:
+    def _take_reports(self, session: Session, rank: int, batch: session_pb2.RankReportBatch) -> None:
         for report in batch.reports:
             event = wire.report_to_event(rank, report)
+            session.workers.reports_steps |= isinstance(event, events.StepDone)
             if event is not None:
-                self._lead.runner.feed(event)
+                self._lead.runner.feed(session.workers.allowed(event))
 
 
 async def _frames(reader: asyncio.StreamReader) -> _Frames:
@@ -312,7 +315,15 @@ def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
 
 
 def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
-    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant."""
+    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant;
+    Unimplemented for an engine that quarantine would break.
+    """
+    if request.cannot_set_aside:
+        raise Unimplemented(
+            Reason.FEATURE_UNAVAILABLE,
+            "an engine must keep blocks out of use while they are in quarantine: this server has no other way to prove "
+            "them at rest",
+        )
     if request.world_size > WORLD_SIZE_MAX:
         raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
     if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:

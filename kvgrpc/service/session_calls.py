@@ -9,10 +9,10 @@ from kvgrpc.core.state import ENGINE
 from kvgrpc.core.transfers import Next
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
-from kvgrpc.session.v1 import session_pb2
+from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.values import NEXT, duration, error_row, grant, pool_blocks
+from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_blocks
 
 _METHODS = {
     "finished_blocks": "FinishedBlocks",
@@ -30,7 +30,7 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     """The event of a call. Raises KVGrpcError."""
     kind = call.WhichOneof("request")
     if kind == "step_done":
-        return events.StepDone(0, call.step_done.step)
+        return _step_done(lead, call.step_done)
     if kind in ("reserve_blocks", "register_push"):
         raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
     if kind is None:
@@ -48,6 +48,15 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
         "free_blocks": lambda: requests.free_blocks(request, made, lead.block_limit),
     }
     return convert[kind]()
+
+
+def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
+    """The step of rank 0: the only rank that a scheduler can speak for, and only where there is no other."""
+    if report.HasField("layers"):
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "this server does not count layers: report the whole step")
+    if lead.node.state.pool.world_size != 1:
+        raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
+    return events.StepDone(0, report.step)
 
 
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
@@ -68,6 +77,7 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
     match answer:
         case KVGrpcError():
             made.failure.CopyFrom(_failure(answer))
+            made.code = answer.code
         case actions.HandedOver(transfer=None):
             made.grant_lease.CopyFrom(
                 lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
 
+from kvgrpc.core import events
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
@@ -20,7 +23,8 @@ UNREAD_BYTES_MAX = 256 * 1024 * 1024
 class WorkerRank:
     """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_paths: Sequence[str]) -> None:
+        self._data_paths = data_paths
         self._waiting: list[rank_pb2.RankCommand] = []
         self._writer: asyncio.StreamWriter | None = None
 
@@ -35,7 +39,7 @@ class WorkerRank:
         self._send(wire.offer_command(key))
 
     def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
-        self._send(wire.connect_command(peer, endpoint))
+        self._send(wire.connect_command(peer, endpoint, self._data_paths))
 
     def unmap_peer(self, peer: str) -> None:
         self._send(wire.disconnect_command(peer))
@@ -55,16 +59,25 @@ class WorkerRank:
 
 
 class Workers:
-    """The workers of one session."""
+    """The workers of one session. `data_paths` are those that the server allows, best first."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_paths: Sequence[str]) -> None:
+        self._data_paths = data_paths
         self._ranks: dict[int, WorkerRank] = {}
         """Ranks with private memory."""
         self._attached: dict[int, asyncio.StreamWriter] = {}
+        self.reports_steps = False
+        """Whether a worker reported a step: its scheduler cannot speak for it, whose queue it does not see."""
 
     def make_rank(self, rank: int) -> Rank:
         """A rank with private memory, whose worker is still to come."""
-        return self._ranks.setdefault(rank, WorkerRank())
+        return self._ranks.setdefault(rank, WorkerRank(self._data_paths))
+
+    def allowed(self, event: events.Event) -> events.Event:
+        """What a worker reports, without the endpoints of data paths that the server does not allow."""
+        if isinstance(event, events.EndpointOffered):
+            return replace(event, endpoint=event.endpoint.only(self._data_paths))
+        return event
 
     def check(self, request: session_pb2.AttachRankRequest) -> None:
         """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""

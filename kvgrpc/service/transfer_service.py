@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core import actions
 from kvgrpc.core.transfers import Transfer
-from kvgrpc.errors import Aborted, Reason
+from kvgrpc.errors import Aborted, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
@@ -34,6 +34,10 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     async def WaitTransfer(
         self, request: transfer_pb2.WaitTransferRequest, trace: str
     ) -> transfer_pb2.WaitTransferResponse:
+        if request.HasField("layers"):
+            raise Unimplemented(
+                Reason.FEATURE_UNAVAILABLE, 'this server does not move by layers yet (feature "layerwise")'
+            )
         lead = self._lead
         asked_s = seconds(request, "timeout")
         timeout_s = WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)

@@ -91,7 +91,6 @@ class Traffic:
             lambda: source.engine.preempt(number) if source.up else None,
             lambda: routed(source, lambda call: RenewLeases(call, (ref,), float(1 + number))),
             lambda: routed(source, lambda call: ReleaseLease(call, ref)),
-            lambda: routed(source, lambda call: ReleaseLease(call, ref, consumer=host.address)),
             lambda: routed(host, lambda call: ConnectPeer(call, source.address)),
         ]
         return self._rng.choice(deeds)

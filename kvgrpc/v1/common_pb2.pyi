@@ -13,11 +13,15 @@ Conventions, valid in all files of this package:
 * A request field is optional unless its comment starts with "Required".
 * Every mutating request has an `idempotency_key`. Same caller, method, key and body: same answer, and a call still
   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
-  no deduplication. Keys live as long as what they created, at least 60 seconds; answers that say "try again" are
-  not kept.
+  no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
+  nothing, and the same call may succeed the next time.
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.v1` and a reason named as in FailureReason, without the
   prefix; bad fields also google.rpc.BadRequest, refusals that pass also google.rpc.RetryInfo. Clients retry only
   UNAVAILABLE by themselves.
+* Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
+  parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
+  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+* A W3C traceparent in a call's metadata is kept with what the call makes, and goes on to peers; a tracestate is not.
 * Unknown enum values read as the safe case: an unknown MemoryDisposition is QUARANTINED, an unknown state is not
   an end, an unknown reason cannot be retried.
 """
@@ -459,8 +463,8 @@ class ResponseHeader(_message.Message):
     incarnation: _builtins.int
     """Random number of this engine life. A new one means a restart: start over from the hand-over."""
     event_seq: _builtins.int
-    """Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and no transfer in
-    a reply is older than it: a watch that resumes after it tells every change that the reply does not.
+    """Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and what any reply
+    says of transfers is not older than it: a watch that resumes after it tells every change that the reply does not.
     """
     def __init__(
         self,
@@ -766,8 +770,9 @@ Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Intent(_message.Message):
-    """What a router tells an engine about a request. It travels inside the engine's own request; its JSON form stands
-    beside the grant's in docs/protocol.md.
+    """What a router tells an engine about a request. It travels inside the engine's own request; its JSON form is
+    Protobuf's JSON mapping, under `kvgrpc_intent` beside the grant's in docs/protocol.md, with examples in
+    proto/vectors/intent.json.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -861,7 +866,7 @@ class Failure(_message.Message):
     reason: Global___FailureReason.ValueType
     """What happened."""
     phase: _builtins.str
-    """When: the phase of the transfer (queue, handshake, open, wire, settle, receive)."""
+    """When: the phase of the transfer (handshake, open, queue, wire, settle), or `readers` for a SEND."""
     side: Global___Side.ValueType
     """Where."""
     rank: _builtins.int

@@ -70,6 +70,7 @@ class FinishedBlocksRequest(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
@@ -96,6 +97,11 @@ class FinishedBlocksRequest(_message.Message):
     """Higher goes first."""
     validate_only: _builtins.bool
     """Checks everything and changes nothing. The reply has no grant."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
+    should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+    INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
+    """
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """The blocks, one entry a group, in token order. All blocks of the content: the consumer skips what it holds."""
@@ -138,10 +144,11 @@ class FinishedBlocksRequest(_message.Message):
         lease_id: _builtins.str = ...,
         priority: _builtins.int = ...,
         validate_only: _builtins.bool = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "failure", b"failure", "layers", b"layers", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumers", b"consumers", "content", b"content", "failure", b"failure", "idempotency_key", b"idempotency_key", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumers", b"consumers", "content", b"content", "failure", b"failure", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,14 +218,16 @@ class PullBlocksRequest(_message.Message):
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_id: _builtins.str
-    """An earlier one of this engine, to give it its destination."""
+    """An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step` and
+    `validate_only`. All else was said when the pull was made, and is refused.
+    """
     use_tokens: _builtins.int
     """Transfer no more than the KV of the first `use_tokens` tokens: a multiple of 16 or the whole offer, at most the
     own prompt. 0 takes the largest allowed: the whole offer where it is not longer than the own prompt, else the
     own prompt rounded down to a multiple of 16.
     """
     transfer_key: _builtins.bytes
-    """The request's transfer key from the intent. When stated it must equal the grant's."""
+    """The request's transfer key from the intent. When stated it must equal that of the grant, or of the transfer."""
     request_id: _builtins.str
     """The LLM request's id at this engine; a label."""
     priority: _builtins.int
@@ -284,8 +293,14 @@ class PullDestination(_message.Message):
 
     BLOCKS_FIELD_NUMBER: _builtins.int
     HAVE_TOKENS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     have_tokens: _builtins.int
     """Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
+    should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+    INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
+    """
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held to
@@ -297,10 +312,11 @@ class PullDestination(_message.Message):
         *,
         blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
         have_tokens: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "have_tokens", b"have_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "have_tokens", b"have_tokens", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,6 +370,7 @@ class ReserveBlocksRequest(_message.Message):
     REGISTRATION_TIMEOUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
@@ -370,6 +387,8 @@ class ReserveBlocksRequest(_message.Message):
     """Higher goes first."""
     validate_only: _builtins.bool
     """Checks everything and changes nothing."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of, as in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """Local blocks, one entry a group, in token order."""
@@ -401,10 +420,11 @@ class ReserveBlocksRequest(_message.Message):
         registration_timeout: _duration_pb2.Duration | None = ...,
         priority: _builtins.int = ...,
         validate_only: _builtins.bool = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "registration_timeout", b"registration_timeout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

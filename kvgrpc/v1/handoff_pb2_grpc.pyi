@@ -42,6 +42,8 @@ class HandoffServiceStub:
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -49,7 +51,8 @@ class HandoffServiceStub:
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
     * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
     """
     PullBlocks: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.PullBlocksRequest, _handoff_pb2.PullBlocksResponse]
@@ -63,14 +66,17 @@ class HandoffServiceStub:
 
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
-    * FAILED_PRECONDITION TRANSFER_ENDED: by transfer id, and the transfer is over.
+    * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
     * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * NOT_FOUND TRANSFER_NOT_FOUND.
-    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
     transfer's failure.
     """
@@ -105,6 +111,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -112,7 +120,8 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
     * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
     """
     PullBlocks: _aio.UnaryUnaryMultiCallable[_handoff_pb2.PullBlocksRequest, _handoff_pb2.PullBlocksResponse]  # type: ignore[assignment]
@@ -126,14 +135,17 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
 
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
-    * FAILED_PRECONDITION TRANSFER_ENDED: by transfer id, and the transfer is over.
+    * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
     * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * NOT_FOUND TRANSFER_NOT_FOUND.
-    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
     transfer's failure.
     """
@@ -171,6 +183,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -178,7 +192,8 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-        * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
         """
 
@@ -198,14 +213,17 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
-        * FAILED_PRECONDITION TRANSFER_ENDED: by transfer id, and the transfer is over.
+        * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * NOT_FOUND TRANSFER_NOT_FOUND.
-        * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+        * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
         transfer's failure.
         """

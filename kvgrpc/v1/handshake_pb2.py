@@ -27,7 +27,7 @@ from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 from kvgrpc.v1 import pool_types_pb2 as kvgrpc_dot_v1_dot_pool__types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xfd\x01\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12(\n\x04pool\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x19\n\x11memory_generation\x18\t \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\n \x03(\t\"\xbc\x03\n\x06Limits\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_cap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0esettle_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14registration_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\npeer_grace\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12\x62locks_per_request\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\r\x12\x0e\n\x06leases\x18\n \x01(\r\x12\x11\n\ttransfers\x18\x0b \x01(\r\"\x18\n\x16GetCapabilitiesRequest\"\xd5\x01\n\x17GetCapabilitiesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12!\n\x06limits\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12-\n\ndata_paths\x18\x04 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus\x12\x0f\n\x07version\x18\x05 \x01(\t\">\n\x0e\x44\x61taPathStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0b\n\x03why\x18\x03 \x01(\t\"\x88\x01\n\x10HandshakeRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x1a\n\x12\x65xpected_engine_id\x18\x03 \x01(\t\"\xaa\x01\n\x11HandshakeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x10\n\x08protocol\x18\x04 \x01(\r\"I\n\x19\x43heckCompatibilityRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\"\x8c\x01\n\x1a\x43heckCompatibilityResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\ncompatible\x18\x02 \x01(\x08\x12/\n\x0b\x64ifferences\x18\x03 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\"^\n\x0f\x46ieldDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04here\x18\x02 \x01(\t\x12\r\n\x05there\x18\x03 \x01(\t\x12\x12\n\nbridgeable\x18\x04 \x01(\x08\x12\x0b\n\x03why\x18\x05 \x01(\t\":\n\x12\x43onnectPeerRequest\x12$\n\x04peer\x18\x01 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"_\n\x13\x43onnectPeerResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1d\n\x04peer\x18\x02 \x01(\x0b\x32\x0f.kvgrpc.v1.Peer\"\xcb\x01\n\x04Peer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.kvgrpc.v1.PeerState\x12\"\n\x05paths\x18\x05 \x03(\x0b\x32\x13.kvgrpc.v1.RankPath\x12*\n\x07silence\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\ropen_accesses\x18\x07 \x01(\r\"x\n\x08RankPath\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12\x11\n\tdata_path\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12+\n\x08rejected\x18\x05 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus*\x89\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x18\n\x14PEER_STATE_CONNECTED\x10\x02\x12\x16\n\x12PEER_STATE_SUSPECT\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x32\xf9\x02\n\x10HandshakeService\x12]\n\x0fGetCapabilities\x12!.kvgrpc.v1.GetCapabilitiesRequest\x1a\".kvgrpc.v1.GetCapabilitiesResponse\"\x03\x90\x02\x01\x12K\n\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12\x66\n\x12\x43heckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n\x0b\x43onnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02\x42;\n\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\x98\x02\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\x12\x18\n\x10weights_revision\x18\x06 \x01(\t\x12(\n\x04pool\x18\x07 \x01(\x0b\x32\x1a.kvgrpc.v1.PoolDescription\x12\x12\n\nworld_size\x18\x08 \x01(\r\x12\x19\n\x11memory_generation\x18\t \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\n \x03(\t\x12\x19\n\x11required_features\x18\x0b \x03(\t\"\xbc\x03\n\x06Limits\x12,\n\tlease_ttl\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_cap\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x33\n\x10transfer_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0esettle_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x37\n\x14registration_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\npeer_grace\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12\x62locks_per_request\x18\x08 \x01(\r\x12\x15\n\rmessage_bytes\x18\t \x01(\r\x12\x0e\n\x06leases\x18\n \x01(\r\x12\x11\n\ttransfers\x18\x0b \x01(\r\"\x18\n\x16GetCapabilitiesRequest\"\xd5\x01\n\x17GetCapabilitiesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12!\n\x06limits\x18\x03 \x01(\x0b\x32\x11.kvgrpc.v1.Limits\x12-\n\ndata_paths\x18\x04 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus\x12\x0f\n\x07version\x18\x05 \x01(\t\">\n\x0e\x44\x61taPathStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tavailable\x18\x02 \x01(\x08\x12\x0b\n\x03why\x18\x03 \x01(\t\"\x88\x01\n\x10HandshakeRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x1a\n\x12\x65xpected_engine_id\x18\x03 \x01(\t\"\xdb\x01\n\x11HandshakeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12,\n\x06\x65ngine\x18\x02 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.kvgrpc.v1.RankEndpoint\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12/\n\x0b\x64ifferences\x18\x05 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\"I\n\x19\x43heckCompatibilityRequest\x12,\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x1c.kvgrpc.v1.EngineDescription\"\x8c\x01\n\x1a\x43heckCompatibilityResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x12\n\ncompatible\x18\x02 \x01(\x08\x12/\n\x0b\x64ifferences\x18\x03 \x03(\x0b\x32\x1a.kvgrpc.v1.FieldDifference\"^\n\x0f\x46ieldDifference\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0c\n\x04here\x18\x02 \x01(\t\x12\r\n\x05there\x18\x03 \x01(\t\x12\x12\n\nbridgeable\x18\x04 \x01(\x08\x12\x0b\n\x03why\x18\x05 \x01(\t\":\n\x12\x43onnectPeerRequest\x12$\n\x04peer\x18\x01 \x01(\x0b\x32\x16.kvgrpc.v1.PeerAddress\"_\n\x13\x43onnectPeerResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1d\n\x04peer\x18\x02 \x01(\x0b\x32\x0f.kvgrpc.v1.Peer\"\xcb\x01\n\x04Peer\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12#\n\x05state\x18\x04 \x01(\x0e\x32\x14.kvgrpc.v1.PeerState\x12\"\n\x05paths\x18\x05 \x03(\x0b\x32\x13.kvgrpc.v1.RankPath\x12*\n\x07silence\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\ropen_accesses\x18\x07 \x01(\r\"x\n\x08RankPath\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\tpeer_rank\x18\x02 \x01(\r\x12\x11\n\tdata_path\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12+\n\x08rejected\x18\x05 \x03(\x0b\x32\x19.kvgrpc.v1.DataPathStatus*\x89\x01\n\tPeerState\x12\x1a\n\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15PEER_STATE_CONNECTING\x10\x01\x12\x18\n\x14PEER_STATE_CONNECTED\x10\x02\x12\x16\n\x12PEER_STATE_SUSPECT\x10\x03\x12\x13\n\x0fPEER_STATE_DEAD\x10\x04\x32\xf9\x02\n\x10HandshakeService\x12]\n\x0fGetCapabilities\x12!.kvgrpc.v1.GetCapabilitiesRequest\x1a\".kvgrpc.v1.GetCapabilitiesResponse\"\x03\x90\x02\x01\x12K\n\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12\x66\n\x12\x43heckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n\x0b\x43onnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02\x42;\n\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,36 +43,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDSHAKESERVICE'].methods_by_name['CheckCompatibility']._serialized_options = b'\220\002\001'
   _globals['_HANDSHAKESERVICE'].methods_by_name['ConnectPeer']._loaded_options = None
   _globals['_HANDSHAKESERVICE'].methods_by_name['ConnectPeer']._serialized_options = b'\220\002\002'
-  _globals['_PEERSTATE']._serialized_start=2245
-  _globals['_PEERSTATE']._serialized_end=2382
+  _globals['_PEERSTATE']._serialized_start=2321
+  _globals['_PEERSTATE']._serialized_end=2458
   _globals['_ENGINEDESCRIPTION']._serialized_start=125
-  _globals['_ENGINEDESCRIPTION']._serialized_end=378
-  _globals['_LIMITS']._serialized_start=381
-  _globals['_LIMITS']._serialized_end=825
-  _globals['_GETCAPABILITIESREQUEST']._serialized_start=827
-  _globals['_GETCAPABILITIESREQUEST']._serialized_end=851
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=854
-  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1067
-  _globals['_DATAPATHSTATUS']._serialized_start=1069
-  _globals['_DATAPATHSTATUS']._serialized_end=1131
-  _globals['_HANDSHAKEREQUEST']._serialized_start=1134
-  _globals['_HANDSHAKEREQUEST']._serialized_end=1270
-  _globals['_HANDSHAKERESPONSE']._serialized_start=1273
-  _globals['_HANDSHAKERESPONSE']._serialized_end=1443
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_start=1445
-  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_end=1518
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_start=1521
-  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_end=1661
-  _globals['_FIELDDIFFERENCE']._serialized_start=1663
-  _globals['_FIELDDIFFERENCE']._serialized_end=1757
-  _globals['_CONNECTPEERREQUEST']._serialized_start=1759
-  _globals['_CONNECTPEERREQUEST']._serialized_end=1817
-  _globals['_CONNECTPEERRESPONSE']._serialized_start=1819
-  _globals['_CONNECTPEERRESPONSE']._serialized_end=1914
-  _globals['_PEER']._serialized_start=1917
-  _globals['_PEER']._serialized_end=2120
-  _globals['_RANKPATH']._serialized_start=2122
-  _globals['_RANKPATH']._serialized_end=2242
-  _globals['_HANDSHAKESERVICE']._serialized_start=2385
-  _globals['_HANDSHAKESERVICE']._serialized_end=2762
+  _globals['_ENGINEDESCRIPTION']._serialized_end=405
+  _globals['_LIMITS']._serialized_start=408
+  _globals['_LIMITS']._serialized_end=852
+  _globals['_GETCAPABILITIESREQUEST']._serialized_start=854
+  _globals['_GETCAPABILITIESREQUEST']._serialized_end=878
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_start=881
+  _globals['_GETCAPABILITIESRESPONSE']._serialized_end=1094
+  _globals['_DATAPATHSTATUS']._serialized_start=1096
+  _globals['_DATAPATHSTATUS']._serialized_end=1158
+  _globals['_HANDSHAKEREQUEST']._serialized_start=1161
+  _globals['_HANDSHAKEREQUEST']._serialized_end=1297
+  _globals['_HANDSHAKERESPONSE']._serialized_start=1300
+  _globals['_HANDSHAKERESPONSE']._serialized_end=1519
+  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_start=1521
+  _globals['_CHECKCOMPATIBILITYREQUEST']._serialized_end=1594
+  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_start=1597
+  _globals['_CHECKCOMPATIBILITYRESPONSE']._serialized_end=1737
+  _globals['_FIELDDIFFERENCE']._serialized_start=1739
+  _globals['_FIELDDIFFERENCE']._serialized_end=1833
+  _globals['_CONNECTPEERREQUEST']._serialized_start=1835
+  _globals['_CONNECTPEERREQUEST']._serialized_end=1893
+  _globals['_CONNECTPEERRESPONSE']._serialized_start=1895
+  _globals['_CONNECTPEERRESPONSE']._serialized_end=1990
+  _globals['_PEER']._serialized_start=1993
+  _globals['_PEER']._serialized_end=2196
+  _globals['_RANKPATH']._serialized_start=2198
+  _globals['_RANKPATH']._serialized_end=2318
+  _globals['_HANDSHAKESERVICE']._serialized_start=2461
+  _globals['_HANDSHAKESERVICE']._serialized_end=2838
 # @@protoc_insertion_point(module_scope)

@@ -70,6 +70,7 @@ class EngineDescription(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     MEMORY_GENERATION_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    REQUIRED_FEATURES_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """The engine."""
     incarnation: _builtins.int
@@ -81,7 +82,9 @@ class EngineDescription(_message.Message):
     protocol_max: _builtins.int
     """Newest wire protocol that it speaks."""
     weights_revision: _builtins.str
-    """Revision of the weights: KV of other weights is never exchanged."""
+    """Revision of the weights: KV of other weights is never exchanged. Two engines that both leave it empty are taken to
+    run the same, which nobody checks then: it is told as a difference, and each lead logs it once for each peer.
+    """
     world_size: _builtins.int
     """Number of ranks."""
     memory_generation: _builtins.int
@@ -93,6 +96,12 @@ class EngineDescription(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of optional behaviours: push, layerwise, ... Unknown ones are ignored."""
+
+    @_builtins.property
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
+        PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
+        """
 
     def __init__(
         self,
@@ -107,10 +116,11 @@ class EngineDescription(_message.Message):
         world_size: _builtins.int = ...,
         memory_generation: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        required_features: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "features", b"features", "incarnation", b"incarnation", "memory_generation", b"memory_generation", "pool", b"pool", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "features", b"features", "incarnation", b"incarnation", "memory_generation", b"memory_generation", "pool", b"pool", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "required_features", b"required_features", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +339,7 @@ class HandshakeResponse(_message.Message):
     ENGINE_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """The protocol version that both use from now on."""
     @_builtins.property
@@ -343,6 +354,10 @@ class HandshakeResponse(_message.Message):
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_pool_types_pb2.RankEndpoint]:
         """How the caller's ranks may reach the callee's memory."""
 
+    @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDifference]:
+        """All that differs and matters, as CheckCompatibility at the answering engine tells it; each is bridgeable."""
+
     def __init__(
         self,
         *,
@@ -350,10 +365,11 @@ class HandshakeResponse(_message.Message):
         engine: Global___EngineDescription | None = ...,
         endpoints: _abc.Iterable[_pool_types_pb2.RankEndpoint] | None = ...,
         protocol: _builtins.int = ...,
+        differences: _abc.Iterable[Global___FieldDifference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints", "engine", b"engine", "header", b"header", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "endpoints", b"endpoints", "engine", b"engine", "header", b"header", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

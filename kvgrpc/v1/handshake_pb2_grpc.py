@@ -81,6 +81,9 @@ class HandshakeServiceServicer:
         * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
         * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
         * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+        * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+        * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,9 @@ class HandshakeServiceServicer:
         Errors:
         * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
         * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-        * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+        * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+        * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+        * otherwise as in Handshake, by either of the two.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,6 +49,9 @@ class HandshakeServiceStub:
     * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
     * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
     * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+    * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+    * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
     """
     CheckCompatibility: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]
     """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
@@ -64,7 +67,9 @@ class HandshakeServiceStub:
     Errors:
     * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
     * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-    * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+    * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+    * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+    * otherwise as in Handshake, by either of the two.
     """
 
 @_typing.type_check_only
@@ -88,6 +93,9 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
     * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
     * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
     * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+    * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+    * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
     """
     CheckCompatibility: _aio.UnaryUnaryMultiCallable[_handshake_pb2.CheckCompatibilityRequest, _handshake_pb2.CheckCompatibilityResponse]  # type: ignore[assignment]
     """Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
@@ -103,7 +111,9 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
     Errors:
     * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
     * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-    * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+    * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+    * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+    * otherwise as in Handshake, by either of the two.
     """
 
 class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -136,6 +146,9 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
         * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
         * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+        * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+        * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
         """
 
     @_abc_1.abstractmethod
@@ -163,7 +176,9 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
         * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-        * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+        * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+        * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+        * otherwise as in Handshake, by either of the two.
         """
 
 def add_HandshakeServiceServicer_to_server(servicer: HandshakeServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from kvgrpc.v1 import common_pb2 as kvgrpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\x98\x04\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcap_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x06\x62locks\x18\t \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12\x13\n\x0btoken_count\x18\n \x01(\r\x12\x11\n\tconsumers\x18\x0b \x01(\r\x12\x16\n\x0e\x63onsumers_done\x18\x0c \x01(\r\x12\x15\n\ropen_accesses\x18\r \x01(\r\x12\x10\n\x08renewals\x18\x0e \x01(\r\x12\x10\n\x08trace_id\x18\x0f \x01(\t\x12,\n\x06labels\x18\x10 \x03(\x0b\x32\x1c.kvgrpc.v1.Lease.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x08LeaseRef\x12\x12\n\x08lease_id\x18\x01 \x01(\tH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x42\x07\n\x05lease\"\xed\x02\n\x11GrantLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12#\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tconsumers\x18\x05 \x01(\r\x12$\n\x08on_abort\x18\x06 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x08 \x01(\x0c\x12\x38\n\x06labels\x18\t \x03(\x0b\x32(.kvgrpc.v1.GrantLeaseRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x81\x01\n\x12GrantLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"a\n\x12RenewLeasesRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"f\n\x0cRenewedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\"i\n\x13RenewLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\"R\n\x13ReleaseLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"\x89\x01\n\x14ReleaseLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12%\n\x05\x66reed\x18\x03 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\"5\n\x0fGetLeaseRequest\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"^\n\x10GetLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\"N\n\x11ListLeasesRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"z\n\x12ListLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12 \n\x06leases\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"_\n\x10KeepAliveRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"g\n\x11KeepAliveResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease*\xa0\x01\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x17\n\x13LEASE_STATE_EXPIRED\x10\x02\x12\x18\n\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n\x10LEASE_STATE_DONE\x10\x04\x12\x16\n\x12LEASE_STATE_VOIDED\x10\x05\x32\xed\x03\n\x0cLeaseService\x12N\n\nGrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n\x0bRenewLeases\x12\x1d.kvgrpc.v1.RenewLeasesRequest\x1a\x1e.kvgrpc.v1.RenewLeasesResponse\"\x03\x90\x02\x02\x12T\n\x0cReleaseLease\x12\x1e.kvgrpc.v1.ReleaseLeaseRequest\x1a\x1f.kvgrpc.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12H\n\x08GetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n\nListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x01\x30\x01\x42;\n\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\x98\x04\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.kvgrpc.v1.LeaseState\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x13\n\x0btransfer_id\x18\x04 \x01(\t\x12&\n\x03ttl\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tremaining\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rcap_remaining\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03\x61ge\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x06\x62locks\x18\t \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12\x13\n\x0btoken_count\x18\n \x01(\r\x12\x11\n\tconsumers\x18\x0b \x01(\r\x12\x16\n\x0e\x63onsumers_done\x18\x0c \x01(\r\x12\x15\n\ropen_accesses\x18\r \x01(\r\x12\x10\n\x08renewals\x18\x0e \x01(\r\x12\x10\n\x08trace_id\x18\x0f \x01(\t\x12,\n\x06labels\x18\x10 \x03(\x0b\x32\x1c.kvgrpc.v1.Lease.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x08LeaseRef\x12\x12\n\x08lease_id\x18\x01 \x01(\tH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.GrantH\x00\x42\x07\n\x05lease\"\x82\x03\n\x11GrantLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12&\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\x12#\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x12.kvgrpc.v1.Content\x12&\n\x03ttl\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tconsumers\x18\x05 \x01(\r\x12$\n\x08on_abort\x18\x06 \x01(\x0e\x32\x12.kvgrpc.v1.OnAbort\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x14\n\x0ctransfer_key\x18\x08 \x01(\x0c\x12\x38\n\x06labels\x18\t \x03(\x0b\x32(.kvgrpc.v1.GrantLeaseRequest.LabelsEntry\x12\x13\n\x0bincarnation\x18\n \x01(\x06\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x81\x01\n\x12GrantLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x1f\n\x05grant\x18\x03 \x01(\x0b\x32\x10.kvgrpc.v1.Grant\"a\n\x12RenewLeasesRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"f\n\x0cRenewedLease\x12,\n\tremaining\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.kvgrpc.v1.FailureReason\"i\n\x13RenewLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease\"R\n\x13ReleaseLeaseRequest\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"\x89\x01\n\x14ReleaseLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\x12%\n\x05\x66reed\x18\x03 \x03(\x0b\x32\x16.kvgrpc.v1.GroupBlocks\"5\n\x0fGetLeaseRequest\x12\"\n\x05lease\x18\x01 \x01(\x0b\x32\x13.kvgrpc.v1.LeaseRef\"^\n\x10GetLeaseResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\x1f\n\x05lease\x18\x02 \x01(\x0b\x32\x10.kvgrpc.v1.Lease\"N\n\x11ListLeasesRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"z\n\x12ListLeasesResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12 \n\x06leases\x18\x02 \x03(\x0b\x32\x10.kvgrpc.v1.Lease\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"_\n\x10KeepAliveRequest\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.kvgrpc.v1.LeaseRef\x12&\n\x03ttl\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"g\n\x11KeepAliveResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.kvgrpc.v1.ResponseHeader\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.kvgrpc.v1.RenewedLease*\xa0\x01\n\nLeaseState\x12\x1b\n\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LEASE_STATE_LIVE\x10\x01\x12\x17\n\x13LEASE_STATE_EXPIRED\x10\x02\x12\x18\n\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n\x10LEASE_STATE_DONE\x10\x04\x12\x16\n\x12LEASE_STATE_VOIDED\x10\x05\x32\xed\x03\n\x0cLeaseService\x12N\n\nGrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n\x0bRenewLeases\x12\x1d.kvgrpc.v1.RenewLeasesRequest\x1a\x1e.kvgrpc.v1.RenewLeasesResponse\"\x03\x90\x02\x02\x12T\n\x0cReleaseLease\x12\x1e.kvgrpc.v1.ReleaseLeaseRequest\x1a\x1f.kvgrpc.v1.ReleaseLeaseResponse\"\x03\x90\x02\x02\x12H\n\x08GetLease\x12\x1a.kvgrpc.v1.GetLeaseRequest\x1a\x1b.kvgrpc.v1.GetLeaseResponse\"\x03\x90\x02\x01\x12N\n\nListLeases\x12\x1c.kvgrpc.v1.ListLeasesRequest\x1a\x1d.kvgrpc.v1.ListLeasesResponse\"\x03\x90\x02\x01\x12J\n\tKeepAlive\x12\x1b.kvgrpc.v1.KeepAliveRequest\x1a\x1c.kvgrpc.v1.KeepAliveResponse(\x01\x30\x01\x42;\n\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,8 +48,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASESERVICE'].methods_by_name['GetLease']._serialized_options = b'\220\002\001'
   _globals['_LEASESERVICE'].methods_by_name['ListLeases']._loaded_options = None
   _globals['_LEASESERVICE'].methods_by_name['ListLeases']._serialized_options = b'\220\002\001'
-  _globals['_LEASESTATE']._serialized_start=2299
-  _globals['_LEASESTATE']._serialized_end=2459
+  _globals['_LEASESTATE']._serialized_start=2320
+  _globals['_LEASESTATE']._serialized_end=2480
   _globals['_LEASE']._serialized_start=93
   _globals['_LEASE']._serialized_end=629
   _globals['_LEASE_LABELSENTRY']._serialized_start=584
@@ -57,33 +57,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEREF']._serialized_start=631
   _globals['_LEASEREF']._serialized_end=705
   _globals['_GRANTLEASEREQUEST']._serialized_start=708
-  _globals['_GRANTLEASEREQUEST']._serialized_end=1073
+  _globals['_GRANTLEASEREQUEST']._serialized_end=1094
   _globals['_GRANTLEASEREQUEST_LABELSENTRY']._serialized_start=584
   _globals['_GRANTLEASEREQUEST_LABELSENTRY']._serialized_end=629
-  _globals['_GRANTLEASERESPONSE']._serialized_start=1076
-  _globals['_GRANTLEASERESPONSE']._serialized_end=1205
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1207
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1304
-  _globals['_RENEWEDLEASE']._serialized_start=1306
-  _globals['_RENEWEDLEASE']._serialized_end=1408
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1410
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1515
-  _globals['_RELEASELEASEREQUEST']._serialized_start=1517
-  _globals['_RELEASELEASEREQUEST']._serialized_end=1599
-  _globals['_RELEASELEASERESPONSE']._serialized_start=1602
-  _globals['_RELEASELEASERESPONSE']._serialized_end=1739
-  _globals['_GETLEASEREQUEST']._serialized_start=1741
-  _globals['_GETLEASEREQUEST']._serialized_end=1794
-  _globals['_GETLEASERESPONSE']._serialized_start=1796
-  _globals['_GETLEASERESPONSE']._serialized_end=1890
-  _globals['_LISTLEASESREQUEST']._serialized_start=1892
-  _globals['_LISTLEASESREQUEST']._serialized_end=1970
-  _globals['_LISTLEASESRESPONSE']._serialized_start=1972
-  _globals['_LISTLEASESRESPONSE']._serialized_end=2094
-  _globals['_KEEPALIVEREQUEST']._serialized_start=2096
-  _globals['_KEEPALIVEREQUEST']._serialized_end=2191
-  _globals['_KEEPALIVERESPONSE']._serialized_start=2193
-  _globals['_KEEPALIVERESPONSE']._serialized_end=2296
-  _globals['_LEASESERVICE']._serialized_start=2462
-  _globals['_LEASESERVICE']._serialized_end=2955
+  _globals['_GRANTLEASERESPONSE']._serialized_start=1097
+  _globals['_GRANTLEASERESPONSE']._serialized_end=1226
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1228
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1325
+  _globals['_RENEWEDLEASE']._serialized_start=1327
+  _globals['_RENEWEDLEASE']._serialized_end=1429
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1431
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1536
+  _globals['_RELEASELEASEREQUEST']._serialized_start=1538
+  _globals['_RELEASELEASEREQUEST']._serialized_end=1620
+  _globals['_RELEASELEASERESPONSE']._serialized_start=1623
+  _globals['_RELEASELEASERESPONSE']._serialized_end=1760
+  _globals['_GETLEASEREQUEST']._serialized_start=1762
+  _globals['_GETLEASEREQUEST']._serialized_end=1815
+  _globals['_GETLEASERESPONSE']._serialized_start=1817
+  _globals['_GETLEASERESPONSE']._serialized_end=1911
+  _globals['_LISTLEASESREQUEST']._serialized_start=1913
+  _globals['_LISTLEASESREQUEST']._serialized_end=1991
+  _globals['_LISTLEASESRESPONSE']._serialized_start=1993
+  _globals['_LISTLEASESRESPONSE']._serialized_end=2115
+  _globals['_KEEPALIVEREQUEST']._serialized_start=2117
+  _globals['_KEEPALIVEREQUEST']._serialized_end=2212
+  _globals['_KEEPALIVERESPONSE']._serialized_start=2214
+  _globals['_KEEPALIVERESPONSE']._serialized_end=2317
+  _globals['_LEASESERVICE']._serialized_start=2483
+  _globals['_LEASESERVICE']._serialized_end=2976
 # @@protoc_insertion_point(module_scope)

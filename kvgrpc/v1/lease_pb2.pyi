@@ -236,6 +236,7 @@ class GrantLeaseRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     consumers: _builtins.int
@@ -246,6 +247,8 @@ class GrantLeaseRequest(_message.Message):
     """The LLM request's id; a label."""
     transfer_key: _builtins.bytes
     """At least 16 random bytes, or empty: the server then makes a key."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """Required. The blocks, one entry a group, in token order."""
@@ -274,10 +277,11 @@ class GrantLeaseRequest(_message.Message):
         request_id: _builtins.str = ...,
         transfer_key: _builtins.bytes = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumers", b"consumers", "content", b"content", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumers", b"consumers", "content", b"content", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -333,7 +337,9 @@ class RenewLeasesRequest(_message.Message):
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """New duration from now for each; unset takes each lease's own."""
+        """Duration from now for each; unset takes the one that each lease was granted with. One that would end sooner than
+        the lease does leaves it as it is.
+        """
 
     def __init__(
         self,

@@ -45,22 +45,25 @@ class LeaseServiceStub:
     renewed is a row of the reply, not an error of the call. Safe to repeat.
 
     Errors:
-    * INVALID_ARGUMENT TTL_INVALID: a negative TTL.
+    * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
     """
     ReleaseLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]
-    """Ends a lease before its time and says what came free. From the owner or a router it ends the lease; from a peer
-    it says that this consumer is done. Reads that are going on will settle as STALE. Safe to repeat.
+    """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
+    as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
+    repeat.
 
     Errors:
     * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-    * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN.
+    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
+      GRANT_WRONG_ACCESS.
+    * ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
     """
     GetLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]
     """One lease.
 
-    Errors:
-    * NOT_FOUND LEASE_NOT_FOUND.
+    Errors: as ReleaseLease.
     """
     ListLeases: _grpc.UnaryUnaryMultiCallable[_lease_pb2.ListLeasesRequest, _lease_pb2.ListLeasesResponse]
     """The live leases, oldest first; a snapshot.
@@ -93,22 +96,25 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
     renewed is a row of the reply, not an error of the call. Safe to repeat.
 
     Errors:
-    * INVALID_ARGUMENT TTL_INVALID: a negative TTL.
+    * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+    * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
     * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
     """
     ReleaseLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.ReleaseLeaseRequest, _lease_pb2.ReleaseLeaseResponse]  # type: ignore[assignment]
-    """Ends a lease before its time and says what came free. From the owner or a router it ends the lease; from a peer
-    it says that this consumer is done. Reads that are going on will settle as STALE. Safe to repeat.
+    """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
+    as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
+    repeat.
 
     Errors:
     * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-    * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN.
+    * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
+      GRANT_WRONG_ACCESS.
+    * ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
     """
     GetLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.GetLeaseRequest, _lease_pb2.GetLeaseResponse]  # type: ignore[assignment]
     """One lease.
 
-    Errors:
-    * NOT_FOUND LEASE_NOT_FOUND.
+    Errors: as ReleaseLease.
     """
     ListLeases: _aio.UnaryUnaryMultiCallable[_lease_pb2.ListLeasesRequest, _lease_pb2.ListLeasesResponse]  # type: ignore[assignment]
     """The live leases, oldest first; a snapshot.
@@ -150,7 +156,8 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         renewed is a row of the reply, not an error of the call. Safe to repeat.
 
         Errors:
-        * INVALID_ARGUMENT TTL_INVALID: a negative TTL.
+        * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+        * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
         * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
         """
 
@@ -160,12 +167,15 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.ReleaseLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.ReleaseLeaseResponse, _abc.Awaitable[_lease_pb2.ReleaseLeaseResponse]]:
-        """Ends a lease before its time and says what came free. From the owner or a router it ends the lease; from a peer
-        it says that this consumer is done. Reads that are going on will settle as STALE. Safe to repeat.
+        """Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
+        as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
+        repeat.
 
         Errors:
         * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-        * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN.
+        * INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
+          GRANT_WRONG_ACCESS.
+        * ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
         """
 
     @_abc_1.abstractmethod
@@ -176,8 +186,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_lease_pb2.GetLeaseResponse, _abc.Awaitable[_lease_pb2.GetLeaseResponse]]:
         """One lease.
 
-        Errors:
-        * NOT_FOUND LEASE_NOT_FOUND.
+        Errors: as ReleaseLease.
         """
 
     @_abc_1.abstractmethod

@@ -180,8 +180,11 @@ class FreeBlocksRequest(_message.Message):
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """Required. The blocks."""
@@ -191,10 +194,11 @@ class FreeBlocksRequest(_message.Message):
         *,
         idempotency_key: _builtins.str = ...,
         blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "idempotency_key", b"idempotency_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -340,8 +344,11 @@ class ReadBlocksRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
+    incarnation: _builtins.int
+    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
     @_builtins.property
     def blocks(self) -> _common_pb2.GroupBlocks:
         """Required. The blocks."""
@@ -356,10 +363,11 @@ class ReadBlocksRequest(_message.Message):
         rank: _builtins.int = ...,
         blocks: _common_pb2.GroupBlocks | None = ...,
         layers: _common_pb2.LayerRange | None = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "layers", b"layers", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "incarnation", b"incarnation", "layers", b"layers", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

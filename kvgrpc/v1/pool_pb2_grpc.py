@@ -83,6 +83,8 @@ class PoolServiceServicer:
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+        * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+        * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
         * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -93,8 +95,9 @@ class PoolServiceServicer:
         """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 
         Errors:
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,8 +117,9 @@ class PoolServiceServicer:
         """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
         Errors:
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

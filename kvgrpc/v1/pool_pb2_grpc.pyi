@@ -46,14 +46,17 @@ class PoolServiceStub:
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
     * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
     """
     FreeBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.FreeBlocksRequest, _pool_pb2.FreeBlocksResponse]
     """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 
     Errors:
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
     """
     GetPoolStatus: _grpc.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]
     """Counts per group: free, allocated, pinned by what.
@@ -65,8 +68,9 @@ class PoolServiceStub:
     """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
     Errors:
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
     """
 
 @_typing.type_check_only
@@ -87,14 +91,17 @@ class PoolServiceAsyncStub(PoolServiceStub):
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
     * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
     """
     FreeBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.FreeBlocksRequest, _pool_pb2.FreeBlocksResponse]  # type: ignore[assignment]
     """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 
     Errors:
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
     """
     GetPoolStatus: _aio.UnaryUnaryMultiCallable[_pool_pb2.GetPoolStatusRequest, _pool_pb2.GetPoolStatusResponse]  # type: ignore[assignment]
     """Counts per group: free, allocated, pinned by what.
@@ -106,8 +113,9 @@ class PoolServiceAsyncStub(PoolServiceStub):
     """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
     Errors:
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
     """
 
 class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -137,6 +145,8 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+        * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+        * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
         * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
         """
 
@@ -149,8 +159,9 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 
         Errors:
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
         """
 
     @_abc_1.abstractmethod
@@ -174,8 +185,9 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
         Errors:
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
         """
 
 def add_PoolServiceServicer_to_server(servicer: PoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -75,6 +75,42 @@ GROUP_KIND_STATE: GroupKind.ValueType  # 4
 """One running state per request."""
 Global___GroupKind: _TypeAlias = GroupKind  # noqa: Y015
 
+class _TensorKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TensorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TENSOR_KIND_UNSPECIFIED: _TensorKind.ValueType  # 0
+    """Never sent: a description must say it."""
+    TENSOR_KIND_KEY_VALUE: _TensorKind.ValueType  # 1
+    """Keys and values of each block together, keys first."""
+    TENSOR_KIND_KEY: _TensorKind.ValueType  # 2
+    """Keys alone."""
+    TENSOR_KIND_VALUE: _TensorKind.ValueType  # 3
+    """Values alone."""
+    TENSOR_KIND_LATENT: _TensorKind.ValueType  # 4
+    """The latent vectors of MLA."""
+    TENSOR_KIND_STATE: _TensorKind.ValueType  # 5
+    """The running state of a group of kind STATE."""
+
+class TensorKind(_TensorKind, metaclass=_TensorKindEnumTypeWrapper):
+    """What a region holds of each of its layers."""
+
+TENSOR_KIND_UNSPECIFIED: TensorKind.ValueType  # 0
+"""Never sent: a description must say it."""
+TENSOR_KIND_KEY_VALUE: TensorKind.ValueType  # 1
+"""Keys and values of each block together, keys first."""
+TENSOR_KIND_KEY: TensorKind.ValueType  # 2
+"""Keys alone."""
+TENSOR_KIND_VALUE: TensorKind.ValueType  # 3
+"""Values alone."""
+TENSOR_KIND_LATENT: TensorKind.ValueType  # 4
+"""The latent vectors of MLA."""
+TENSOR_KIND_STATE: TensorKind.ValueType  # 5
+"""The running state of a group of kind STATE."""
+Global___TensorKind: _TypeAlias = TensorKind  # noqa: Y015
+
 class _MemoryKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -173,6 +209,7 @@ class Region(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     STRIDE_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    TENSOR_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Index of the group."""
     first_layer: _builtins.int
@@ -185,6 +222,11 @@ class Region(_message.Message):
     """Bytes from one block to the next."""
     block_bytes: _builtins.int
     """Bytes of one block."""
+    tensor: Global___TensorKind.ValueType
+    """Required. What of its layers. The regions of a group hold each of its layers once: latents for MLA, states for
+    STATE, else keys and values, together or in regions of their own. Compared: two pools exchange blocks only if their
+    regions list the same.
+    """
     def __init__(
         self,
         *,
@@ -194,10 +236,11 @@ class Region(_message.Message):
         offset: _builtins.int = ...,
         stride_bytes: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
+        tensor: Global___TensorKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layers", b"layers", "offset", b"offset", "stride_bytes", b"stride_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layers", b"layers", "offset", b"offset", "stride_bytes", b"stride_bytes", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -319,7 +319,10 @@ Global___TransferPeer: _TypeAlias = TransferPeer  # noqa: Y015
 
 @_typing.final
 class Phase(_message.Message):
-    """One phase of a transfer: queue, handshake, open, wire, settle, receive."""
+    """One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
+    settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
+    access to its end.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -471,7 +474,7 @@ class WaitTransferRequest(_message.Message):
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Also answer when these layers are done (layer-wise push)."""
+        """Also answer when these layers are done (feature "layerwise"; refused without it)."""
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class TransferServiceStub:
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
     """
     ListTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -100,6 +101,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
     """
     ListTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]  # type: ignore[assignment]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -163,6 +165,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
         """
 
     @_abc_1.abstractmethod

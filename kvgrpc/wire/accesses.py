@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.events import Closing, Opened, Settling
-from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.values import block_lists, core_reason, reason
 
@@ -75,11 +75,6 @@ def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
 def call_error(error: KVGrpcError) -> peer_pb2.CallError:
     """The error of a call of a conversation."""
     return peer_pb2.CallError(code=error.code, reason=reason(error.reason), message=error.message)
-
-
-def from_call_error(error: peer_pb2.CallError) -> KVGrpcError:
-    """The typed error; of an unknown code it is the peer's failure."""
-    return BY_CODE.get(error.code, InternalError)(core_reason(error.reason), error.message)
 
 
 def _only(rows: Sequence[_Row]) -> _Row:

@@ -7,6 +7,7 @@ from kvgrpc.core.events import Opened
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
+from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.packed import put_runs
@@ -118,8 +119,13 @@ def lease(value: LeaseView) -> lease_pb2.Lease:
 
 
 def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
-    """The rows of a renewal."""
-    return [lease_pb2.RenewedLease(remaining=duration(left), reason=reason(why)) for left, why in value.rows]
+    """The rows of a renewal. Leases that are renewed together mostly have the same time left: one message for all."""
+    made: dict[tuple[float, Reason | None], lease_pb2.RenewedLease] = {}
+    return [made.get(row) or made.setdefault(row, _renewed(*row)) for row in value.rows]
+
+
+def _renewed(left_s: float, why: Reason | None) -> lease_pb2.RenewedLease:
+    return lease_pb2.RenewedLease(remaining=duration(left_s), reason=reason(why))
 
 
 def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:

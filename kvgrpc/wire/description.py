@@ -12,7 +12,7 @@ from kvgrpc.core.endpoints import (
     Segment,
     ShmEndpoint,
 )
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import PeerState, PeerView
 from kvgrpc.core.transfers import RankPath
@@ -29,6 +29,13 @@ GROUP_KINDS = {
     GroupKind.MLA: pool_types_pb2.GROUP_KIND_MLA,
     GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
 }
+TENSOR_KINDS = {
+    TensorKind.KEY_VALUE: pool_types_pb2.TENSOR_KIND_KEY_VALUE,
+    TensorKind.KEY: pool_types_pb2.TENSOR_KIND_KEY,
+    TensorKind.VALUE: pool_types_pb2.TENSOR_KIND_VALUE,
+    TensorKind.LATENT: pool_types_pb2.TENSOR_KIND_LATENT,
+    TensorKind.STATE: pool_types_pb2.TENSOR_KIND_STATE,
+}
 MEMORY_KINDS = {
     MemoryKind.HOST: pool_types_pb2.MEMORY_KIND_HOST,
     MemoryKind.PINNED_HOST: pool_types_pb2.MEMORY_KIND_PINNED_HOST,
@@ -42,6 +49,7 @@ PEER_STATES = {
 }
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
+_CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
 _CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
 
 
@@ -72,6 +80,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
                 offset=r.offset,
                 stride_bytes=r.stride_bytes,
                 block_bytes=r.block_bytes,
+                tensor=TENSOR_KINDS[r.tensor],
             )
             for r in layout.regions
         ],
@@ -101,7 +110,12 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
                 g.window_tokens,
             )
         )
-    regions = [Region(r.group, r.first_layer, r.layers, r.offset, r.stride_bytes, r.block_bytes) for r in value.regions]
+    regions = []
+    for i, r in enumerate(value.regions):
+        tensor = _CORE_TENSOR_KINDS.get(r.tensor)
+        if tensor is None:
+            raise invalid(f"{field}.regions[{i}].tensor", "is required, and must be one that this server knows")
+        regions.append(Region(r.group, r.first_layer, r.layers, r.offset, r.stride_bytes, r.block_bytes, tensor))
     return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
 
 
@@ -126,6 +140,7 @@ def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescriptio
         world_size=engine.world_size,
         memory_generation=engine.memory_generation,
         features=engine.features,
+        required_features=engine.required_features,
     )
 
 
@@ -149,6 +164,7 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         world_size=value.world_size,
         memory_generation=value.memory_generation,
         features=tuple(value.features),
+        required_features=tuple(value.required_features),
     )
 
 

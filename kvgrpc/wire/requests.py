@@ -17,19 +17,24 @@ from kvgrpc.wire.values import block_lists, claims_of, content, invalid, on_abor
 CONSUMERS_MAX = 1024
 LABELS_MAX = 16
 LABEL_BYTES_MAX = 64
+GIVEN_LATER = frozenset(
+    {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only"}
+)
+"""Fields of a pull by transfer id."""
 TEXT_BYTES_MAX = 256
 """Bound on labels such as request ids, so that nobody stores a novel here."""
 
 
 def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
     """The call of a request: with its idempotency key, and a digest of the rest, where it has one."""
+    life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
-        return events.Call(call_id, principal, trace)
+        return events.Call(call_id, principal, trace, incarnation=life)
     if len(key) > TEXT_BYTES_MAX:
         raise invalid("idempotency_key", f"has at most {TEXT_BYTES_MAX} characters")
     body = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
-    return events.Call(call_id, principal, trace, key, method, body)
+    return events.Call(call_id, principal, trace, key, method, body, life)
 
 
 def finished_blocks(
@@ -91,9 +96,7 @@ def pull_blocks(
         lists = block_lists(request.destination.blocks, limit)
         destination = events.Destination(lists, request.destination.have_tokens)
     if request.WhichOneof("pull") == "transfer_id":
-        if destination is None:
-            raise invalid("destination", "is what a pull by transfer id gives")
-        return events.GiveDestination(call, request.transfer_id, destination, request.after_step, request.validate_only)
+        return _give_destination(request, call, destination)
     if not request.HasField("grant"):
         raise invalid("grant", "name a grant, or the transfer_id of an earlier pull")
     offer = claims_of(request.grant).token_count
@@ -114,11 +117,27 @@ def pull_blocks(
     )
 
 
+def _give_destination(
+    request: handoff_pb2.PullBlocksRequest, call: events.Call, destination: events.Destination | None
+) -> events.GiveDestination:
+    if destination is None:
+        raise invalid("destination", "is what a pull by transfer id gives")
+    for field, _ in request.ListFields():
+        if field.name not in GIVEN_LATER:
+            raise invalid(field.name, "is settled since the pull was made with its grant: leave it out")
+    return events.GiveDestination(
+        call, request.transfer_id, destination, request.after_step, request.validate_only, request.transfer_key
+    )
+
+
 def lease_ref(value: lease_pb2.LeaseRef) -> events.LeaseRef:
     """A lease by id or grant."""
-    if value.WhichOneof("lease") is None:
+    lease_id = value.lease_id
+    if lease_id:
+        return events.LeaseRef(lease_id)
+    if not value.HasField("grant"):
         raise invalid("lease", "name a lease_id or a grant")
-    return events.LeaseRef(value.lease_id, value.grant.token)
+    return events.LeaseRef("", value.grant.token)
 
 
 def renew_leases(
@@ -171,7 +190,9 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> event
 
 
 def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
-    """SettleAccess."""
+    """SettleAccess. What is settled part by part is a push."""
+    if any(row.part for row in request.settlings):
+        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server settles no parts (feature "push")')
     rows = tuple(events.Settling(row.access_id, row.last, row.bytes) for row in request.settlings)
     return events.SettleAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
 
@@ -183,6 +204,14 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
         for row in request.closings
     )
     return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+
+
+def _life(request: Message) -> int:
+    """The life that a request says its block ids are of."""
+    if isinstance(request, handoff_pb2.PullBlocksRequest):
+        return request.destination.incarnation
+    life: int = getattr(request, "incarnation", 0)
+    return life
 
 
 def _claim(value: peer_pb2.ContentClaim) -> Claim:

@@ -7,6 +7,7 @@ import numpy as np
 from kvgrpc.core import actions, events
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.values import duration, failure
@@ -33,9 +34,11 @@ def offer_command(key: str) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key))
 
 
-def connect_command(peer: str, endpoint: RankEndpoint) -> rank_pb2.RankCommand:
-    """Reach a peer rank."""
-    return rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer=peer, endpoint=endpoint_to_proto(endpoint)))
+def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str]) -> rank_pb2.RankCommand:
+    """Reach a peer rank, by these data paths, best first."""
+    return rank_pb2.RankCommand(
+        connect=rank_pb2.ConnectCommand(peer=peer, endpoint=endpoint_to_proto(endpoint), allowed=allowed)
+    )
 
 
 def disconnect_command(peer: str) -> rank_pb2.RankCommand:
@@ -61,26 +64,41 @@ def expect_command(access: str, open_: bool) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_))
 
 
+def check_peer_rank(
+    rank: int,
+    message: rank_pb2.ConnectCommand | rank_pb2.DisconnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport,
+) -> None:
+    """Raises Unimplemented (FEATURE_UNAVAILABLE) unless the rank of the peer is the one with the same number."""
+    if message.HasField("peer_rank") and message.peer_rank != rank:
+        raise Unimplemented(
+            Reason.FEATURE_UNAVAILABLE, f"rank {rank} reaches rank {rank} of a peer only, not rank {message.peer_rank}"
+        )
+
+
 def runs_of(command: rank_pb2.PostCommand) -> Runs:
     """The runs of a posting."""
     return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:
-    """What a rank reports, for the node; None for a report of a newer worker that is unknown here."""
+    """What a rank reports, for the node. None for what nothing here waits for: a report of a newer worker, or that some
+    layers of a step are done. Raises Unimplemented for a report about another rank of a peer than its own number.
+    """
     match report.WhichOneof("report"):
         case "offer":
             return events.EndpointOffered(rank, report.offer.key, endpoint_from_proto(report.offer.endpoint))
         case "connect":
             row = report.connect
+            check_peer_rank(rank, row)
             rejected = tuple((path.data_path, path.why) for path in row.rejected)
             return events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
         case "posting":
             end = report.posting
             wire_s = end.wire.seconds + end.wire.nanos / 1e9
-            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message, not end.unquiesced)
+            quiesced = end.done or end.quiesced
+            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced)
         case "step":
-            return events.StepDone(rank, report.step.step)
+            return None if report.step.HasField("layers") else events.StepDone(rank, report.step.step)
         case _:
             return None
 
@@ -107,7 +125,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     nbytes=event.nbytes,
                     wire=duration(event.wire_s),
                     message=event.message,
-                    unquiesced=not event.quiesced,
+                    quiesced=event.quiesced,
                 )
             )
         case events.StepDone():

@@ -13,7 +13,7 @@ from kvgrpc.core.events import BlockLists
 from kvgrpc.core.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.transfers import Failure, Next, Side
-from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.packed import put_runs
 
@@ -87,6 +87,11 @@ def failure(value: Failure) -> common_pb2.Failure:
         next=NEXT[value.next] if value.next else common_pb2.NEXT_STEP_UNSPECIFIED,
         message=value.message,
     )
+
+
+def stated_error(code: str, reason_value: int, message: str) -> KVGrpcError:
+    """The error that a message states by the name of its gRPC code; of an unknown code it is the sender's failure."""
+    return BY_CODE.get(code, InternalError)(core_reason(reason_value), message)
 
 
 def error_row(error: KVGrpcError) -> common_pb2.Failure:

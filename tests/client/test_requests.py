@@ -4,10 +4,15 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.client import Client, block_ids, content
-from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.client import Client, block_ids, block_runs, content
+from kvgrpc.v1.common_pb2 import Grant, GroupBlocks, ResponseHeader
 from kvgrpc.v1.handoff_pb2 import PullBlocksRequest
+from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
 from tests.client.fake import FakeServer
+
+TAKEN = AllocateBlocksResponse(
+    header=ResponseHeader(incarnation=7), blocks=[GroupBlocks(blocks=block_runs([5, 6]))], allocation_id="a"
+)
 
 
 def last(server: FakeServer) -> Any:
@@ -36,6 +41,33 @@ async def test_a_hand_over_has_a_fresh_key_and_is_the_last_part(server: FakeServ
     assert (last(server).transfer_key, last(server).last, last(server).layers.count) == (b"k" * 16, False, 4)
     await client.finished_blocks([5], [1])
     assert last(server).transfer_key != first.transfer_key
+
+
+async def test_blocks_of_an_allocation_go_with_the_life_that_they_are_of(server: FakeServer, client: Client) -> None:
+    server.answers["AllocateBlocks"] = lambda *_: TAKEN
+    taken = await client.allocate(2)
+    await client.finished_blocks(taken, [1])
+    assert (block_ids(last(server).blocks[0]), last(server).incarnation) == ([5, 6], 7)
+    await client.grant_lease(taken, [1])
+    assert (block_ids(last(server).blocks[0]), last(server).incarnation) == ([5, 6], 7)
+    await client.pull_blocks(Grant(token=b"t"), [1], blocks=taken)
+    destination = last(server).destination
+    assert (block_ids(destination.blocks[0]), destination.incarnation) == ([5, 6], 7)
+    await client.free(taken)
+    assert (block_ids(last(server).blocks[0]), last(server).incarnation) == ([5, 6], 7)
+
+
+async def test_the_life_of_other_block_ids_is_an_option(server: FakeServer, client: Client) -> None:
+    await client.finished_blocks([5], [1], incarnation=7)
+    assert last(server).incarnation == 7
+    await client.pull_blocks("t-1", blocks=[5], incarnation=7)
+    assert last(server).destination.incarnation == 7
+    await client.free([5], incarnation=7)
+    assert last(server).incarnation == 7
+    await client.read_blocks([5], incarnation=7)
+    assert last(server).incarnation == 7
+    await client.free([5])
+    assert last(server).incarnation == 0
 
 
 async def test_a_pull_without_blocks_waits_and_with_none_releases(server: FakeServer, client: Client) -> None:

@@ -56,10 +56,10 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
     peer = (await destination.connect_peer(servers[0].address, engine_id="P")).peer
     assert [path.data_path for path in peer.paths] == ["shm"]
     taken, target = await source.allocate(4), await destination.allocate(4)
-    handed_over = await source.finished_blocks(taken.blocks, TOKENS, request_id="r-1")
+    handed_over = await source.finished_blocks(taken, TOKENS, request_id="r-1")
     (pin,) = (await source.pins(block_ids(taken.blocks[0])[0])).pins
     assert (pin.kind, pin.owner) == (PIN_KIND_LEASE, handed_over.lease.lease_id)
-    pull = await destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks, request_id="r-1")
+    pull = await destination.pull_blocks(handed_over.grant, TOKENS, blocks=target, request_id="r-1")
     got = await destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert (got.state, got.memory) == (TRANSFER_STATE_SUCCEEDED, MEMORY_DISPOSITION_RETURNED)
     assert got.bytes == got.bytes_done > 0
@@ -72,45 +72,45 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
     assert acknowledged.acknowledged <= 1  # a server without an engine has acknowledged it itself
     listed = await destination.list_transfers(request_id="r-1")
     assert [row.transfer_id for row in listed.transfers] == [got.transfer_id]
-    await source.free(taken.blocks)
-    await destination.free(target.blocks)
+    await source.free(taken)
+    await destination.free(target)
 
 
 async def test_a_destination_can_be_given_later(pair: Pair) -> None:
     taken = await pair.source.allocate(4)
-    handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS)
     pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS)
     target = await pair.destination.allocate(2)
-    again = await pair.destination.pull_blocks(pull.transfer.transfer_id, blocks=target.blocks, have_tokens=32)
+    again = await pair.destination.pull_blocks(pull.transfer.transfer_id, blocks=target, have_tokens=32)
     assert again.transfer.transfer_id == pull.transfer.transfer_id
     got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert (got.state, got.blocks) == (TRANSFER_STATE_SUCCEEDED, 2)
     await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-    await pair.source.free(taken.blocks)
-    await pair.destination.free(target.blocks)
+    await pair.source.free(taken)
+    await pair.destination.free(target)
 
 
 async def test_all_found_locally_releases_the_source(pair: Pair) -> None:
     taken = await pair.source.allocate(4)
-    handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
+    handed_over = await pair.source.finished_blocks(taken, TOKENS)
     pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=[], have_tokens=len(TOKENS))
     got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert (got.state, got.bytes) == (TRANSFER_STATE_SUCCEEDED, 0)
     await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-    await pair.source.free(taken.blocks)
+    await pair.source.free(taken)
 
 
 async def test_other_tokens_are_refused_at_the_source(pair: Pair) -> None:
     taken, target = await pair.source.allocate(4), await pair.destination.allocate(4)
-    handed_over = await pair.source.finished_blocks(taken.blocks, content(TOKENS, cache_salt="a"))
+    handed_over = await pair.source.finished_blocks(taken, content(TOKENS, cache_salt="a"))
     wrong = content(TOKENS, cache_salt="b")
-    pull = await pair.destination.pull_blocks(handed_over.grant, wrong, blocks=target.blocks)
+    pull = await pair.destination.pull_blocks(handed_over.grant, wrong, blocks=target)
     got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert (got.state, got.failure.reason) == (TRANSFER_STATE_FAILED, FAILURE_REASON_CONTENT_MISMATCH)
     cancelled = await pair.source.cancel(handed_over.transfer.transfer_id, message="the test is over")
     assert cancelled.outcome == CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS
-    await pair.source.free(taken.blocks)
-    await pair.destination.free(target.blocks)
+    await pair.source.free(taken)
+    await pair.destination.free(target)
 
 
 async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
@@ -134,12 +134,12 @@ async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
     watching = asyncio.ensure_future(watch(10))
     for _ in range(10):
         target = await pair.destination.allocate(4)
-        handed_over = await pair.source.finished_blocks(taken.blocks, TOKENS)
-        pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks)
+        handed_over = await pair.source.finished_blocks(taken, TOKENS)
+        pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=target)
         await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
         await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-        await pair.destination.free(target.blocks)
-    await pair.source.free(taken.blocks)
+        await pair.destination.free(target)
+    await pair.source.free(taken)
     await asyncio.wait_for(watching, UNTIL_S)
     first = start.header.event_seq + 1
     assert seen == list(range(first, first + len(seen)))
@@ -147,7 +147,7 @@ async def test_a_watch_sees_every_change_from_a_reply_on(pair: Pair) -> None:
 
 async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
     taken = await pair.source.allocate(1)
-    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=2.0, labels={"owner": "router"}) as held:
+    async with pair.source.lease(taken, TOKENS[:16], ttl_s=2.0, labels={"owner": "router"}) as held:
         async with asyncio.timeout(UNTIL_S):
             while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewals < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
@@ -155,16 +155,16 @@ async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
         assert [row.lease_id for row in (await pair.source.list_leases()).leases] == [held.lease_id]
         held.check()
     assert (await pair.source.get_lease(held.lease_id)).lease.state == LEASE_STATE_RELEASED
-    await pair.source.free(taken.blocks)
+    await pair.source.free(taken)
 
 
 async def test_the_holder_learns_that_somebody_released_the_lease(pair: Pair) -> None:
     taken = await pair.source.allocate(1)
-    async with pair.source.lease(taken.blocks, TOKENS[:16], ttl_s=1.0) as held:
+    async with pair.source.lease(taken, TOKENS[:16], ttl_s=1.0) as held:
         await pair.source.release_lease(held.lease_id)
         async with asyncio.timeout(UNTIL_S):
             assert await held.wait_over() is Reason.LEASE_RELEASED
-    await pair.source.free(taken.blocks)
+    await pair.source.free(taken)
 
 
 async def test_the_same_key_gives_the_same_answer(pair: Pair) -> None:
@@ -174,7 +174,7 @@ async def test_the_same_key_gives_the_same_answer(pair: Pair) -> None:
     with pytest.raises(AlreadyExists) as raised:
         await pair.source.allocate(3, idempotency_key="allocate-once")
     assert raised.value.reason is Reason.IDEMPOTENCY_KEY_REUSED
-    await pair.source.free(first.blocks)
+    await pair.source.free(first)
 
 
 async def test_errors_arrive_with_class_reason_and_details(pair: Pair) -> None:
@@ -196,12 +196,12 @@ async def test_the_synchronous_client_does_the_same(pair: Pair, servers: tuple[S
     def work() -> Any:
         with connect_sync(servers[0].address) as source, connect_sync(servers[1].address) as destination:
             taken, target = source.allocate(4), destination.allocate(4)
-            handed_over = source.finished_blocks(taken.blocks, TOKENS)
-            pull = destination.pull_blocks(handed_over.grant, TOKENS, blocks=target.blocks)
+            handed_over = source.finished_blocks(taken, TOKENS)
+            pull = destination.pull_blocks(handed_over.grant, TOKENS, blocks=target)
             got = destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
             source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-            source.free(taken.blocks)
-            destination.free(target.blocks)
+            source.free(taken)
+            destination.free(target)
             assert destination.status().admission == ADMISSION_OPEN
             return got
 
@@ -213,7 +213,7 @@ async def test_a_watch_goes_on_after_the_server_restarts() -> None:
         port = first.port
         async with connect(first.address) as client:
             taken = await client.allocate(1)
-            handed_over = await client.finished_blocks(taken.blocks, TOKENS[:16])
+            handed_over = await client.finished_blocks(taken, TOKENS[:16])
             events = client.watch(after=handed_over.header, pace=Pace(give_up_s=60))
             waiting = asyncio.ensure_future(anext(events))
             await client.cancel(handed_over.transfer.transfer_id)

@@ -74,7 +74,8 @@ class Log:
             return [stands(self.seq, self.incarnation)]
         if after + 1 < self.oldest:
             return [stands(self.seq, self.incarnation, lost=True)]
-        return [stands(after, self.incarnation), *(change(seq, self.incarnation) for seq in range(after + 1, self.seq + 1))]
+        later = range(after + 1, self.seq + 1)
+        return [stands(after, self.incarnation), *(change(seq, self.incarnation) for seq in later)]
 
 
 async def read(events: AsyncGenerator[WatchEvent, None], last_seq: int) -> list[WatchEvent]:

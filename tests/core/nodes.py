@@ -25,7 +25,7 @@ from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.core.events import BlockLists, Call, Destination, Event
 from kvgrpc.core.grants import Access, Claims, OnAbort, mint, signing_key
 from kvgrpc.core.ids import peer_key
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.state import ENGINE
@@ -50,7 +50,8 @@ def hybrid(kind: GroupKind = GroupKind.FULL_ATTENTION, blocks: int = 64) -> Pool
         Group("fine", GroupKind.FULL_ATTENTION, 1, 16, blocks, 1, 1, "uint8"),
         Group("other", kind, 1, 32, blocks, 1, 1, "uint8"),
     )
-    return PoolLayout(groups, (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 8 * blocks, 8, 8)), 16 * blocks)
+    regions = (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 8 * blocks, 8, 8, WHOLE[kind]))
+    return PoolLayout(groups, regions, 16 * blocks)
 
 
 def describe(engine_id: str = "p", incarnation: int = 1, **changes: Any) -> EngineDescription:

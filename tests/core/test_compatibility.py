@@ -4,9 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvgrpc.core.compatibility import GROUP_FIELDS, check_compatible, compare, protocol
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import describe, full, hybrid, refused
 
@@ -76,6 +78,29 @@ def test_other_weights_are_never_bridged() -> None:
         check_compatible(HERE, replace(HERE, weights_revision="other"))
 
 
+def test_weights_that_nobody_states_are_taken_for_the_same_and_that_is_told() -> None:
+    here = replace(HERE, weights_revision="")
+    (found,) = compare(here, replace(here, engine_id="b"))
+    assert (found.field, found.bridgeable) == ("weights_revision", True)
+    assert found.why
+    check_compatible(here, here)
+    for a, b in ((here, HERE), (HERE, here)):
+        with refused(Reason.WEIGHTS_MISMATCH, PreconditionFailed):
+            check_compatible(a, b)
+
+
+def test_a_feature_that_one_requires_must_be_the_others_too() -> None:
+    there = replace(HERE, engine_id="b", features=("new", "old"), required_features=("new",))
+    check_compatible(replace(HERE, features=("new",)), there)
+    for here in (HERE, replace(HERE, features=("old",))):
+        for a, b in ((here, there), (there, here)):
+            (found,) = compare(a, b)
+            assert (found.field, found.bridgeable) == ("required_features", False)
+            assert "engine b requires new" in found.why
+            with refused(Reason.PROTOCOL_UNSUPPORTED, PreconditionFailed):
+                check_compatible(a, b)
+
+
 def test_another_number_of_ranks_is_refused() -> None:
     with refused(Reason.INCOMPATIBLE_POOLS, PreconditionFailed):
         check_compatible(HERE, replace(HERE, world_size=2))
@@ -92,6 +117,20 @@ def test_layers_packed_in_another_way_are_refused() -> None:
     assert found.field == "pool.regions"
     swapped = PoolLayout((GROUP,), (Region(0, 1, 1, 0, 64, 64), Region(0, 0, 1, 512, 64, 64)), 1024)
     assert [d.field for d in compare(HERE, replace(HERE, pool=swapped))] == ["pool.regions"]
+
+
+def test_keys_and_values_that_stand_in_another_way_are_refused() -> None:
+    def pool(*tensors: TensorKind) -> PoolLayout:
+        regions = [Region(0, 0, 2, 512 * i, 64, 64, tensor) for i, tensor in enumerate(tensors)]
+        return PoolLayout((GROUP,), tuple(regions), 1024)
+
+    apart, crossed = pool(TensorKind.KEY, TensorKind.VALUE), pool(TensorKind.VALUE, TensorKind.KEY)
+    assert compare(replace(HERE, pool=apart), replace(HERE, pool=apart)) == []
+    for there, told in ((crossed, "key, value"), (HERE.pool, "key_value")):
+        (found,) = compare(replace(HERE, pool=apart), replace(HERE, pool=there))
+        assert (found.field, found.bridgeable) == ("pool.regions", False)
+        assert "key, value" in found.here
+        assert told in found.there
 
 
 def test_layers_packed_in_another_way_are_refused_in_pools_of_different_sizes_too() -> None:
@@ -152,3 +191,34 @@ def test_every_reason_is_told_at_once_and_the_gravest_comes_first() -> None:
         "pool.groups[0].dtype",
         "pool.groups[0].kv_heads",
     }
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> PoolLayout:
+    """Pools that often agree: each field has two values, and names, sizes and offsets are a pool's own."""
+    groups, regions, at = [], list[Region](), draw(st.integers(0, 1)) * 64
+    for index in range(draw(st.integers(1, 2))):
+        either = st.sampled_from
+        layers, blocks, nbytes = draw(st.integers(1, 2)), draw(st.integers(2, 3)), draw(either([4, 8]))
+        kind = draw(either([GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW]))
+        name = f"{index}{draw(either('ab'))}"
+        groups.append(Group(name, kind, layers, draw(either([16, 32])), blocks, 1, 1, draw(either(["u1", "i1"]))))
+        each = draw(either(sorted({1, layers})))
+        tensors = draw(either([[TensorKind.KEY_VALUE], [TensorKind.KEY, TensorKind.VALUE]]))
+        for first in range(0, layers, each):
+            for tensor in tensors:
+                regions.append(Region(index, first, each, at, nbytes, nbytes, tensor))
+                at += nbytes * blocks
+    return PoolLayout(tuple(groups), tuple(regions), at)
+
+
+@given(pools(), pools())
+def test_pools_have_one_fingerprint_exactly_if_nothing_stands_between_them(here: PoolLayout, there: PoolLayout) -> None:
+    for one, other in ((here, there), (here, _renamed(here))):
+        found = compare(describe("a", pool=one), describe("b", pool=other))
+        blocking = [difference for difference in found if not difference.bridgeable]
+        assert (one.fingerprint() == other.fingerprint()) is (blocking == [])
+
+
+def _renamed(pool: PoolLayout) -> PoolLayout:
+    return replace(pool, groups=tuple(replace(group, name=f"{group.name}'") for group in pool.groups))

@@ -221,6 +221,15 @@ def test_a_range_of_layers_moves_only_those() -> None:
     assert plan_runs(layout, layout, [ids(5)], [ids(6)], layers=(4, 1)).total_bytes == 0
 
 
+@pytest.mark.parametrize("layers", [(0, 1), (1, 1), (1, 2), (1, 3), (0, 3), (3, 9)])
+def test_a_range_of_layers_that_cuts_a_region_is_refused(layers: tuple[int, int]) -> None:
+    group = Group("g", GroupKind.FULL_ATTENTION, 4, 16, 20, 1, 1, "uint8")
+    layout = uniform_layout(group, 8, layers_per_region=2)
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        plan_runs(layout, layout, [ids(5)], [ids(6)], layers=layers)
+    assert [len(plan_runs(layout, layout, [ids(5)], [ids(6)], layers=r)) for r in ((0, 2), (2, 2), (0, 4))] == [1, 1, 2]
+
+
 def test_lists_that_do_not_fit_each_other_are_refused() -> None:
     layout = full(blocks=20)
     with refused(Reason.GROUP_MISMATCH, PreconditionFailed):

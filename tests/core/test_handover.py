@@ -9,7 +9,7 @@ from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver
 from kvgrpc.core.content import Content
 from kvgrpc.core.events import LeaseRef, LeasesVoided, ReleaseLease, RenewLeases
-from kvgrpc.core.grants import Access, OnAbort, read_claims
+from kvgrpc.core.grants import Access, read_claims
 from kvgrpc.core.layout import GroupKind, PoolKind
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
@@ -43,8 +43,8 @@ def key(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def release(lead: Lead, consumer: str = "", **ref: Any) -> Any:
-    return lead.call(lambda c: ReleaseLease(c, LeaseRef(**ref), consumer))
+def release(lead: Lead, **ref: Any) -> Any:
+    return lead.call(lambda c: ReleaseLease(c, LeaseRef(**ref)))
 
 
 def renew(lead: Lead, ttl_s: float | None, *ids: str) -> Any:
@@ -344,28 +344,6 @@ def test_an_unknown_lease_cannot_be_released(lead: Lead) -> None:
         release(lead, lease_id="l-unknown")
 
 
-def test_a_release_by_a_peer_ends_its_own_part_only(lead: Lead) -> None:
-    made = lead.finish(consumers=2, on_abort=OnAbort.KEEP)
-    for _ in range(2):
-        answer = release(lead, consumer="d", token=made.token)
-        assert (answer.lease.state, answer.lease.consumers_done) == (LeaseState.LIVE, 1)
-        assert answer.freed == ()
-    assert lead.transfer(made.transfer.id).consumers_done == 1
-    answer = release(lead, consumer="e", token=made.token)
-    assert answer.lease.state is LeaseState.DONE
-    assert [blocks.tolist() for blocks in answer.freed] == [[0, 1]]
-    assert lead.transfer(made.transfer.id).state is State.CANCELLED, "nobody received it"
-
-
-def test_a_release_by_a_peer_that_still_reads_counts_when_it_stops(lead: Lead) -> None:
-    made = lead.finish(on_abort=OnAbort.KEEP)
-    lead.admit(D)
-    lead.opened(D, Opening(access_id(), made.token, claim(32)))
-    assert release(lead, consumer="d", token=made.token).lease.state is LeaseState.LIVE
-    lead.close(D)
-    assert lead.state.leases.get(made.lease.id).state is LeaseState.DONE
-
-
 def test_blocks_that_the_engine_took_back_are_void_at_once(lead: Lead) -> None:
     made = lead.finish()
     lead.admit(D)
@@ -443,15 +421,30 @@ def test_refusing_a_lease_id_in_use_leaves_the_lease_alone(lead: Lead) -> None:
     assert isinstance(row, events.Opened)
 
 
-def test_what_may_pass_leaves_no_tombstone() -> None:
+def test_what_may_pass_leaves_no_tombstone_for_a_client_that_repeats_its_call() -> None:
     lead = Lead(describe("p", 1), Limits(leases=1))
     first = lead.finish(key=key(1))
     before = snapshot(lead.node)
     with refused(Reason.QUEUE_FULL):
-        lead.finish(key=key(2), lease_id="l-mine")
+        lead.finish(key=key(2), lease_id="l-mine", principal="router")
     assert snapshot(lead.node) == before
     release(lead, lease_id=first.lease.id)
-    lead.finish(key=key(2), lease_id="l-mine")
+    lead.finish(key=key(2), lease_id="l-mine", principal="router")
+
+
+@pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.DRAINING])
+def test_whoever_waits_for_a_lease_of_the_engine_fails_at_once_when_there_is_no_room_for_it(reason: Reason) -> None:
+    """The engine has given the grant away before its lead looked at the hand-over, and does not repeat it."""
+    lead = Lead(describe("p", 1), Limits(leases=1))
+    lead.admit(D)
+    call = lead.open(D, Opening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
+    lead.state.draining = reason is Reason.DRAINING
+    if reason is Reason.QUEUE_FULL:
+        lead.finish(key=key(1))
+    with refused(reason):
+        lead.finish(key=key(2), lease_id="l-mine")
+    (row,) = lead.answer(call).rows
+    assert row.reason is Reason.LEASE_REFUSED
 
 
 def test_tombstones_of_leases_are_bounded_and_the_oldest_goes_first() -> None:

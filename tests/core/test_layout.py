@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgrpc.core.layout import BYTES_MAX, LAYERS_MAX, REGIONS_MAX, Group, GroupKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.layout import (
+    BYTES_MAX,
+    LAYERS_MAX,
+    REGIONS_MAX,
+    WHOLE,
+    Group,
+    GroupKind,
+    PoolLayout,
+    Region,
+    TensorKind,
+    uniform_layout,
+)
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.nodes import full, hybrid, refused
 
@@ -101,10 +112,48 @@ def test_an_overlap_is_found_behind_a_region_that_lies_between() -> None:
         ({"first_layer": -1}, "groups[0].layers"),
         ({"layers": 2}, "groups[0].layers"),
         ({"layers": 2**32}, "groups[0].layers"),
+        ({"tensor": TensorKind.LATENT}, "regions[1].tensor"),
+        ({"tensor": TensorKind.STATE}, "regions[1].tensor"),
+        ({"tensor": TensorKind.KEY}, "groups[0].layers"),
+        ({"tensor": TensorKind.VALUE}, "groups[0].layers"),
     ],
 )
-def test_each_wrong_field_of_a_region_is_named(change: dict[str, int], field: str) -> None:
+def test_each_wrong_field_of_a_region_is_named(change: dict[str, Any], field: str) -> None:
     assert field in violations(TWO[0], replace(TWO[1], **change))
+
+
+def apart(layer: int, offset: int) -> tuple[Region, Region]:
+    """Keys and values of a layer, each in an array of its own."""
+    keys = Region(0, layer, 1, offset, 4, 4, TensorKind.KEY)
+    return keys, replace(keys, offset=offset + 16, tensor=TensorKind.VALUE)
+
+
+def test_keys_and_values_may_have_regions_of_their_own_in_all_layers_or_some() -> None:
+    assert violations(*apart(0, 0), *apart(1, 32)) == []
+    assert violations(TWO[0], *apart(1, 32)) == []
+    both = Region(0, 0, 2, 0, 8, 8, TensorKind.KEY)
+    assert violations(both, replace(both, offset=32, tensor=TensorKind.VALUE)) == []
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 2, 3])
+def test_keys_and_values_of_each_layer_are_somewhere_once(left_out: int) -> None:
+    regions = [*apart(0, 0), *apart(1, 32)]
+    assert violations(*(r for i, r in enumerate(regions) if i != left_out)) == ["groups[0].layers"]
+    again = replace(regions[left_out], offset=64)
+    assert violations(*regions, again, total=80) == ["groups[0].layers"]
+    assert violations(*regions, Region(0, 0, 1, 64, 8, 8), total=96) == ["groups[0].layers"]
+
+
+@pytest.mark.parametrize("kind", GroupKind)
+@pytest.mark.parametrize("tensor", TensorKind)
+def test_a_region_holds_what_layers_of_its_group_have(kind: GroupKind, tensor: TensorKind) -> None:
+    groups = (replace(GROUP, kind=kind, layers=1),)
+    attention = kind in (GroupKind.FULL_ATTENTION, GroupKind.SLIDING_WINDOW)
+    foreign = ["regions[0].tensor"] if WHOLE[kind] is not tensor and not attention else []
+    if attention and tensor in (TensorKind.LATENT, TensorKind.STATE):
+        foreign = ["regions[0].tensor"]
+    missing = [] if tensor is WHOLE[kind] else ["groups[0].layers"]
+    assert violations(Region(0, 0, 1, 0, 8, 8, tensor), groups=groups) == foreign + missing
 
 
 @pytest.mark.parametrize("field", ["layers", "block_tokens", "blocks", "kv_heads", "head_dim"])
@@ -147,7 +196,6 @@ def test_blocks_of_tokens_are_rounded_up_and_a_state_is_one_block() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "h"},
         {"kind": GroupKind.MLA},
         {"layers": 4},
         {"block_tokens": 32},
@@ -178,15 +226,24 @@ def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
         (Region(0, 0, 2, 0, 16, 16),),
         (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 7)),
         (Region(0, 1, 1, 0, 8, 8), Region(0, 0, 1, 32, 8, 8)),
+        (TWO[0], Region(0, 1, 1, 32, 4, 4, TensorKind.KEY), Region(0, 1, 1, 48, 4, 4, TensorKind.VALUE)),
     ],
-    ids=["packed", "smaller blocks", "another order"],
+    ids=["packed", "smaller blocks", "another order", "keys and values apart"],
 )
 def test_the_fingerprint_changes_with_how_layers_lie_in_regions(regions: tuple[Region, ...]) -> None:
     assert PoolLayout((GROUP,), regions, 64).fingerprint() != PoolLayout((GROUP,), TWO, 64).fingerprint()
 
 
+def test_the_fingerprint_tells_keys_from_values() -> None:
+    keys, values = apart(0, 0)
+    groups = (replace(GROUP, layers=1),)
+    straight = PoolLayout(groups, (keys, values), 64)
+    crossed = PoolLayout(groups, (replace(keys, tensor=values.tensor), replace(values, tensor=keys.tensor)), 64)
+    assert straight.fingerprint() != crossed.fingerprint()
+
+
 def test_the_fingerprint_tells_which_group_a_region_holds() -> None:
-    groups = tuple(replace(GROUP, name=name, layers=1) for name in "gh")
+    groups = (replace(GROUP, layers=1), replace(GROUP, name="h", dtype="int8", layers=1))
     straight = PoolLayout(groups, (Region(0, 0, 1, 0, 8, 8), Region(1, 0, 1, 32, 8, 8)), 64)
     crossed = PoolLayout(groups, (Region(1, 0, 1, 0, 8, 8), Region(0, 0, 1, 32, 8, 8)), 64)
     assert straight.fingerprint() != crossed.fingerprint()

@@ -22,7 +22,16 @@ from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Disposition, State
-from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import (
+    Aborted,
+    AlreadyExists,
+    Exhausted,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
 from tests.core.nodes import (
     KEY,
     SECRET,
@@ -299,7 +308,7 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> 
     lead.state.draining = True
     before = snapshot(lead.node)
     for work in (
-        lambda: lead.finish(key=b"another key here", lease_id="l-mine"),
+        lambda: lead.finish(key=b"another key here"),
         lambda: lead.pull(grant(D), number=2),
         lambda: lead.call(lambda c: AllocateBlocks(c, ((0, 1),))),
     ):
@@ -396,6 +405,21 @@ def test_a_refused_call_changes_nothing_and_is_answered_once(lead: Lead, name: s
     assert isinstance(refusal, Refuse)
     assert refusal.call_id == number
     assert snapshot(lead.node) == before
+
+
+@pytest.mark.parametrize("key", ["", "k"], ids=["without a key", "with a key"])
+@pytest.mark.parametrize("name", ["FinishedBlocks", "PullBlocks", "GiveDestination", "FreeBlocks"])
+def test_block_ids_of_another_life_are_refused_before_anything_else_is_looked_at(
+    lead: Lead, name: str, key: str
+) -> None:
+    before = snapshot(lead.node)
+    with refused(Reason.INCARNATION_CHANGED, Aborted):
+        lead.call(calls()[name], key=key, method=name, body=b"b", incarnation=lead.state.incarnation + 1)
+    assert snapshot(lead.node) == before
+
+
+def test_block_ids_of_this_life_are_taken(lead: Lead) -> None:
+    assert lead.finish(call={"incarnation": lead.state.incarnation}).lease.id
 
 
 def test_a_call_with_any_number_is_answered() -> None:

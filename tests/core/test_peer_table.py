@@ -74,8 +74,7 @@ def test_only_a_connected_peer_that_knows_us_is_usable(state: PeerState) -> None
 
 def test_a_view_is_the_peer_at_one_moment_with_its_paths_in_the_order_of_the_ranks() -> None:
     made = peer(PeerState.SUSPECT, path(1), path(0))
-    made.accesses[b"a"] = None
-    view = made.view(now=12.5)
+    view = made.view(now=12.5, open_accesses=1)
     assert (view.engine_id, view.incarnation, view.state) == ("q", 0xAB, PeerState.SUSPECT)
     assert view.paths == (path(0), path(1))
     assert view.silence_s == 2.5
@@ -86,6 +85,6 @@ def test_a_view_is_the_peer_at_one_moment_with_its_paths_in_the_order_of_the_ran
 
 def test_a_view_shows_the_address_that_was_dialled_or_the_one_stated() -> None:
     made = peer()
-    assert made.view(11.0).address == TWO_RANKS.address
+    assert made.view(11.0, 0).address == TWO_RANKS.address
     made.dialled = "10.0.0.9:5"
-    assert made.view(11.0).address == "10.0.0.9:5"
+    assert made.view(11.0, 0).address == "10.0.0.9:5"

@@ -1,5 +1,6 @@
 """Peering: both ways at once, a newer life buries the old, silence is turned into death, and every wait ends."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kvgrpc.core.actions import (
     SendOpen,
     TransferChanged,
     UnmapPeer,
+    WeightsUnknown,
 )
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import DialFailed, EndpointOffered, Event, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
@@ -279,6 +281,17 @@ def test_a_peer_that_introduces_itself_learns_our_endpoints_and_is_mapped(lead: 
     assert state_of(lead, P) is PeerState.CONNECTED
 
 
+@pytest.mark.parametrize(("ours", "theirs", "told"), [("", "", True), ("w", "w", False)])
+def test_each_life_whose_weights_nobody_can_compare_is_told_of_once(ours: str, theirs: str, told: bool) -> None:
+    lead = Lead(describe("p", 1, weights_revision=ours))
+    peer = describe("d", 2, weights_revision=theirs)
+    seen = []
+    for again in (peer, peer, dataclasses.replace(peer, incarnation=3)):
+        lead.ask(lambda c: events.HandshakeReceived(c, again, endpoints(again)), principal="peer")  # noqa: B023
+        seen.append([action.peer for action in lead.seen(WeightsUnknown)])
+    assert seen == ([[key_of(peer)], [], [key_of(dataclasses.replace(peer, incarnation=3))]] if told else [[], [], []])
+
+
 def test_a_peer_that_means_another_engine_is_told(lead: Lead) -> None:
     before = snapshot(lead.node)
     with refused(Reason.WRONG_ENGINE, PreconditionFailed):
@@ -384,7 +397,7 @@ def test_a_peer_heard_within_the_grace_lives(lead: Lead) -> None:
     lead.feed(PeerAlive(key_of(P)), 9.9)
     lead.tick(100.0)
     assert state_of(lead, P) is PeerState.CONNECTED
-    assert lead.state.peers[key_of(P)].view(lead.now).silence_s == 100.0
+    assert lead.node.peers()[0].silence_s == 100.0
 
 
 def test_a_peer_that_never_brings_up_its_stream_is_dead_after_the_grace(lead: Lead) -> None:

@@ -85,8 +85,10 @@ def test_a_target_becomes_a_quarantine_without_being_free_in_between() -> None:
     assert pins.unpinned(0, ids(1, 2)).tolist() == []
     (pin,) = pins
     assert pin.since == 5.0
+    assert pins.quarantined == [2, 0]
     pins.check()
     pins.drop("t", PinKind.QUARANTINE)
+    assert pins.quarantined == [0, 0]
     assert pins.unpinned(0, ids(1, 2)).tolist() == [1, 2]
 
 

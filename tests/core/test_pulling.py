@@ -28,6 +28,7 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.content import Content
 from kvgrpc.core.events import (
     AccessAnswered,
+    AllocateBlocks,
     CancelTransfer,
     CloseAnswered,
     Destination,
@@ -69,6 +70,7 @@ from tests.core.nodes import (
     describe,
     endpoint,
     endpoints,
+    full,
     grant,
     hybrid,
     ids,
@@ -266,6 +268,15 @@ def test_every_rank_moves_its_share_and_the_last_one_settles() -> None:
         assert posted(lead, pull, rank) == []
     posted(lead, pull, 1)
     assert lead.one(SendSettle).settling.nbytes == 96
+
+
+def test_blocks_are_given_to_the_pull_of_their_own_request_only(lead: Lead) -> None:
+    pull = lead.pull(TOKEN)
+    before = snapshot(lead.node)
+    with refused(Reason.TRANSFER_KEY_MISMATCH, PermissionDenied):
+        lead.give(pull.id, (4, 5), key=b"o" * 16)
+    assert snapshot(lead.node) == before
+    lead.give(pull.id, (4, 5), key=KEY)
 
 
 # -- what is wrong with a call
@@ -651,6 +662,65 @@ def test_a_posting_of_which_nobody_knows_whether_it_is_at_rest_keeps_its_blocks(
     posted(lead, pull, done=False)
     assert lead.transfer(pull.id).memory is Disposition.RETURNED
     assert lead.feed(lost) == []
+
+
+def test_what_is_in_quarantine_says_which_proof_is_missing() -> None:
+    source = describe("p", 1, world_size=2)
+    lead = Lead(describe("d", 2, world_size=2))
+    lead.admit(source)
+    pull = lead.pull(TOKEN, 32, (4, 5))
+    opened(lead)
+    assert lead.node.missing_proof(pull.id) == "", "it is not over"
+    lead.feed(PostingEnded(f"{pull.id}/1", done=False, message="the transport broke", quiesced=False))
+    flying, lost = lead.node.missing_proof(pull.id).split("; ")
+    assert flying == "the end of the posting of rank 0"
+    assert "rank 1" in lost
+    assert "end of the engine's life" in lost
+    posted(lead, pull, 0)
+    assert lead.node.missing_proof(pull.id) == lost, "nothing can be waited for any more"
+    posted(lead, pull, 1)
+    assert lead.node.missing_proof(pull.id) == ""
+
+
+def test_the_oldest_posting_in_flight_is_known_and_a_lost_one_is_not_in_flight(lead: Lead) -> None:
+    assert lead.node.oldest_posting() is None
+    pulls = []
+    for number, blocks in enumerate([(4, 5), (6, 7)], 1):
+        pulls.append(lead.pull(TOKEN, 32, blocks, number=number))
+        lead.tick(1.0)
+        opened(lead, number)
+    assert lead.node.oldest_posting() == lead.now - 1.0
+    cancel(lead, transfer_id=pulls[0].id)
+    assert lead.node.oldest_posting() == lead.now - 1.0, "it may still write"
+    lead.feed(PostingEnded(f"{pulls[0].id}/0", done=False, quiesced=False))
+    assert lead.node.oldest_posting() == lead.now
+    posted(lead, pulls[1])
+    assert lead.node.oldest_posting() is None
+
+
+def test_too_much_in_quarantine_stops_new_work_until_it_is_at_rest() -> None:
+    lead = Lead(describe("d", 2, pool=full(8), pool_kind=PoolKind.SERVER_MANAGED), Limits(quarantine_share=0.25))
+    lead.admit(P)
+    lead.call(lambda c: AllocateBlocks(c, ((0, 6),)))
+    pulls = [lead.pull(TOKEN, 32, blocks, number=i) for i, blocks in enumerate([(0, 1), (2, 3)], 1)]
+    for number in (1, 2):
+        opened(lead, number)
+    cancel(lead, transfer_id=pulls[0].id)
+    assert lead.state.quarantine_full() == "", "two of eight is all that may be"
+    cancel(lead, transfer_id=pulls[1].id)
+    assert "4 of 8 blocks of group 0" in lead.state.quarantine_full()
+    before = snapshot(lead.node)
+    for work in (
+        lambda: lead.finish(16, (4,)),
+        lambda: lead.pull(TOKEN, 32, (4, 5), number=3),
+        lambda: lead.call(lambda c: AllocateBlocks(c, ((0, 1),))),
+    ):
+        with refused(Reason.QUARANTINED, Exhausted):
+            work()
+    assert snapshot(lead.node) == before
+    posted(lead, pulls[0])
+    assert lead.state.quarantine_full() == ""
+    lead.pull(TOKEN, 32, (4, 5), number=3)
 
 
 def test_after_a_broken_posting_the_peer_is_mapped_anew(lead: Lead) -> None:

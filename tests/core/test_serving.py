@@ -7,14 +7,24 @@ import pytest
 from kvgrpc.core import events
 from kvgrpc.core.accesses import AccessState, Opening, Verdict
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
-from kvgrpc.core.events import Closing, LeaseRef, Opened, PeerSilent, ReleaseLease, Settling
+from kvgrpc.core.events import (
+    AccessAnswered,
+    Closing,
+    LeaseRef,
+    Opened,
+    PeerSilent,
+    PostingEnded,
+    ReleaseLease,
+    SettleAnswered,
+    Settling,
+)
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import KVGrpcError, Reason
-from tests.core.nodes import Lead, access_id, claim, describe, grant, key_of, refused, snapshot
+from tests.core.nodes import Lead, access_id, answer_of, claim, describe, grant, key_of, refused, snapshot
 
 D = describe("d", 2)
 E = describe("e", 3)
@@ -386,13 +396,26 @@ def test_an_access_outlives_the_memory_of_its_peer(lead: Lead) -> None:
     assert not lead.state.accesses
 
 
-def test_what_a_peer_still_holds_is_shown(lead: Lead) -> None:
+def test_the_accesses_that_are_open_with_a_peer_are_counted_either_way(lead: Lead) -> None:
+    def counted() -> int:
+        (peer,) = (peer for peer in lead.node.peers() if peer.engine_id == "d")
+        return peer.open_accesses
+
     made = lead.finish(consumers=2)
+    lead.open(D, Opening(access_id(9), grant(lead.me, lease_id="l-late"), claim(32)))
+    assert counted() == 0, "it waits for its lease"
     opened(lead, made.token)
-    assert lead.state.peers[key_of(D)].view(lead.now).open_accesses == 1
+    assert counted() == 1
     lead.settle(D)
-    lead.tick(5.0)
-    assert lead.state.peers[key_of(D)].view(lead.now).open_accesses == 0
+    assert counted() == 0, "the verdict is kept, the access is not open"
+    pull = lead.pull(grant(D), 32, (10, 11), number=5)
+    assert counted() == 0, "it is asked for"
+    lead.feed(AccessAnswered(access_id(5), answer_of(D)))
+    assert counted() == 1
+    lead.feed(PostingEnded(f"{pull.id}/0", done=True, nbytes=32))
+    assert counted() == 1, "it is settled only when the source said so"
+    lead.feed(SettleAnswered(access_id(5), Verdict(True)))
+    assert counted() == 0
 
 
 # -- messages that were long under way

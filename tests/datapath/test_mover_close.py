@@ -49,7 +49,7 @@ def test_close_says_what_is_not_proved_when_a_path_does_not_close(
     rank.mover.post("a", "h", WHOLE)
     rank.mover.disconnect("h")
     held.break_at = "close"
-    assert rank.mover.close(0.01)
+    assert not rank.mover.close(0.01)
     ended = rank.next(PostingEnded)
     assert (ended.state, ended.quiesced) == (FAILED, False)
     assert "close is broken" in rank.next(Disconnected).error

@@ -59,6 +59,10 @@ def test_each_reason_has_the_codes_that_it_is_raised_with(row: list[str]) -> Non
         assert set(shown.split(", ")) == reasons.codes().get(reason, {"—"})
 
 
+def test_what_would_make_a_reserved_reason_is_fed_by_nobody() -> None:
+    assert not set(reasons.NO_SENDER.values()) & reasons.names("service", "wire", "datapath", "engine")
+
+
 def test_every_code_that_no_answer_has_is_still_raised() -> None:
     assert reasons.NEVER_ANSWERED.keys() <= set(reasons.raised())
 
@@ -120,13 +124,18 @@ def test_the_digests_are_those_of_the_chain() -> None:
 
 
 def test_the_grant_in_json_is_one_of_the_vectors_and_its_fields_are_explained() -> None:
-    (text,) = code(section(PAGE, "## Grants"), "json")
-    shown = json.loads(text)
+    shown = json.loads(code(section(PAGE, "## Grants"), "json")[0])
     vectors = json.loads((ROOT / "proto" / "vectors" / "grant.json").read_text())["cases"]
     assert shown in [case["kv_transfer_params"] for case in vectors]
     assert grants.to_json(grants.from_json(shown)) == shown
     explained = [name for row in table("## Grants") for name in row[0].split(", ")]
     assert sorted(explained) == sorted(shown)
+
+
+def test_the_intent_in_json_is_one_of_the_vectors() -> None:
+    _, text = code(section(PAGE, "## Grants"), "json")
+    vectors = json.loads((ROOT / "proto" / "vectors" / "intent.json").read_text())["cases"]
+    assert json.loads(text) in [case["kvgrpc_intent"] for case in vectors]
 
 
 def test_the_contents_list_every_section() -> None:

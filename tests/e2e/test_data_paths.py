@@ -1,9 +1,11 @@
 """A pull over each data path, between two processes: the right bytes, in the right blocks, and only there."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, transfer_pb2
-from tests.service.conftest import Start
+from tests.service.conftest import Start, starting
 from tests.service.engines import (
     CANCELLED,
     FAILED,
@@ -25,7 +27,6 @@ PATHS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "nixl": (("--data-paths", "nixl"), {}),
     "nixl-tcp": (("--data-paths", "nixl"), {"UCX_TLS": "tcp"}),
 }
-EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 
 
 def begin(start: Start, path: str, *slow: str) -> tuple[Engine, Engine]:
@@ -34,15 +35,35 @@ def begin(start: Start, path: str, *slow: str) -> tuple[Engine, Engine]:
     return source, destination
 
 
+@pytest.fixture(scope="module", params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def shared(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    """Two servers for all tests of a data path."""
+    with starting(tmp_path_factory.mktemp("pair")) as start:
+        yield begin(start, path)
+
+
+@pytest.fixture
+def pair(shared: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
+    """Source and destination, with nothing in them."""
+    yield shared
+    for engine in reversed(shared):
+        engine.reset()
+
+
 def scattered(engine: Engine, count: int) -> list[int]:
     """Blocks with gaps, in no order: nothing may rely on long runs."""
     ids = engine.allocate(2 * count)
     return ids[::2][::-1]
 
 
-@EVERY_PATH
-def test_a_pull_brings_exactly_the_bytes_of_the_offer(start: Start, path: str) -> None:
-    source, destination = begin(start, path)
+def test_a_pull_brings_exactly_the_bytes_of_the_offer(pair: tuple[Engine, Engine], path: str) -> None:
+    source, destination = pair
     tokens = prompt(20 * 16 - 5)
     for seed, (here, there) in enumerate([(source, destination), (destination, source)]):
         blocks, target = scattered(here, 20), scattered(there, 20)
@@ -59,9 +80,8 @@ def test_a_pull_brings_exactly_the_bytes_of_the_offer(start: Start, path: str) -
         assert here.wait(handed.transfer.transfer_id).state == SUCCEEDED
 
 
-@EVERY_PATH
-def test_what_the_consumer_holds_or_does_not_want_is_not_moved(start: Start, path: str) -> None:
-    source, destination = begin(start, path)
+def test_what_the_consumer_holds_or_does_not_want_is_not_moved(pair: tuple[Engine, Engine]) -> None:
+    source, destination = pair
     tokens = prompt(100)
     blocks = source.allocate(7)
     written = source.write(blocks, seed=1)
@@ -77,7 +97,6 @@ def test_what_the_consumer_holds_or_does_not_want_is_not_moved(start: Start, pat
     assert destination.read(target) == written[2:5]
 
 
-@EVERY_PATH
 def test_a_cancel_in_flight_comes_to_rest(start: Start, path: str) -> None:
     source, destination = begin(start, path, "--bandwidth-limit-bytes-per-s", "60000")
     tokens = prompt(256)

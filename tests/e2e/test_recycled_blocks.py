@@ -108,7 +108,7 @@ def test_a_lease_that_reaches_its_cap_under_a_reader_fails_it_with_lease_expired
     check_recycled_under(reading, source, destination, writer, EXPIRED)
 
 
-@pytest.mark.parametrize("path", ["shm", "cma"])
+@pytest.mark.parametrize("path", ["shm", "cma", "nixl"])
 def test_a_lease_that_is_released_under_a_reader_fails_it_with_lease_released(start: Start, path: str) -> None:
     paths = ("--data-paths", path)
     source, destination, writer = start(paths, (*paths, *SLOW), paths)
@@ -126,6 +126,8 @@ def test_blocks_that_are_still_read_into_come_back_only_after_the_last_byte(star
     assert (end.state, end.memory) == (FAILED, QUARANTINED)
     assert end.failure.reason == common_pb2.FAILURE_REASON_TRANSFER_TIMEOUT
     assert destination.counts().quarantined == BLOCKS
+    (pin,) = destination.pins()
+    assert pin.missing_proof == "the end of the posting of rank 0"
     assert destination.wait(pulled.transfer_id).memory == RETURNED
     assert destination.counts().quarantined == 0
     check_good_pull(source, destination)

@@ -13,6 +13,7 @@ import pytest
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import Engine, Rank, RankTicket, content
+from kvgrpc.engine.connection import Connection
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -26,6 +27,8 @@ from kvgrpc.errors import (
 )
 from kvgrpc.server import Server
 from kvgrpc.service import session
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.frames import encode
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
 from tests.engine.support import Lead, Side, failure, new_key, received, refused, tokens
@@ -228,3 +231,13 @@ def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_pa
         with refused(Reason.INVALID_FIELD, InvalidRequest):
             asyncio.run(start(path))
     assert file.read_text() == "mine"
+
+
+def test_an_engine_that_cannot_set_blocks_aside_is_refused(leads: Leads) -> None:
+    """Quarantine would be of no use to it, and nothing else proves memory at rest yet."""
+    connection = Connection(leads[0].socket_path)
+    request = session_pb2.AttachRequest(engine_id="e", cannot_set_aside=True)
+    with refused(Reason.FEATURE_UNAVAILABLE, KVGrpcError):
+        connection.attach(encode(session_pb2.ClientFrame(attach=request)))
+    connection.close()
+    Engine.attach(leads[0].socket_path, pool=layout()).close()

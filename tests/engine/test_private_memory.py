@@ -4,6 +4,8 @@ The leads move nothing here: the destination's workers read the source's workers
 """
 
 import hashlib
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
@@ -11,8 +13,10 @@ import pytest
 
 from kvgrpc.engine import Engine, content
 from kvgrpc.errors import Reason
+from tests.engine.conftest import SETTINGS
 from tests.engine.made import layout, made_bytes
 from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
+from tests.service.values import seconds
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -32,10 +36,18 @@ def teams(workers: Workers) -> tuple[list[Asked], list[Asked]]:
     return [workers.make(), workers.make()], [workers.make(), workers.make()]
 
 
+@pytest.fixture(scope="module")
+def nixl_lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
+    """A lead that allows nixl only."""
+    lead = Lead(tmp_path_factory.mktemp("lead"), "N", "--data-paths", "nixl", settings=SETTINGS)
+    yield lead.wait_ready()
+    lead.close()
+
+
 class PrivateSide(Side):
     """An engine with two workers."""
 
-    def __init__(self, lead: Lead, workers: Sequence[Asked], data_path: str) -> None:
+    def __init__(self, lead: Lead, workers: Sequence[Asked], *data_paths: str) -> None:
         self.lead = lead
         self.engine = Engine.attach(lead.socket_path, pool=layout(), private_memory=True, world_size=2)
         self.ranks = []
@@ -44,7 +56,7 @@ class PrivateSide(Side):
         for rank, worker in enumerate(self.workers):
             worker.send(
                 op="attach", socket_path=ticket.socket_path, secret=ticket.secret.hex(),
-                memory_bytes=ticket.memory_bytes, rank=rank, data_path=data_path,
+                memory_bytes=ticket.memory_bytes, rank=rank, data_paths=data_paths,
             )  # fmt: skip
         assert [worker.answer() for worker in self.workers] == ["attached"] * 2
 
@@ -109,6 +121,52 @@ def test_a_workers_steps_hold_its_engines_blocks_back(pair: tuple[PrivateSide, P
         assert worker.ask(op="step_done", step=4) == "reported"
     received(destination.finish(pull))
     assert destination.read_all(TARGET) == expected
+
+
+def test_a_worker_that_stands_still_while_bytes_move_is_seen_in_the_status(
+    pair: tuple[PrivateSide, PrivateSide],
+) -> None:
+    source, destination = pair
+    assert seconds(destination.lead.status().progress_age) == 0.0
+    handover = source.hand_over(SOURCE, PROMPT)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
+    stopped = destination.workers[1].pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        pull.start(TARGET)
+        destination.round_trip()
+        first = seconds(destination.lead.status().progress_age)
+        assert seconds(destination.lead.status().progress_age) > first > 0.0
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    received(destination.finish(pull))
+    assert seconds(destination.lead.status().progress_age) == 0.0
+
+
+@pytest.mark.parametrize("restricted", ["source", "destination"])
+def test_workers_use_no_data_path_that_their_server_does_not_allow(
+    leads: tuple[Lead, Lead], nixl_lead: Lead, teams: tuple[list[Asked], list[Asked]], restricted: str
+) -> None:
+    """They could all use cma, which is the better one."""
+    ends = (nixl_lead, leads[1]) if restricted == "source" else (leads[0], nixl_lead)
+    with ExitStack() as stack:
+        sides = []
+        for lead, own in zip(ends, teams, strict=True):
+            sides.append(PrivateSide(lead, own, "cma", "nixl"))
+            stack.callback(sides[-1].close)
+        source, destination = sides
+        expected = source.fill_all(SOURCE, 400)
+        handover = source.hand_over(SOURCE, PROMPT)
+        pull = destination.engine.pull(handover.grant, content(PROMPT))
+        pull.start(TARGET)
+        received(destination.finish(pull))
+        assert destination.read_all(TARGET) == expected
+        moved = destination.lead.transfer(pull.transfer_id)
+        assert [row.data_path for row in moved.paths] == ["nixl", "nixl"]
+        for side in sides:
+            side.engine.close()
+    nixl_lead.wait_no_engine()
 
 
 def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[PrivateSide, PrivateSide]) -> None:

@@ -111,7 +111,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: tuple[Lea
     with connected(leads[0].socket_path) as client:
         client.socket.sendall(struct.pack(">I", FRAME_BYTES_MAX + 1))
         (frame,) = client.rest()
-    assert frame.refused.reason == common_pb2.FAILURE_REASON_LIMIT_EXCEEDED
+    assert (frame.refused.code, frame.refused.reason) == ("OUT_OF_RANGE", common_pb2.FAILURE_REASON_LIMIT_EXCEEDED)
     assert str(FRAME_BYTES_MAX) in frame.refused.message
 
 
@@ -136,6 +136,7 @@ def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: t
         answer = client.receive().events.events[0].answer
     assert answer.call_id == 7
     assert answer.failure.reason == common_pb2.FAILURE_REASON_POOL_KIND_MISMATCH
+    assert answer.code == "FAILED_PRECONDITION"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,11 @@ from itertools import count
 import numpy as np
 import pytest
 
-from kvgrpc.engine import Pull, Rank, content
-from kvgrpc.engine.refusals import LeadDied
+from kvgrpc.engine import LeadDied, Pull, Rank, content
+from kvgrpc.errors import InvalidRequest, Reason, Unimplemented
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1.common_pb2 import LayerRange
+from kvgrpc.wire.frames import encode
 from tests.engine.conftest import Attach
 from tests.engine.support import QUIET_S, Lead, Side, received, tokens
 
@@ -97,6 +100,50 @@ def test_an_engine_whose_only_rank_is_in_its_process_reports_steps_with_its_call
     _nothing_comes(destination, pull, "access")
     source.engine.step_done(1)
     source.engine.flush()
+    received(destination.finish(pull))
+
+
+def test_a_scheduler_speaks_for_no_rank_of_several(pair: tuple[Side, Side]) -> None:
+    source, _ = pair
+    with pytest.raises(InvalidRequest):
+        source.engine.step_done(1)
+    # What another library sends all the same is refused by the lead.
+    with pytest.raises(InvalidRequest) as refused:
+        source.engine._wait(step_done=rank_pb2.StepReport(step=1))
+    assert refused.value.reason is Reason.INVALID_FIELD
+
+
+def test_a_scheduler_does_not_speak_for_a_worker_that_reports_its_steps(leads: Leads, attach: Attach) -> None:
+    source, destination = attach(leads[0]), attach(leads[1])
+    source.ranks[0].step_done(1)
+    first = source.hand_over(SOURCE, PROMPT, after_step=1)
+    second = source.hand_over([4, 5, 6], PROMPT, after_step=2)
+    pull = destination.engine.pull(first.grant, content(PROMPT))
+    pull.start(TARGET)
+    received(destination.finish(pull))
+    with pytest.raises(InvalidRequest) as refused:
+        source.engine._wait(step_done=rank_pb2.StepReport(step=2))
+    assert refused.value.reason is Reason.INVALID_FIELD
+    pull = destination.engine.pull(second.grant, content(PROMPT))
+    pull.start(TARGET)
+    _nothing_comes(destination, pull, "access")
+    source.ranks[0].step_done(2)
+    received(destination.finish(pull))
+
+
+def test_some_layers_of_a_step_are_not_the_step(leads: Leads, attach: Attach) -> None:
+    source, destination = attach(leads[0]), attach(leads[1])
+    some = rank_pb2.StepReport(step=3, layers=LayerRange(first=0, count=1))
+    with pytest.raises(Unimplemented) as refused:
+        source.engine._wait(step_done=some)
+    assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
+    reports = session_pb2.RankReportBatch(reports=[rank_pb2.RankReport(step=some)])
+    source.ranks[0]._connection.send(encode(session_pb2.ClientFrame(reports=reports)))
+    handover = source.hand_over(SOURCE, PROMPT, after_step=3)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    _nothing_comes(destination, pull, "access")
+    source.ranks[0].step_done(3)
     received(destination.finish(pull))
 
 

@@ -1,6 +1,6 @@
 """Workers of engines as processes: ranks with private memory, torch CPU tensors, driven by JSON lines.
 
-    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_path"}
+    {"op": "attach", "socket_path", "secret", "memory_bytes", "rank", "data_paths"}
     {"op": "fill", "blocks", "seed"}     made_bytes(blocks, seed), as the test can compute them too
     {"op": "read", "blocks"}             SHA-256 of the blocks
     {"op": "step_done", "step"}
@@ -32,7 +32,7 @@ class Worker:
 
     def attach(self, line: dict[str, Any]) -> str:
         ticket = RankTicket(line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"])
-        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=(line["data_path"],))
+        self.rank = Rank(ticket, line["rank"], self.layers, data_paths=tuple(line["data_paths"]))
         return "attached"
 
     def fill(self, line: dict[str, Any]) -> str:

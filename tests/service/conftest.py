@@ -4,7 +4,7 @@ The pair is shared by all tests of a worker process: a test leaves nothing behin
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -55,14 +55,21 @@ def destination(shared_pair: tuple[Engine, Engine], source: Engine) -> Iterator[
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts engines of its own for a test, all at once: one for each tuple of flags."""
+    with starting(tmp_path) as begin:
+        yield begin
+
+
+@contextmanager
+def starting(folder: Path) -> Iterator[Start]:
+    """As `start`, for as long as the context lasts."""
     numbers = count()
     with ExitStack() as stack:
 
         def begin(*flags: tuple[str, ...], settings: str = SETTINGS, **environment: str) -> list[Engine]:
-            folders = [tmp_path / f"engine-{next(numbers)}" for _ in flags]
+            folders = [folder / f"engine-{next(numbers)}" for _ in flags]
             processes = [
-                ServeProcess(folder, *SHARED, *row, settings=settings, environment=environment)
-                for folder, row in zip(folders, flags, strict=True)
+                ServeProcess(own, *SHARED, *row, settings=settings, environment=environment)
+                for own, row in zip(folders, flags, strict=True)
             ]
             for process in processes:
                 stack.callback(process.end)

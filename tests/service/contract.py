@@ -11,24 +11,25 @@ _SERVICE = re.compile(r"^service (\w+) ")
 _PART = re.compile(r"(?P<code>[A-Z_]{4,})(?P<named>[^:]*):?(?P<rest>.*)")
 _REASON = re.compile(r"\b[A-Z][A-Z_]{3,}\b")
 
-# What any call may answer (common.proto): its key was used, a table is full, a field is wrong, there is nothing behind
-# the lead, the lead is leaving.
-_ANY_CALL = {
+# What any call may answer: common.proto lists it.
+ANY_CALL = {
     ("ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"),
     ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"),
     ("INVALID_ARGUMENT", "INVALID_FIELD"),
     ("UNAVAILABLE", "NO_POOL"),
     ("UNAVAILABLE", "DRAINING"),
+    ("UNAVAILABLE", "ENGINE_LOST"),
+    ("INTERNAL", "INTERNAL"),
 }
 
 
 def errors_of(method: str) -> frozenset[tuple[str, str]]:
     """(code, reason) pairs that the schema lists for /package.Service/Method."""
-    return frozenset(_listed()[method.rpartition("/")[2]] | _ANY_CALL)
+    return frozenset(listed()[method.rpartition("/")[2]] | ANY_CALL)
 
 
 @functools.cache
-def _listed() -> dict[str, set[tuple[str, str]]]:
+def listed() -> dict[str, set[tuple[str, str]]]:
     """By the RPC's name: those are unique over all services."""
     comments = {name: text for path in PROTO.rglob("*.proto") for name, text in _comments(path.read_text())}
     return {name: _pairs(name, comments) for name in comments}

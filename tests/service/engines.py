@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import Api, without
+from tests.service.forks import Forked, Forker
 from tests.service.values import content, dur, group, ids_of, new_key
 
 READY_S = 90.0
@@ -45,10 +46,18 @@ _DEFECT = re.compile(r"Traceback|a defect of kvgrpc|could not perform|Segmentati
 
 
 class ServeProcess:
-    """A `kvgrpc serve` process. `settings` is the TOML file's text; `flags` come after it."""
+    """A `kvgrpc serve` process. `settings` is the TOML file's text; `flags` come after it.
+
+    `fresh`: an interpreter of its own, as users start it; else forked from one that has imported everything.
+    """
 
     def __init__(
-        self, folder: Path, *flags: str, settings: str = "", environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        *flags: str,
+        settings: str = "",
+        environment: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ready_file = folder / "ready.json"
@@ -57,14 +66,19 @@ class ServeProcess:
         config.write_text(settings)
         arguments = ["serve", "--config", str(config), "--ready-file", str(self.ready_file), *flags]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
+        whole = clean | dict(environment or {})
+        self.popen: subprocess.Popen[bytes] | Forked
         with self._log.open("wb") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "kvgrpc", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=clean | dict(environment or {}),
-            )
+            if fresh or "PYTHONPATH" in (environment or {}):
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-m", "kvgrpc", *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=whole,
+                )
+            else:
+                self.popen = _forker().start(arguments, whole, log.fileno())
 
     @property
     def pid(self) -> int:
@@ -113,6 +127,11 @@ class ServeProcess:
                 raise AssertionError(f"did not end on SIGTERM:\n{self.log}") from None
         assert self.popen.returncode in (0, 2, 3, 4, -signal.SIGKILL), f"{self.popen.returncode}:\n{self.log}"
         assert not _DEFECT.search(self.log), self.log
+
+
+@cache
+def _forker() -> Forker:
+    return Forker()
 
 
 class Engine:

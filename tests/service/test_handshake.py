@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvgrpc import __version__
+from kvgrpc.core.ids import peer_key
 from kvgrpc.core.limits import Limits
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.api import refused
@@ -18,6 +19,8 @@ from tests.service.values import seconds
 
 Description = handshake_pb2.EngineDescription
 Change = Callable[[Description], None]
+WEIGHTS = ("weights_revision", True)
+"""No engine of these tests states its weights."""
 
 
 def capabilities(engine: Engine) -> handshake_pb2.GetCapabilitiesResponse:
@@ -82,6 +85,8 @@ def windowed(engine: Description) -> None:
 
 def latent(engine: Description) -> None:
     group_of(engine).kind = pool_types_pb2.GROUP_KIND_MLA
+    for region in engine.pool.regions:
+        region.tensor = pool_types_pb2.TENSOR_KIND_LATENT
 
 
 def fewer_layers(engine: Description) -> None:
@@ -93,6 +98,15 @@ def packed_layers(engine: Description) -> None:
     region = engine.pool.regions[0]
     del engine.pool.regions[1:]
     region.layers, region.block_bytes, region.stride_bytes = 2, BLOCK_BYTES, BLOCK_BYTES
+
+
+def keys_and_values_apart(engine: Description) -> None:
+    for region in list(engine.pool.regions):
+        region.block_bytes = region.stride_bytes = region.block_bytes // 2
+        values = engine.pool.regions.add()
+        values.CopyFrom(region)
+        values.offset += region.block_bytes * group_of(engine).blocks
+        region.tensor, values.tensor = pool_types_pb2.TENSOR_KIND_KEY, pool_types_pb2.TENSOR_KIND_VALUE
 
 
 def two_groups(engine: Description) -> None:
@@ -117,6 +131,11 @@ def newer_protocol(engine: Description) -> None:
     engine.protocol_min = engine.protocol_max = 99
 
 
+def newer_feature(engine: Description) -> None:
+    engine.features.append("not built yet")
+    engine.required_features.append("not built yet")
+
+
 BLOCKING = [
     (other_order, "pool.groups[0].order", "INCOMPATIBLE_POOLS"),
     (other_dtype, "pool.groups[0].dtype", "INCOMPATIBLE_POOLS"),
@@ -127,10 +146,12 @@ BLOCKING = [
     (latent, "pool.groups[0].kind", "INCOMPATIBLE_POOLS"),
     (fewer_layers, "pool.groups[0].layers", "INCOMPATIBLE_POOLS"),
     (packed_layers, "pool.regions", "INCOMPATIBLE_POOLS"),
+    (keys_and_values_apart, "pool.regions", "INCOMPATIBLE_POOLS"),
     (two_groups, "pool.groups", "INCOMPATIBLE_POOLS"),
     (more_ranks, "world_size", "INCOMPATIBLE_POOLS"),
     (other_weights, "weights_revision", "WEIGHTS_MISMATCH"),
     (newer_protocol, "protocol_max", "PROTOCOL_UNSUPPORTED"),
+    (newer_feature, "required_features", "PROTOCOL_UNSUPPORTED"),
 ]
 
 
@@ -143,7 +164,7 @@ def test_two_engines_of_one_kind_are_compatible(source: Engine, destination: Eng
     with unchanged(source):
         reply = check(source, capabilities(destination).engine)
     assert reply.compatible
-    assert list(reply.differences) == []
+    assert [(d.field, d.bridgeable) for d in reply.differences] == [WEIGHTS]
 
 
 def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(source: Engine) -> None:
@@ -151,9 +172,19 @@ def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(sour
     group_of(other).blocks = 128
     reply = check(source, other)
     assert reply.compatible
-    assert [(d.field, d.here, d.there, d.bridgeable) for d in reply.differences] == [
+    assert [(d.field, d.here, d.there, d.bridgeable) for d in reply.differences if d.field != WEIGHTS[0]] == [
         ("pool.groups[0].blocks", "520", "128", True)
     ]
+
+
+def test_weights_that_nobody_states_are_told_at_the_handshake_and_logged_once(source: Engine) -> None:
+    consumer = Consumer(source)
+    for _ in range(2):
+        assert [(d.field, d.bridgeable) for d in consumer.handshake().differences] == [WEIGHTS]
+    key = peer_key(consumer.engine.engine_id, consumer.engine.incarnation)
+    logged = [line for line in source.process.log.splitlines() if key in line]
+    assert len(logged) == 1
+    assert "weights" in logged[0]
 
 
 @pytest.mark.parametrize(("change", "field", "reason"), BLOCKING, ids=[row[0].__name__ for row in BLOCKING])

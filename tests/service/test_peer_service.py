@@ -271,7 +271,7 @@ def test_a_row_that_fails_is_an_answer_and_fails_no_other(source: Engine, consum
     rows = [
         opening(b"", TOKENS, new_key()),
         opening(grant.token, TOKENS, access),
-        opening(grant.token[:-1] + b"\0", TOKENS, new_key()),
+        opening(grant.token[:-1] + bytes([grant.token[-1] ^ 1]), TOKENS, new_key()),
         opening(grant.token, prompt(40, seed=1), new_key()),
     ]
     results = consumer.open_row(*rows).results

@@ -1,6 +1,7 @@
 """`kvgrpc serve` as a process: how it begins, how it ends, and what it says when it cannot."""
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             folder.mkdir()
             if stale_ready_file:
                 (folder / "ready.json").write_text('{"address": "127.0.0.1:1"}')
-            process = ServeProcess(folder, *flags, settings=settings)
+            process = ServeProcess(folder, *flags, settings=settings, fresh=True)
             stack.callback(process.end)
             return process
 
@@ -199,3 +200,21 @@ def test_an_idle_server_costs_nothing_and_does_without_torch(start: Start) -> No
     share = [(processor_s(pid) - before) / (time.monotonic() - since) for pid, before in zip(pids, used, strict=True)]
     assert max(share) <= 0.1
     assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+
+
+def test_nobody_maps_the_pool_of_a_server_anew_to_write_into_it(source: Engine) -> None:
+    """Not even a process of the same user, which may open every descriptor of the server and change its mode."""
+    folder = Path(f"/proc/{source.process.pid}/fd")
+    pools = [fd for fd in folder.iterdir() if "memfd:kvgrpc-pool" in str(fd.readlink())]
+    pool = next(fd for fd in pools if fd.lstat().st_mode & 0o200)  # those of peers are open for reading only
+    mode = pool.stat().st_mode
+    pool.chmod(0o600)
+    try:
+        with pool.open("r+b") as file:
+            with pytest.raises(PermissionError):
+                mmap.mmap(file.fileno(), mmap.PAGESIZE)
+            with pytest.raises(PermissionError):
+                os.write(file.fileno(), b"x")
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, prot=mmap.PROT_READ).close()
+    finally:
+        pool.chmod(mode)

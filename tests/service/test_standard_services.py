@@ -103,12 +103,17 @@ def test_the_health_of_an_unknown_service_is_not_found(source: Engine) -> None:
 
 
 def test_watching_the_health_tells_when_the_server_leaves(start: Start) -> None:
-    (engine,) = start(())
+    (engine,) = start(("--drain-s", "60"))
     watch = engine.api.health.Watch(health_pb2.HealthCheckRequest(service="kvgrpc.v1.HandoffService"), timeout=20)
     assert next(watch).status == SERVING
-    engine.hand_over([1, 2, 3])
+    handed = engine.hand_over([1, 2, 3])
     engine.process.popen.terminate()
     assert next(watch).status == NOT_SERVING
+    others = {service for service in ["", *OURS] if service != "kvgrpc.v1.HandoffService"}
+    for service in others:  # what goes on needs them
+        assert engine.api.health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING, service
+    engine.cancel(handed.transfer.transfer_id)  # it ends with the last lease
+    assert engine.process.wait_exit() == 0
 
 
 def test_a_server_without_a_pool_is_not_healthy_and_says_why(start: Start) -> None:

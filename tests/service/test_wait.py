@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvgrpc.v1 import transfer_pb2
+from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
 from tests.service.values import dur, prompt
@@ -53,6 +53,15 @@ def test_waiting_for_what_is_over_answers_at_once(source: Engine, destination: E
     pulled = destination.pull(handed.grant, tokens, destination.allocate())
     destination.wait(pulled.transfer_id)
     assert wait(destination, pulled.transfer_id, until, 0.0).state == SUCCEEDED
+
+
+def test_waiting_for_layers_is_refused_where_nothing_moves_by_layers(source: Engine) -> None:
+    handed = source.hand_over(prompt(16))
+    request = transfer_pb2.WaitTransferRequest(
+        transfer_id=handed.transfer.transfer_id, layers=common_pb2.LayerRange(first=0, count=1), timeout=dur(0.1)
+    )
+    with unchanged(source), refused(source.api, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE"):
+        source.api.transfers.WaitTransfer(request)
 
 
 def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engine) -> None:

@@ -1,5 +1,6 @@
 """WatchTransfers: every change, once, in order, from now or from where a watcher left off."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -7,26 +8,28 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.events import FinishedBlocks
-from kvgrpc.errors import Exhausted
+from kvgrpc.errors import Exhausted, NotFound
 from kvgrpc.server import Server
 from kvgrpc.service.transfer_service import TransferService
-from kvgrpc.service.watchers import WATCH_BACKLOG_MAX, WATCHES_MAX
+from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, Watch
 from kvgrpc.v1 import handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import requests
 from tests.service.api import read_refusal
 from tests.service.conftest import SETTINGS, Start
-from tests.service.engines import CANCELLED, Engine, wait_until
+from tests.service.engines import CANCELLED, FAILED, Engine, wait_until
 from tests.service.values import content, group, new_key, prompt
 
 WATCH = "/kvgrpc.v1.TransferService/WatchTransfers"
-Watch = Iterator[transfer_pb2.WatchTransfersResponse]
+Stream = Iterator[transfer_pb2.WatchTransfersResponse]
 
 
 @contextmanager
-def watching(engine: Engine, **fields: Any) -> Iterator[Watch]:
+def watching(engine: Engine, **fields: Any) -> Iterator[Stream]:
     stream = engine.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(**fields), timeout=30)
     try:
         yield stream
@@ -34,7 +37,7 @@ def watching(engine: Engine, **fields: Any) -> Iterator[Watch]:
         stream.cancel()
 
 
-def until(watch: Watch, seq: int) -> list[transfer_pb2.WatchTransfersResponse]:
+def until(watch: Stream, seq: int) -> list[transfer_pb2.WatchTransfersResponse]:
     """The messages up to the change with that number."""
     found = []
     for message in watch:
@@ -118,6 +121,55 @@ def test_a_past_that_is_gone_is_said_first(start: Start) -> None:
         assert len(until(watch, last_seq(engine))) == 4
 
 
+def test_a_watch_that_resumes_starts_where_it_left_off_and_says_when_the_past_is_told(source: Engine) -> None:
+    """So that every message, also the first, says where to resume."""
+    before = source.api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest(page_size=1)).header
+    source.hand_over(prompt(16))
+    nothing = transfer_pb2.TransferFilter(request_id=new_key().hex())
+    with watching(source, after_event_seq=before.event_seq, incarnation=before.incarnation, filter=nothing) as watch:
+        first, told = next(watch), next(watch)
+    assert first.header.event_seq == before.event_seq
+    assert told.header.event_seq == last_seq(source) > before.event_seq
+    assert not first.HasField("transfer")
+    assert not told.HasField("transfer")
+
+
+def test_a_watch_for_which_nothing_matches_can_still_resume_after_many_changes(start: Start) -> None:
+    (engine,) = start((), settings=SETTINGS + "transfer_history = 8\n")
+    nothing = transfer_pb2.TransferFilter(request_id=new_key().hex())
+    with watching(engine, filter=nothing) as watch:
+        start_seq = next(watch).header.event_seq
+        for _ in range(20):
+            engine.hand_over(prompt(16))
+        seen = [next(watch)]
+        while seen[-1].header.event_seq <= last_seq(engine) - 8 // PROGRESS_SHARE:
+            seen.append(next(watch))
+    seqs = [message.header.event_seq for message in seen]
+    assert seqs == sorted(set(seqs))
+    assert seqs[0] > start_seq
+    assert not any(message.HasField("transfer") or message.history_lost for message in seen)
+    with watching(engine, filter=nothing, after_event_seq=seqs[-1], incarnation=engine.incarnation()) as watch:
+        assert not next(watch).history_lost
+
+
+def test_a_watch_after_a_repeated_answer_tells_what_happened_since_the_first(source: Engine) -> None:
+    request = handoff_pb2.FinishedBlocksRequest(
+        idempotency_key=new_key().hex(),
+        transfer_key=new_key(),
+        blocks=[group(source.allocate(1))],
+        content=content(prompt(16)),
+        last=True,
+    )
+    first = source.api.handoff.FinishedBlocks(request)
+    source.release(first.lease.lease_id)
+    again = source.api.handoff.FinishedBlocks(request)
+    assert again.header == first.header
+    header = again.header
+    with watching(source, after_event_seq=header.event_seq, incarnation=header.incarnation) as watch:
+        next(watch)
+        assert next(watch).transfer.state == CANCELLED
+
+
 @pytest.mark.parametrize("incarnation", [0, 1])
 def test_a_number_of_another_life_is_refused(source: Engine, incarnation: int) -> None:
     assert refused_watch(source, after_event_seq=1, incarnation=incarnation) == ("ABORTED", "INCARNATION_CHANGED")
@@ -163,7 +215,7 @@ async def hand_over(server: Server) -> None:
     call = lead.runner.next_call_id()
     allocation = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)])
     made = requests.make_call(call, "test", "", "AllocateBlocks", allocation)
-    allocated: Any = await lead.runner.ask(call, requests.allocate_blocks(allocation, made))
+    allocated: Any = (await lead.runner.ask(call, requests.allocate_blocks(allocation, made))).answer
     call = lead.runner.next_call_id()
     request = handoff_pb2.FinishedBlocksRequest(
         transfer_key=new_key(),
@@ -176,11 +228,25 @@ async def hand_over(server: Server) -> None:
     await lead.runner.ask(call, event)
 
 
+class Ended(Exception):
+    """The status that a method ended with."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class _Context:
     """What gRPC gives to a method: here without metadata."""
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        pass
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        raise Ended(code)
 
 
 async def test_a_change_while_the_first_message_is_on_its_way_is_not_missed(server: Server) -> None:
@@ -190,6 +256,59 @@ async def test_a_change_while_the_first_message_is_on_its_way_is_not_missed(serv
     change = await anext(watch)
     assert change.transfer.event_seq == first.header.event_seq + 1
     await watch.aclose()
+
+
+async def test_a_watch_ends_with_the_last_change_of_its_life(server: Server) -> None:
+    await hand_over(server)
+    watch: Any = TransferService(server._lead).WatchTransfers(transfer_pb2.WatchTransfersRequest(), _Context())
+    first = await anext(watch)
+    await server._begin_idle()
+    await hand_over(server)
+    last = await anext(watch)
+    assert last.header.incarnation == first.header.incarnation != server._lead.node.state.incarnation
+    assert (last.transfer.state, last.header.event_seq) == (FAILED, first.header.event_seq + 1)
+    with pytest.raises(Ended) as ended:
+        await anext(watch)
+    assert ended.value.code is grpc.StatusCode.ABORTED
+
+
+async def test_waiting_for_a_transfer_ends_with_its_life(server: Server) -> None:
+    await hand_over(server)
+    (transfer,) = server._runner.node.state.transfers
+    waiting = asyncio.ensure_future(server._lead.watchers.wait(transfer.id, lambda _: False, 60.0))
+    await asyncio.sleep(0)
+    await server._begin_idle()
+    with pytest.raises(NotFound):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_whoever_resumes_after_any_message_misses_nothing_that_matches(server: Server) -> None:
+    await hand_over(server)
+    (transfer,) = server._runner.node.state.transfers
+
+    @given(st.lists(st.booleans(), max_size=40), st.integers(0, 40), st.integers(1, 5), st.lists(st.integers(0, 3)))
+    def check(matching: list[bool], past: int, progress: int, reads: list[int]) -> None:
+        changes = [replace(transfer, seq=seq, priority=int(match)) for seq, match in enumerate(matching, 1)]
+        watch = Watch(lambda change: change.priority > 0, changes[:past], progress)
+        wanted = [change.seq for change in changes if change.priority]
+        told: list[int] = []
+        seen = min(past, len(changes))
+
+        def read(most: int) -> None:
+            nonlocal seen
+            for _ in range(min(most, len(watch._queue))):
+                seen, change = watch._queue.popleft()
+                told.extend([change.seq] if change else [])
+                assert told == [seq for seq in wanted if seq <= seen]
+
+        for change in changes[past:]:
+            watch.add(change)
+            read(reads.pop() if reads else 0)
+        read(len(changes))
+        assert told == wanted
+        assert len(changes) - seen < progress
+
+    check()
 
 
 async def test_a_watcher_that_is_too_slow_is_told_so_after_what_was_kept_for_it(server: Server) -> None:

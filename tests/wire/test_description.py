@@ -17,7 +17,7 @@ from kvgrpc.core.endpoints import (
     Segment,
     ShmEndpoint,
 )
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, uniform_layout
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import PeerState, PeerView
 from kvgrpc.core.transfers import RankPath
@@ -61,6 +61,7 @@ ENGINES = st.builds(
     world_size=st.integers(1, 4096),
     memory_generation=U32,
     features=st.lists(TEXT, max_size=3).map(tuple),
+    required_features=st.lists(TEXT, max_size=3).map(tuple),
 )
 SEGMENTS = st.lists(st.builds(Segment, U64, U64, st.sampled_from(MemoryKind), U32), max_size=3).map(tuple)
 ENDPOINTS = st.builds(
@@ -132,6 +133,16 @@ def test_an_unknown_kind_of_memory_reads_as_host_memory(number: int) -> None:
     assert endpoint.segments[0].kind is MemoryKind.HOST
 
 
+@pytest.mark.parametrize("number", [0, 6, 77, -1])
+def test_what_a_region_holds_must_be_stated_and_known(number: int) -> None:
+    layout = uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 1, 1, 1, 1, 1, "int8"), 2)
+    message = description.pool_to_proto(layout, PoolKind.SERVER_MANAGED)
+    message.regions[0].tensor = number  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest) as refused:
+        description.pool_from_proto(message, "pool")
+    assert [violation.field for violation in refused.value.violations] == ["pool.regions[0].tensor"]
+
+
 def test_an_order_that_is_not_stated_is_token_major() -> None:
     layout = uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 1, 1, 1, 1, 1, "int8"), 2)
     message = description.pool_to_proto(layout, PoolKind.SERVER_MANAGED)
@@ -144,6 +155,7 @@ def test_an_order_that_is_not_stated_is_token_major() -> None:
     [
         (description.POOL_KINDS, PoolKind, pool_types_pb2.PoolKind.Name),
         (description.GROUP_KINDS, GroupKind, pool_types_pb2.GroupKind.Name),
+        (description.TENSOR_KINDS, TensorKind, pool_types_pb2.TensorKind.Name),
         (description.MEMORY_KINDS, MemoryKind, pool_types_pb2.MemoryKind.Name),
         (description.PEER_STATES, PeerState, handshake_pb2.PeerState.Name),
     ],

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
 from kvgrpc.service import status
+from kvgrpc.v1.common_pb2 import FAILURE_REASON_QUEUE_FULL
+from kvgrpc.wire.values import stated_error
 
 CLASSES = sorted(BY_CODE.values(), key=lambda kind: kind.code)
 
@@ -42,6 +44,17 @@ async def travelled(error: KVGrpcError) -> KVGrpcError:
 def test_every_class_has_a_code_of_its_own(kind: type[KVGrpcError]) -> None:
     assert status.status_code(kind(Reason.INTERNAL, "x")).name == kind.code
     assert [other for other in CLASSES if other.code == kind.code] == [kind]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_error_that_a_message_states_has_the_class_of_its_code(kind: type[KVGrpcError]) -> None:
+    error = stated_error(kind.code, FAILURE_REASON_QUEUE_FULL, "too much")
+    assert (type(error), error.reason, error.message) == (kind, Reason.QUEUE_FULL, "too much")
+
+
+@pytest.mark.parametrize("code", ["", "OK", "of a newer version"])
+def test_an_error_of_an_unknown_code_is_the_failure_of_who_stated_it(code: str) -> None:
+    assert type(stated_error(code, FAILURE_REASON_QUEUE_FULL, "too much")) is InternalError
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

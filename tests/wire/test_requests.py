@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.grants import OnAbort
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import requests, values
@@ -53,6 +53,54 @@ def convert(kind: type[Message], message: Message) -> None:
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_any_request_is_an_event_or_a_typed_refusal(kind: type[Message], data: st.DataObject) -> None:
     convert(kind, data.draw(messages(kind)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("content", common_pb2.Content(opaque_id=b"x")),
+        ("use_tokens", 16),
+        ("request_id", "r"),
+        ("priority", 1),
+        ("queue_timeout", values.duration(1.0)),
+        ("transfer_timeout", values.duration(1.0)),
+    ],
+)
+def test_giving_blocks_to_a_pull_changes_nothing_else_of_it(field: str, value: Any) -> None:
+    given: dict[str, Any] = {"transfer_id": "t", "destination": handoff_pb2.PullDestination()}
+    later = handoff_pb2.PullBlocksRequest(**given, idempotency_key="k", transfer_key=b"k", after_step=3)
+    event = requests.pull_blocks(later, CALL, "w", LIMIT)
+    assert isinstance(event, events.GiveDestination)
+    assert (event.key, event.after_step) == (b"k", 3)
+    with pytest.raises(InvalidRequest) as refused:
+        requests.pull_blocks(handoff_pb2.PullBlocksRequest(**given, **{field: value}), CALL, "w", LIMIT)
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
+def test_a_settling_of_a_part_is_refused_whole() -> None:
+    rows = [peer_pb2.AccessSettling(access_id=b"a" * 16, last=True, part=part) for part in (0, 1)]
+    with pytest.raises(Unimplemented) as refused:
+        requests.settle_access(peer_pb2.SettleAccessRequest(settlings=rows), CALL)
+    assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
+    assert len(requests.settle_access(peer_pb2.SettleAccessRequest(settlings=rows[:1]), CALL).settlings) == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        handoff_pb2.FinishedBlocksRequest(incarnation=7),
+        handoff_pb2.PullBlocksRequest(destination=handoff_pb2.PullDestination(incarnation=7)),
+        lease_pb2.GrantLeaseRequest(incarnation=7),
+        pool_pb2.FreeBlocksRequest(incarnation=7),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_a_call_says_of_which_life_its_block_ids_are(request_: Message) -> None:
+    assert requests.make_call(1, "me", "", "M", request_).incarnation == 7
+    assert requests.make_call(1, "me", "", "M", type(request_)()).incarnation == 0
+    keyed = type(request_)(idempotency_key="k")
+    keyed.MergeFrom(request_)
+    assert requests.make_call(1, "me", "", "M", keyed).incarnation == 7
 
 
 @EVERY_REQUEST

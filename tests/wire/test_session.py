@@ -1,6 +1,7 @@
 """The session's messages: what a rank reports and a lead commands comes through unchanged, in frames of any cut."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.descriptors import Runs
-from kvgrpc.errors import InvalidRequest, OutOfRange
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
+from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
 from tests.wire.messages import messages, outcome
 from tests.wire.test_description import ENDPOINTS, TEXT
@@ -27,7 +29,7 @@ REPORTS = st.one_of(
         st.integers(0, 10**9).map(lambda micros: micros / 1e6),
         TEXT,
         st.booleans(),
-    ),
+    ).filter(lambda end: end.quiesced or not end.done),
     st.builds(events.StepDone, st.just(3), U63),
 )
 
@@ -39,15 +41,37 @@ def test_a_report_of_a_rank_comes_back_as_it_went(event: events.Event) -> None:
 
 
 @given(messages(rank_pb2.RankReport))
-def test_any_report_is_an_event_or_nothing(report: rank_pb2.RankReport) -> None:
-    event = session.report_to_event(0, report)
-    assert (event is None) is (report.WhichOneof("report") is None)
+def test_any_report_is_an_event_or_nothing_or_refused(report: rank_pb2.RankReport) -> None:
+    event = outcome(lambda: session.report_to_event(0, report))
+    if report.connect.peer_rank:
+        assert isinstance(event, Unimplemented)
+    else:
+        nothing = report.WhichOneof("report") is None or report.step.HasField("layers")
+        assert (event is None) is nothing
 
 
-def test_an_end_that_says_nothing_of_proof_is_proved() -> None:
-    """An old worker does not know the word and reports only ends that it can prove."""
-    event = session.report_to_event(0, rank_pb2.RankReport(posting=rank_pb2.PostingReport(posting_id="p")))
-    assert event == events.PostingEnded("p", done=False, quiesced=True)
+@pytest.mark.parametrize(("done", "quiesced"), [(False, False), (True, True)])
+def test_an_end_that_says_nothing_of_proof_is_proved_only_if_all_arrived(done: bool, quiesced: bool) -> None:
+    end = rank_pb2.PostingReport(posting_id="p", done=done)
+    event = session.report_to_event(0, rank_pb2.RankReport(posting=end))
+    assert event == events.PostingEnded("p", done=done, quiesced=quiesced)
+
+
+def test_a_report_of_some_layers_is_not_the_end_of_their_step() -> None:
+    some = rank_pb2.StepReport(step=3, layers=common_pb2.LayerRange(first=0, count=1))
+    assert session.report_to_event(0, rank_pb2.RankReport(step=some)) is None
+    whole = rank_pb2.RankReport(step=rank_pb2.StepReport(step=3))
+    assert session.report_to_event(0, whole) == events.StepDone(0, 3)
+
+
+@pytest.mark.parametrize("kind", [rank_pb2.ConnectCommand, rank_pb2.DisconnectCommand, rank_pb2.PostCommand])
+def test_a_rank_reaches_the_rank_of_its_own_number_only(kind: Any) -> None:
+    session.check_peer_rank(2, kind())
+    session.check_peer_rank(2, kind(peer_rank=2))
+    for other in (0, 3):
+        with pytest.raises(Unimplemented) as refused:
+            session.check_peer_rank(2, kind(peer_rank=other))
+        assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 
 @given(st.lists(st.tuples(U63, U63, U63), max_size=20))

@@ -360,7 +360,9 @@ class AccessSettling(_message.Message):
     bytes: _builtins.int
     """Bytes moved under it, for the issuer's accounts."""
     part: _builtins.int
-    """The part that is settled, counted from 0."""
+    """The part that is settled, counted from 0. Another one than 0 needs the feature "push": without it the call is
+    refused with FEATURE_UNAVAILABLE.
+    """
     def __init__(
         self,
         *,
@@ -419,8 +421,8 @@ class SettledAccess(_message.Message):
     verdict: Global___Verdict.ValueType
     """Whether it was valid."""
     reason: _common_pb2.FailureReason.ValueType
-    """Why not: LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, INCARNATION_CHANGED, MEMORY_CHANGED, ACCESS_NOT_FOUND,
-    ACCESS_CLOSED.
+    """Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back or
+    registers its memory anew also LEASE_VOIDED, MEMORY_CHANGED.
     """
     message: _builtins.str
     """One sentence for people."""
@@ -593,7 +595,7 @@ class PeerCall(_message.Message):
     call_id: _builtins.int
     """Chosen by the caller; not used again while it is not answered."""
     traceparent: _builtins.str
-    """W3C trace context of the call; empty: none."""
+    """W3C traceparent of the call; empty: none. A tracestate is not carried between leads."""
     @_builtins.property
     def open_access(self) -> Global___OpenAccessRequest:
         """As OpenAccess."""

@@ -81,9 +81,10 @@ class PeerServiceServicer:
         id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
         blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 
-        A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-        LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-        CONTENT_REQUIRED, LIMIT_EXCEEDED.
+        A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+        LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+        CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+        LIMIT_EXCEEDED, ENGINE_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +95,9 @@ class PeerServiceServicer:
         the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
         the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
         caller's movers are at rest.
+
+        Errors:
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,10 +112,10 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Converse(self, request_iterator, context):
-        """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-        the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-        in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-        answered: all are idempotent, so the caller asks again, here or by the calls above.
+        """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+        the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+        are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 
         Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
         """
@@ -120,9 +124,10 @@ class PeerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepLiveness(self, request_iterator, context):
-        """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-        least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-        dead.
+        """One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+        fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+        stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+        another stream; the caller opens one as soon as it can.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

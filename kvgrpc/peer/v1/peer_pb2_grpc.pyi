@@ -44,32 +44,37 @@ class PeerServiceStub:
     id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
     blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 
-    A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-    LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-    CONTENT_REQUIRED, LIMIT_EXCEEDED.
+    A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+    LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+    CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+    LIMIT_EXCEEDED, ENGINE_LOST.
     """
     SettleAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
     the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
     the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
     caller's movers are at rest.
+
+    Errors:
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
     """
     CloseAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.CloseAccessRequest, _peer_pb2.CloseAccessResponse]
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
     """
     Converse: _grpc.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]
-    """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-    the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-    in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-    answered: all are idempotent, so the caller asks again, here or by the calls above.
+    """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+    the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+    are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 
     Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
     """
     KeepLiveness: _grpc.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]
-    """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-    least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-    dead.
+    """One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+    fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+    stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+    another stream; the caller opens one as soon as it can.
     """
 
 @_typing.type_check_only
@@ -88,32 +93,37 @@ class PeerServiceAsyncStub(PeerServiceStub):
     id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
     blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 
-    A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-    LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-    CONTENT_REQUIRED, LIMIT_EXCEEDED.
+    A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+    LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+    CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+    LIMIT_EXCEEDED, ENGINE_LOST.
     """
     SettleAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]  # type: ignore[assignment]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
     the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
     the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
     caller's movers are at rest.
+
+    Errors:
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
     """
     CloseAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.CloseAccessRequest, _peer_pb2.CloseAccessResponse]  # type: ignore[assignment]
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
     """
     Converse: _aio.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]  # type: ignore[assignment]
-    """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-    the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-    in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-    answered: all are idempotent, so the caller asks again, here or by the calls above.
+    """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+    the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+    are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 
     Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
     """
     KeepLiveness: _aio.StreamStreamMultiCallable[_peer_pb2.KeepLivenessRequest, _peer_pb2.KeepLivenessResponse]  # type: ignore[assignment]
-    """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-    least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-    dead.
+    """One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+    fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+    stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+    another stream; the caller opens one as soon as it can.
     """
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -135,9 +145,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
         blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 
-        A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-        LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-        CONTENT_REQUIRED, LIMIT_EXCEEDED.
+        A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+        LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+        CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+        LIMIT_EXCEEDED, ENGINE_LOST.
         """
 
     @_abc_1.abstractmethod
@@ -150,6 +161,9 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
         the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
         caller's movers are at rest.
+
+        Errors:
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
         """
 
     @_abc_1.abstractmethod
@@ -168,10 +182,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_peer_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.ConverseResponse], _abc.AsyncIterator[_peer_pb2.ConverseResponse]]:
-        """The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-        the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-        in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-        answered: all are idempotent, so the caller asks again, here or by the calls above.
+        """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+        the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+        are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 
         Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
         """
@@ -182,9 +196,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_peer_pb2.KeepLivenessRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.KeepLivenessResponse], _abc.AsyncIterator[_peer_pb2.KeepLivenessResponse]]:
-        """One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-        least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-        dead.
+        """One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+        fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+        stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+        another stream; the caller opens one as soon as it can.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

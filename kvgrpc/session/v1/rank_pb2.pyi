@@ -102,8 +102,13 @@ class ConnectCommand(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     ALLOWED_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """Engine and incarnation of the peer, as one key."""
+    peer_rank: _builtins.int
+    """The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
+    its own number only refuses another one: it ends its connection.
+    """
     @_builtins.property
     def endpoint(self) -> _pool_types_pb2.RankEndpoint:
         """How to reach it."""
@@ -118,12 +123,15 @@ class ConnectCommand(_message.Message):
         peer: _builtins.str = ...,
         endpoint: _pool_types_pb2.RankEndpoint | None = ...,
         allowed: _abc.Iterable[_builtins.str] | None = ...,
+        peer_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "endpoint", b"endpoint", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "endpoint", b"endpoint", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "allowed", b"allowed", "endpoint", b"endpoint", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
+    _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___ConnectCommand: _TypeAlias = ConnectCommand  # noqa: Y015
 
@@ -134,24 +142,30 @@ class DisconnectCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
+    peer_rank: _builtins.int
+    """As in ConnectCommand."""
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
+        peer_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
+    _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___DisconnectCommand: _TypeAlias = DisconnectCommand  # noqa: Y015
 
 @_typing.final
 class PostCommand(_message.Message):
-    """One posting; answered by PostingReport."""
+    """One posting; answered by PostingReport. The lead sends it once the engine's steps that it waits for have ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,16 +174,16 @@ class PostCommand(_message.Message):
     SRC_FIELD_NUMBER: _builtins.int
     DST_FIELD_NUMBER: _builtins.int
     NBYTES_FIELD_NUMBER: _builtins.int
-    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     peer: _builtins.str
     """The peer."""
-    after_step: _builtins.int
-    """Not before this step ended."""
+    peer_rank: _builtins.int
+    """As in ConnectCommand."""
     @_builtins.property
     def src(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Source offsets."""
+        """Source offsets, in the memory of the peer's rank."""
 
     @_builtins.property
     def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -187,13 +201,15 @@ class PostCommand(_message.Message):
         src: _abc.Iterable[_builtins.int] | None = ...,
         dst: _abc.Iterable[_builtins.int] | None = ...,
         nbytes: _abc.Iterable[_builtins.int] | None = ...,
-        after_step: _builtins.int = ...,
+        peer_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "dst", b"dst", "nbytes", b"nbytes", "peer", b"peer", "posting_id", b"posting_id", "src", b"src"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
+    _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___PostCommand: _TypeAlias = PostCommand  # noqa: Y015
 
@@ -305,12 +321,15 @@ class ConnectReport(_message.Message):
     DATA_PATH_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     data_path: _builtins.str
     """The path chosen; empty when none works."""
     why: _builtins.str
     """Why this one."""
+    peer_rank: _builtins.int
+    """As in the ConnectCommand that it answers."""
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedPath]:
         """Paths that could not be used."""
@@ -322,12 +341,15 @@ class ConnectReport(_message.Message):
         data_path: _builtins.str = ...,
         why: _builtins.str = ...,
         rejected: _abc.Iterable[Global___RejectedPath] | None = ...,
+        peer_rank: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "peer", b"peer", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "data_path", b"data_path", "peer", b"peer", "peer_rank", b"peer_rank", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
+    _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_rank) -> _WhichOneofReturnType__peer_rank | None: ...
 
 Global___ConnectReport: _TypeAlias = ConnectReport  # noqa: Y015
 
@@ -359,7 +381,7 @@ Global___RejectedPath: _TypeAlias = RejectedPath  # noqa: Y015
 
 @_typing.final
 class PostingReport(_message.Message):
-    """The end of a posting: no access of it follows, unless it is `unquiesced`."""
+    """The end of a posting."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,7 +390,7 @@ class PostingReport(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     WIRE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
-    UNQUIESCED_FIELD_NUMBER: _builtins.int
+    QUIESCED_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     done: _builtins.bool
@@ -377,8 +399,10 @@ class PostingReport(_message.Message):
     """Bytes moved."""
     message: _builtins.str
     """Why it failed."""
-    unquiesced: _builtins.bool
-    """It failed, and nobody can say that no access follows."""
+    quiesced: _builtins.bool
+    """It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
+    fill stay in quarantine.
+    """
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:
         """How long the bytes took."""
@@ -391,11 +415,11 @@ class PostingReport(_message.Message):
         nbytes: _builtins.int = ...,
         wire: _duration_pb2.Duration | None = ...,
         message: _builtins.str = ...,
-        unquiesced: _builtins.bool = ...,
+        quiesced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "posting_id", b"posting_id", "unquiesced", b"unquiesced", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "posting_id", b"posting_id", "quiesced", b"quiesced", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,7 +437,9 @@ class StepReport(_message.Message):
     """The step."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Only these layers of it; unset means all."""
+        """Only these layers of it, which is not the step's end; unset means all. Nothing waits for layers yet: a worker's
+        report of some is not counted, a scheduler's is refused with FEATURE_UNAVAILABLE.
+        """
 
     def __init__(
         self,

@@ -311,8 +311,11 @@ class RefusedResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CODE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """Name of the gRPC status code that says what kind of refusal it is."""
     reason: _common_pb2.FailureReason.ValueType
     """Why."""
     message: _builtins.str
@@ -320,12 +323,13 @@ class RefusedResponse(_message.Message):
     def __init__(
         self,
         *,
+        code: _builtins.str = ...,
         reason: _common_pb2.FailureReason.ValueType = ...,
         message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -381,7 +385,7 @@ class Call(_message.Message):
     call_id: _builtins.int
     """Names the answer; 0 asks for an answer only on failure."""
     traceparent: _builtins.str
-    """W3C traceparent."""
+    """W3C traceparent; a tracestate is not carried."""
     @_builtins.property
     def finished_blocks(self) -> _handoff_pb2.FinishedBlocksRequest:
         """HandoffService.FinishedBlocks."""
@@ -424,7 +428,9 @@ class Call(_message.Message):
 
     @_builtins.property
     def step_done(self) -> _rank_pb2.StepReport:
-        """The scheduler's step ended on the lead's own ranks."""
+        """The step ended on rank 0, where that is the engine's only one and no worker reports its steps. Else it is refused
+        with INVALID_FIELD: what the scheduler knows says nothing about other ranks, nor of what a worker has queued.
+        """
 
     def __init__(
         self,
@@ -661,6 +667,7 @@ class CallAnswer(_message.Message):
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     FINISHED_BLOCKS_FIELD_NUMBER: _builtins.int
     PULL_BLOCKS_FIELD_NUMBER: _builtins.int
     CANCEL_TRANSFER_FIELD_NUMBER: _builtins.int
@@ -673,6 +680,8 @@ class CallAnswer(_message.Message):
     REGISTER_PUSH_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call."""
+    code: _builtins.str
+    """Of a refusal: name of the gRPC status code that the same call of the public API ends with."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """Why it was refused; unset on success."""
@@ -722,6 +731,7 @@ class CallAnswer(_message.Message):
         *,
         call_id: _builtins.int = ...,
         failure: _common_pb2.Failure | None = ...,
+        code: _builtins.str = ...,
         finished_blocks: _handoff_pb2.FinishedBlocksResponse | None = ...,
         pull_blocks: _handoff_pb2.PullBlocksResponse | None = ...,
         cancel_transfer: _transfer_pb2.CancelTransferResponse | None = ...,
@@ -735,7 +745,7 @@ class CallAnswer(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "code", b"code", "failure", b"failure", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "reserve_blocks", b"reserve_blocks", "response", b"response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015

@@ -68,17 +68,22 @@ func call[Request, Response any](
 	return method(ctx, request)
 }
 
-func (e *engine) allocate(ctx context.Context, blocks uint32) ([]*pb.GroupBlocks, error) {
-	taken, err := call(ctx, e.pool.AllocateBlocks, &pb.AllocateBlocksRequest{
+// allocate takes blocks. Who names them later says of which life of the engine they are: header.incarnation. Should the
+// engine restart meanwhile, the call is refused, instead of touching what are somebody else's blocks by then.
+func (e *engine) allocate(ctx context.Context, blocks uint32) (*pb.AllocateBlocksResponse, error) {
+	return call(ctx, e.pool.AllocateBlocks, &pb.AllocateBlocksRequest{
 		IdempotencyKey: randomHex(16),
 		Counts:         []*pb.GroupCount{{Group: 0, Count: blocks}},
 	})
-	return taken.GetBlocks(), err
 }
 
 // free gives blocks back. Those that something still pins come free at their last unpin.
-func (e *engine) free(ctx context.Context, blocks []*pb.GroupBlocks) {
-	freed, err := call(ctx, e.pool.FreeBlocks, &pb.FreeBlocksRequest{IdempotencyKey: randomHex(16), Blocks: blocks})
+func (e *engine) free(ctx context.Context, taken *pb.AllocateBlocksResponse) {
+	freed, err := call(ctx, e.pool.FreeBlocks, &pb.FreeBlocksRequest{
+		IdempotencyKey: randomHex(16),
+		Blocks:         taken.Blocks,
+		Incarnation:    taken.Header.Incarnation,
+	})
 	if err != nil {
 		log.Printf("%s: free: %s", e.name, explain(err))
 		return
@@ -87,12 +92,13 @@ func (e *engine) free(ctx context.Context, blocks []*pb.GroupBlocks) {
 }
 
 // follow watches a transfer until it is over and its blocks are returned. A watch that breaks is resumed after the
-// last change that was seen, so that none is missed.
+// last message that was seen, so that no change is missed.
 func (e *engine) follow(ctx context.Context, incarnation uint64, transfer *pb.Transfer) (*pb.Transfer, error) {
 	pause := 100 * time.Millisecond
+	after := transfer.EventSeq
 	for {
 		var err error
-		if transfer, err = e.watch(ctx, incarnation, transfer); err == nil {
+		if transfer, err = e.watch(ctx, incarnation, &after, transfer); err == nil {
 			return transfer, nil
 		}
 		switch code := status.Code(err); {
@@ -111,13 +117,14 @@ func (e *engine) follow(ctx context.Context, incarnation uint64, transfer *pb.Tr
 	}
 }
 
-// watch returns the transfer as it was seen last, with an error if that is not its end.
-func (e *engine) watch(ctx context.Context, incarnation uint64, transfer *pb.Transfer) (*pb.Transfer, error) {
+// watch returns the transfer as it was seen last, with an error if that is not its end. It moves after on with every
+// message, also with those that only tell how far the server is.
+func (e *engine) watch(ctx context.Context, incarnation uint64, after *uint64, transfer *pb.Transfer) (*pb.Transfer, error) {
 	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
 	defer cancel()
 	changes, err := e.transfers.WatchTransfers(ctx, &pb.WatchTransfersRequest{
 		Filter:        &pb.TransferFilter{RequestId: transfer.RequestId},
-		AfterEventSeq: transfer.EventSeq,
+		AfterEventSeq: *after,
 		Incarnation:   incarnation,
 	})
 	if err != nil {
@@ -138,6 +145,7 @@ func (e *engine) watch(ctx context.Context, incarnation uint64, transfer *pb.Tra
 			transfer = change.Transfer
 			fmt.Printf("change    %d: %v, memory %v %s\n", transfer.EventSeq, transfer.State, transfer.Memory, transfer.WaitingFor)
 		}
+		*after = change.GetHeader().GetEventSeq()
 	}
 	return transfer, nil
 }

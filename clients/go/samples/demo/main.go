@@ -68,9 +68,10 @@ func run(ctx context.Context, prefill, decode string, blocks uint32) error {
 		IdempotencyKey: randomHex(16),
 		TransferKey:    randomBytes(16),
 		RequestId:      "demo",
-		Blocks:         source,
+		Blocks:         source.Blocks,
 		Content:        content,
 		Last:           true,
+		Incarnation:    source.Header.Incarnation,
 	})
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ func run(ctx context.Context, prefill, decode string, blocks uint32) error {
 		RequestId:      "demo",
 		Pull:           &pb.PullBlocksRequest_Grant{Grant: handedOver.Grant},
 		Content:        content,
-		Destination:    &pb.PullDestination{Blocks: target},
+		Destination:    &pb.PullDestination{Blocks: target.Blocks, Incarnation: target.Header.Incarnation},
 	})
 	if err != nil {
 		return err

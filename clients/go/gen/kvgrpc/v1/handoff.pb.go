@@ -115,7 +115,11 @@ type FinishedBlocksRequest struct {
 	// Higher goes first.
 	Priority int32 `protobuf:"varint,16,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Checks everything and changes nothing. The reply has no grant.
-	ValidateOnly  bool `protobuf:"varint,17,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,17,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
+	// should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
+	Incarnation   uint64 `protobuf:"fixed64,18,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -269,6 +273,13 @@ func (x *FinishedBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *FinishedBlocksRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 // The hand-over stands.
 type FinishedBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -362,7 +373,7 @@ type PullBlocksRequest struct {
 	UseTokens uint32 `protobuf:"varint,5,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
 	// Where the blocks go. Unset: not known yet. Present and empty: nowhere, everything was found locally.
 	Destination *PullDestination `protobuf:"bytes,6,opt,name=destination,proto3" json:"destination,omitempty"`
-	// The request's transfer key from the intent. When stated it must equal the grant's.
+	// The request's transfer key from the intent. When stated it must equal that of the grant, or of the transfer.
 	TransferKey []byte `protobuf:"bytes,7,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id at this engine; a label.
 	RequestId string `protobuf:"bytes,8,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -523,7 +534,8 @@ type PullBlocksRequest_Grant struct {
 }
 
 type PullBlocksRequest_TransferId struct {
-	// An earlier one of this engine, to give it its destination.
+	// An earlier one of this engine, to give it its destination: with `destination`, `transfer_key`, `after_step` and
+	// `validate_only`. All else was said when the pull was made, and is refused.
 	TransferId string `protobuf:"bytes,3,opt,name=transfer_id,json=transferId,proto3,oneof"`
 }
 
@@ -538,7 +550,11 @@ type PullDestination struct {
 	// the block that holds the last token used.
 	Blocks []*GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved.
-	HaveTokens    uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
+	HaveTokens uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
+	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
+	// should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
+	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -583,6 +599,13 @@ func (x *PullDestination) GetBlocks() []*GroupBlocks {
 func (x *PullDestination) GetHaveTokens() uint32 {
 	if x != nil {
 		return x.HaveTokens
+	}
+	return 0
+}
+
+func (x *PullDestination) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
 	}
 	return 0
 }
@@ -668,7 +691,9 @@ type ReserveBlocksRequest struct {
 	// Higher goes first.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Checks everything and changes nothing.
-	ValidateOnly  bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// The life of this engine that the block ids are of, as in FinishedBlocks.
+	Incarnation   uint64 `protobuf:"fixed64,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -785,6 +810,13 @@ func (x *ReserveBlocksRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *ReserveBlocksRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 // The blocks are reserved.
@@ -974,7 +1006,7 @@ var File_kvgrpc_v1_handoff_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
-	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\x97\x05\n" +
+	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xb9\x05\n" +
 	"\x15FinishedBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
@@ -996,7 +1028,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"after_step\x18\x0e \x01(\x04R\tafterStep\x12\x19\n" +
 	"\blease_id\x18\x0f \x01(\tR\aleaseId\x12\x1a\n" +
 	"\bpriority\x18\x10 \x01(\x05R\bpriority\x12#\n" +
-	"\rvalidate_only\x18\x11 \x01(\bR\fvalidateOnly\"\xcc\x01\n" +
+	"\rvalidate_only\x18\x11 \x01(\bR\fvalidateOnly\x12 \n" +
+	"\vincarnation\x18\x12 \x01(\x06R\vincarnation\"\xcc\x01\n" +
 	"\x16FinishedBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
@@ -1021,14 +1054,15 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\rqueue_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\fqueueTimeout\x12D\n" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
 	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnlyB\x06\n" +
-	"\x04pull\"b\n" +
+	"\x04pull\"\x84\x01\n" +
 	"\x0fPullDestination\x12.\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12\x1f\n" +
 	"\vhave_tokens\x18\x02 \x01(\rR\n" +
-	"haveTokens\"x\n" +
+	"haveTokens\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"x\n" +
 	"\x12PullBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\xfd\x03\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\x9f\x04\n" +
 	"\x14ReserveBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
@@ -1046,7 +1080,8 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x14registration_timeout\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x13registrationTimeout\x12\x1a\n" +
 	"\bpriority\x18\v \x01(\x05R\bpriority\x12#\n" +
-	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\"\xa3\x01\n" +
+	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\x12 \n" +
+	"\vincarnation\x18\r \x01(\x06R\vincarnation\"\xa3\x01\n" +
 	"\x15ReserveBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +

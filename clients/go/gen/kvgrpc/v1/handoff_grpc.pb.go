@@ -41,6 +41,8 @@ type HandoffServiceClient interface {
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	//   - FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -48,7 +50,8 @@ type HandoffServiceClient interface {
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
 	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-	//   - RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
 	FinishedBlocks(ctx context.Context, in *FinishedBlocksRequest, opts ...grpc.CallOption) (*FinishedBlocksResponse, error)
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
@@ -61,14 +64,17 @@ type HandoffServiceClient interface {
 	//
 	// Errors (all before anything changed):
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
-	// * FAILED_PRECONDITION TRANSFER_ENDED: by transfer id, and the transfer is over.
+	// * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
 	// * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
 	// transfer's failure.
 	PullBlocks(ctx context.Context, in *PullBlocksRequest, opts ...grpc.CallOption) (*PullBlocksResponse, error)
@@ -150,6 +156,8 @@ type HandoffServiceServer interface {
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
+	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	//   - FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -157,7 +165,8 @@ type HandoffServiceServer interface {
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
 	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-	//   - RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
 	FinishedBlocks(context.Context, *FinishedBlocksRequest) (*FinishedBlocksResponse, error)
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
@@ -170,14 +179,17 @@ type HandoffServiceServer interface {
 	//
 	// Errors (all before anything changed):
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
-	// * FAILED_PRECONDITION TRANSFER_ENDED: by transfer id, and the transfer is over.
+	// * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
 	// * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
-	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay.
+	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
 	// transfer's failure.
 	PullBlocks(context.Context, *PullBlocksRequest) (*PullBlocksResponse, error)

@@ -98,7 +98,8 @@ type EngineDescription struct {
 	ProtocolMin uint32 `protobuf:"varint,4,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`
 	// Newest wire protocol that it speaks.
 	ProtocolMax uint32 `protobuf:"varint,5,opt,name=protocol_max,json=protocolMax,proto3" json:"protocol_max,omitempty"`
-	// Revision of the weights: KV of other weights is never exchanged.
+	// Revision of the weights: KV of other weights is never exchanged. Two engines that both leave it empty are taken to
+	// run the same, which nobody checks then: it is told as a difference, and each lead logs it once for each peer.
 	WeightsRevision string `protobuf:"bytes,6,opt,name=weights_revision,json=weightsRevision,proto3" json:"weights_revision,omitempty"`
 	// The pool of each rank.
 	Pool *PoolDescription `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -107,9 +108,12 @@ type EngineDescription struct {
 	// Counts re-registrations of the memory within this incarnation.
 	MemoryGeneration uint32 `protobuf:"varint,9,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
 	// Names of optional behaviours: push, layerwise, ... Unknown ones are ignored.
-	Features      []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Features []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
+	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
+	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
+	RequiredFeatures []string `protobuf:"bytes,11,rep,name=required_features,json=requiredFeatures,proto3" json:"required_features,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *EngineDescription) Reset() {
@@ -208,6 +212,13 @@ func (x *EngineDescription) GetMemoryGeneration() uint32 {
 func (x *EngineDescription) GetFeatures() []string {
 	if x != nil {
 		return x.Features
+	}
+	return nil
+}
+
+func (x *EngineDescription) GetRequiredFeatures() []string {
+	if x != nil {
+		return x.RequiredFeatures
 	}
 	return nil
 }
@@ -605,7 +616,9 @@ type HandshakeResponse struct {
 	// How the caller's ranks may reach the callee's memory.
 	Endpoints []*RankEndpoint `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// The protocol version that both use from now on.
-	Protocol      uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Protocol uint32 `protobuf:"varint,4,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// All that differs and matters, as CheckCompatibility at the answering engine tells it; each is bridgeable.
+	Differences   []*FieldDifference `protobuf:"bytes,5,rep,name=differences,proto3" json:"differences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -666,6 +679,13 @@ func (x *HandshakeResponse) GetProtocol() uint32 {
 		return x.Protocol
 	}
 	return 0
+}
+
+func (x *HandshakeResponse) GetDifferences() []*FieldDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
 }
 
 // A description to compare with this engine's.
@@ -1147,7 +1167,7 @@ var File_kvgrpc_v1_handshake_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xf5\x02\n" +
+	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xa2\x03\n" +
 	"\x11EngineDescription\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
@@ -1160,7 +1180,8 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"world_size\x18\b \x01(\rR\tworldSize\x12+\n" +
 	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12\x1a\n" +
 	"\bfeatures\x18\n" +
-	" \x03(\tR\bfeatures\"\xd1\x04\n" +
+	" \x03(\tR\bfeatures\x12+\n" +
+	"\x11required_features\x18\v \x03(\tR\x10requiredFeatures\"\xd1\x04\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +
@@ -1190,12 +1211,13 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x10HandshakeRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x02 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12,\n" +
-	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\"\xcf\x01\n" +
+	"\x12expected_engine_id\x18\x03 \x01(\tR\x10expectedEngineId\"\x8d\x02\n" +
 	"\x11HandshakeResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\x06engine\x18\x02 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x125\n" +
 	"\tendpoints\x18\x03 \x03(\v2\x17.kvgrpc.v1.RankEndpointR\tendpoints\x12\x1a\n" +
-	"\bprotocol\x18\x04 \x01(\rR\bprotocol\"Q\n" +
+	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12<\n" +
+	"\vdifferences\x18\x05 \x03(\v2\x1a.kvgrpc.v1.FieldDifferenceR\vdifferences\"Q\n" +
 	"\x19CheckCompatibilityRequest\x124\n" +
 	"\x06engine\x18\x01 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\"\xad\x01\n" +
 	"\x1aCheckCompatibilityResponse\x121\n" +
@@ -1298,29 +1320,30 @@ var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
 	17, // 14: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	1,  // 15: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
 	18, // 16: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	1,  // 17: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	17, // 18: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	10, // 19: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	19, // 20: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	17, // 21: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	13, // 22: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	0,  // 23: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	14, // 24: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	16, // 25: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	5,  // 26: kvgrpc.v1.RankPath.rejected:type_name -> kvgrpc.v1.DataPathStatus
-	3,  // 27: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	6,  // 28: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	8,  // 29: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	11, // 30: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	4,  // 31: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	7,  // 32: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	9,  // 33: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	12, // 34: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	31, // [31:35] is the sub-list for method output_type
-	27, // [27:31] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	10, // 17: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	1,  // 18: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	17, // 19: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	10, // 20: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	19, // 21: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	17, // 22: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	13, // 23: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	0,  // 24: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	14, // 25: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	16, // 26: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	5,  // 27: kvgrpc.v1.RankPath.rejected:type_name -> kvgrpc.v1.DataPathStatus
+	3,  // 28: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	6,  // 29: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	8,  // 30: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	11, // 31: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	4,  // 32: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	7,  // 33: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	9,  // 34: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	12, // 35: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	32, // [32:36] is the sub-list for method output_type
+	28, // [28:32] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }

@@ -47,6 +47,9 @@ type HandshakeServiceClient interface {
 	// * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
 	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
 	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(ctx context.Context, in *HandshakeRequest, opts ...grpc.CallOption) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.
@@ -60,7 +63,9 @@ type HandshakeServiceClient interface {
 	// Errors:
 	// * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
 	// * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-	// * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+	// * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+	// * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+	// * otherwise as in Handshake, by either of the two.
 	ConnectPeer(ctx context.Context, in *ConnectPeerRequest, opts ...grpc.CallOption) (*ConnectPeerResponse, error)
 }
 
@@ -132,6 +137,9 @@ type HandshakeServiceServer interface {
 	// * FAILED_PRECONDITION WRONG_ENGINE: the caller expected another engine here; its address is out of date.
 	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
 	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
+	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
+	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(context.Context, *HandshakeRequest) (*HandshakeResponse, error)
 	// Whether this engine and the described one could exchange blocks, field by field. A pure function of the two
 	// descriptions: no effect, no connection. Called by routers that pair engines.
@@ -145,7 +153,9 @@ type HandshakeServiceServer interface {
 	// Errors:
 	// * PERMISSION_DENIED DIAL_REFUSED: the address is not on this server's dial list.
 	// * UNAVAILABLE PEER_UNREACHABLE: retry or choose another peer.
-	// * FAILED_PRECONDITION: as in Handshake, and NO_DATA_PATH with each path's reason.
+	// * FAILED_PRECONDITION NO_DATA_PATH: with each path's reason.
+	// * FAILED_PRECONDITION PEER_FAILED; INTERNAL PEER_FAILED: what the peer answered makes no sense.
+	// * otherwise as in Handshake, by either of the two.
 	ConnectPeer(context.Context, *ConnectPeerRequest) (*ConnectPeerResponse, error)
 	mustEmbedUnimplementedHandshakeServiceServer()
 }

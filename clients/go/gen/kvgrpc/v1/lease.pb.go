@@ -377,7 +377,9 @@ type GrantLeaseRequest struct {
 	// At least 16 random bytes, or empty: the server then makes a key.
 	TransferKey []byte `protobuf:"bytes,8,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// Free labels; at most 16, of at most 64 bytes each side.
-	Labels        map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
+	Incarnation   uint64 `protobuf:"fixed64,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -475,6 +477,13 @@ func (x *GrantLeaseRequest) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *GrantLeaseRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 // The lease stands.
 type GrantLeaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -544,7 +553,8 @@ type RenewLeasesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which ones.
 	Leases []*LeaseRef `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
-	// New duration from now for each; unset takes each lease's own.
+	// Duration from now for each; unset takes the one that each lease was granted with. One that would end sooner than
+	// the lease does leaves it as it is.
 	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1194,7 +1204,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\a\n" +
-	"\x05lease\"\xd3\x03\n" +
+	"\x05lease\"\xf5\x03\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12,\n" +
@@ -1205,7 +1215,9 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\a \x01(\tR\trequestId\x12!\n" +
 	"\ftransfer_key\x18\b \x01(\fR\vtransferKey\x12@\n" +
-	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12 \n" +
+	"\vincarnation\x18\n" +
+	" \x01(\x06R\vincarnation\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +

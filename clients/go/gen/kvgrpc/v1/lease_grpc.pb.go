@@ -44,20 +44,23 @@ type LeaseServiceClient interface {
 	// renewed is a row of the reply, not an error of the call. Safe to repeat.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT TTL_INVALID: a negative TTL.
+	// * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+	// * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
 	RenewLeases(ctx context.Context, in *RenewLeasesRequest, opts ...grpc.CallOption) (*RenewLeasesResponse, error)
-	// Ends a lease before its time and says what came free. From the owner or a router it ends the lease; from a peer
-	// it says that this consumer is done. Reads that are going on will settle as STALE. Safe to repeat.
+	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
+	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
+	// repeat.
 	//
 	// Errors:
-	// * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-	// * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN.
+	//   - NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
+	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
+	//     GRANT_WRONG_ACCESS.
+	//   - ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
 	ReleaseLease(ctx context.Context, in *ReleaseLeaseRequest, opts ...grpc.CallOption) (*ReleaseLeaseResponse, error)
 	// One lease.
 	//
-	// Errors:
-	// * NOT_FOUND LEASE_NOT_FOUND.
+	// Errors: as ReleaseLease.
 	GetLease(ctx context.Context, in *GetLeaseRequest, opts ...grpc.CallOption) (*GetLeaseResponse, error)
 	// The live leases, oldest first; a snapshot.
 	//
@@ -158,20 +161,23 @@ type LeaseServiceServer interface {
 	// renewed is a row of the reply, not an error of the call. Safe to repeat.
 	//
 	// Errors:
-	// * INVALID_ARGUMENT TTL_INVALID: a negative TTL.
+	// * INVALID_ARGUMENT TTL_INVALID: the TTL is zero or negative.
+	// * INVALID_ARGUMENT INVALID_FIELD: a row names neither a lease nor a grant.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 10,000 rows.
 	RenewLeases(context.Context, *RenewLeasesRequest) (*RenewLeasesResponse, error)
-	// Ends a lease before its time and says what came free. From the owner or a router it ends the lease; from a peer
-	// it says that this consumer is done. Reads that are going on will settle as STALE. Safe to repeat.
+	// Ends a lease before its time, for all its consumers, and says what came free. Reads that are going on will settle
+	// as STALE. A consumer that is done does not call this: its lead says so by SettleAccess or CloseAccess. Safe to
+	// repeat.
 	//
 	// Errors:
-	// * NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
-	// * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN.
+	//   - NOT_FOUND LEASE_NOT_FOUND: unknown or long gone.
+	//   - INVALID_ARGUMENT GRANT_INVALID; PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN; FAILED_PRECONDITION
+	//     GRANT_WRONG_ACCESS.
+	//   - ABORTED INCARNATION_CHANGED: the grant is of an earlier life, and so was the lease.
 	ReleaseLease(context.Context, *ReleaseLeaseRequest) (*ReleaseLeaseResponse, error)
 	// One lease.
 	//
-	// Errors:
-	// * NOT_FOUND LEASE_NOT_FOUND.
+	// Errors: as ReleaseLease.
 	GetLease(context.Context, *GetLeaseRequest) (*GetLeaseResponse, error)
 	// The live leases, oldest first; a snapshot.
 	//

@@ -323,7 +323,9 @@ type FreeBlocksRequest struct {
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Required. The blocks.
-	Blocks        []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
+	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +372,13 @@ func (x *FreeBlocksRequest) GetBlocks() []*GroupBlocks {
 		return x.Blocks
 	}
 	return nil
+}
+
+func (x *FreeBlocksRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 // They are given back.
@@ -645,7 +654,9 @@ type ReadBlocksRequest struct {
 	// Required. The blocks.
 	Blocks *GroupBlocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Layers; unset means all.
-	Layers        *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	Layers *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
+	Incarnation   uint64 `protobuf:"fixed64,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -699,6 +710,13 @@ func (x *ReadBlocksRequest) GetLayers() *LayerRange {
 		return x.Layers
 	}
 	return nil
+}
+
+func (x *ReadBlocksRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 // The bytes of one block.
@@ -833,10 +851,11 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12#\n" +
 	"\rallocation_id\x18\x02 \x01(\tR\fallocationId\x12.\n" +
 	"\x06blocks\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x127\n" +
-	"\tremaining\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"l\n" +
+	"\tremaining\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x8e\x01\n" +
 	"\x11FreeBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\"u\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"u\n" +
 	"\x12FreeBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12,\n" +
 	"\x05freed\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x05freed\"\x16\n" +
@@ -853,11 +872,12 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x15GetPoolStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
-	"\x06groups\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupStatusR\x06groups\"\x86\x01\n" +
+	"\x06groups\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupStatusR\x06groups\"\xa8\x01\n" +
 	"\x11ReadBlocksRequest\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12.\n" +
 	"\x06blocks\x18\x02 \x01(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
-	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"5\n" +
+	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"5\n" +
 	"\tBlockData\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\"u\n" +

@@ -45,13 +45,16 @@ type PoolServiceClient interface {
 	// Errors:
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
 	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+	// * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+	// * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
 	AllocateBlocks(ctx context.Context, in *AllocateBlocksRequest, opts ...grpc.CallOption) (*AllocateBlocksResponse, error)
 	// Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 	//
 	// Errors:
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(ctx context.Context, in *FreeBlocksRequest, opts ...grpc.CallOption) (*FreeBlocksResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
@@ -61,8 +64,9 @@ type PoolServiceClient interface {
 	// Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 	//
 	// Errors:
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
 	ReadBlocks(ctx context.Context, in *ReadBlocksRequest, opts ...grpc.CallOption) (*ReadBlocksResponse, error)
 }
 
@@ -141,13 +145,16 @@ type PoolServiceServer interface {
 	// Errors:
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
 	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+	// * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+	// * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
 	AllocateBlocks(context.Context, *AllocateBlocksRequest) (*AllocateBlocksResponse, error)
 	// Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
 	//
 	// Errors:
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(context.Context, *FreeBlocksRequest) (*FreeBlocksResponse, error)
 	// Counts per group: free, allocated, pinned by what.
 	//
@@ -157,8 +164,9 @@ type PoolServiceServer interface {
 	// Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 	//
 	// Errors:
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
-	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
 	ReadBlocks(context.Context, *ReadBlocksRequest) (*ReadBlocksResponse, error)
 	mustEmbedUnimplementedPoolServiceServer()
 }

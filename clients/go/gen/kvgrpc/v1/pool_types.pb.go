@@ -137,6 +137,71 @@ func (GroupKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{1}
 }
 
+// What a region holds of each of its layers.
+type TensorKind int32
+
+const (
+	// Never sent: a description must say it.
+	TensorKind_TENSOR_KIND_UNSPECIFIED TensorKind = 0
+	// Keys and values of each block together, keys first.
+	TensorKind_TENSOR_KIND_KEY_VALUE TensorKind = 1
+	// Keys alone.
+	TensorKind_TENSOR_KIND_KEY TensorKind = 2
+	// Values alone.
+	TensorKind_TENSOR_KIND_VALUE TensorKind = 3
+	// The latent vectors of MLA.
+	TensorKind_TENSOR_KIND_LATENT TensorKind = 4
+	// The running state of a group of kind STATE.
+	TensorKind_TENSOR_KIND_STATE TensorKind = 5
+)
+
+// Enum value maps for TensorKind.
+var (
+	TensorKind_name = map[int32]string{
+		0: "TENSOR_KIND_UNSPECIFIED",
+		1: "TENSOR_KIND_KEY_VALUE",
+		2: "TENSOR_KIND_KEY",
+		3: "TENSOR_KIND_VALUE",
+		4: "TENSOR_KIND_LATENT",
+		5: "TENSOR_KIND_STATE",
+	}
+	TensorKind_value = map[string]int32{
+		"TENSOR_KIND_UNSPECIFIED": 0,
+		"TENSOR_KIND_KEY_VALUE":   1,
+		"TENSOR_KIND_KEY":         2,
+		"TENSOR_KIND_VALUE":       3,
+		"TENSOR_KIND_LATENT":      4,
+		"TENSOR_KIND_STATE":       5,
+	}
+)
+
+func (x TensorKind) Enum() *TensorKind {
+	p := new(TensorKind)
+	*p = x
+	return p
+}
+
+func (x TensorKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TensorKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_pool_types_proto_enumTypes[2].Descriptor()
+}
+
+func (TensorKind) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_pool_types_proto_enumTypes[2]
+}
+
+func (x TensorKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TensorKind.Descriptor instead.
+func (TensorKind) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
+}
+
 // Where memory lives.
 type MemoryKind int32
 
@@ -178,11 +243,11 @@ func (x MemoryKind) String() string {
 }
 
 func (MemoryKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_pool_types_proto_enumTypes[2].Descriptor()
+	return file_kvgrpc_v1_pool_types_proto_enumTypes[3].Descriptor()
 }
 
 func (MemoryKind) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_pool_types_proto_enumTypes[2]
+	return &file_kvgrpc_v1_pool_types_proto_enumTypes[3]
 }
 
 func (x MemoryKind) Number() protoreflect.EnumNumber {
@@ -191,7 +256,7 @@ func (x MemoryKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MemoryKind.Descriptor instead.
 func (MemoryKind) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
 }
 
 // Layers that share a block table.
@@ -335,7 +400,11 @@ type Region struct {
 	// Bytes from one block to the next.
 	StrideBytes uint64 `protobuf:"varint,5,opt,name=stride_bytes,json=strideBytes,proto3" json:"stride_bytes,omitempty"`
 	// Bytes of one block.
-	BlockBytes    uint64 `protobuf:"varint,6,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	BlockBytes uint64 `protobuf:"varint,6,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	// Required. What of its layers. The regions of a group hold each of its layers once: latents for MLA, states for
+	// STATE, else keys and values, together or in regions of their own. Compared: two pools exchange blocks only if their
+	// regions list the same.
+	Tensor        TensorKind `protobuf:"varint,7,opt,name=tensor,proto3,enum=kvgrpc.v1.TensorKind" json:"tensor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -410,6 +479,13 @@ func (x *Region) GetBlockBytes() uint64 {
 		return x.BlockBytes
 	}
 	return 0
+}
+
+func (x *Region) GetTensor() TensorKind {
+	if x != nil {
+		return x.Tensor
+	}
+	return TensorKind_TENSOR_KIND_UNSPECIFIED
 }
 
 // A pool: the same on every rank of an engine.
@@ -949,7 +1025,7 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05dtype\x18\b \x01(\tR\x05dtype\x12\x14\n" +
 	"\x05order\x18\t \x01(\tR\x05order\x12#\n" +
 	"\rwindow_tokens\x18\n" +
-	" \x01(\rR\fwindowTokens\"\xb3\x01\n" +
+	" \x01(\rR\fwindowTokens\"\xe2\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
@@ -958,7 +1034,8 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12!\n" +
 	"\fstride_bytes\x18\x05 \x01(\x04R\vstrideBytes\x12\x1f\n" +
 	"\vblock_bytes\x18\x06 \x01(\x04R\n" +
-	"blockBytes\"\xd4\x01\n" +
+	"blockBytes\x12-\n" +
+	"\x06tensor\x18\a \x01(\x0e2\x15.kvgrpc.v1.TensorKindR\x06tensor\"\xd4\x01\n" +
 	"\x0fPoolDescription\x12'\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12(\n" +
 	"\x06groups\x18\x02 \x03(\v2\x10.kvgrpc.v1.GroupR\x06groups\x12+\n" +
@@ -1006,7 +1083,15 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x19GROUP_KIND_FULL_ATTENTION\x10\x01\x12\x1d\n" +
 	"\x19GROUP_KIND_SLIDING_WINDOW\x10\x02\x12\x12\n" +
 	"\x0eGROUP_KIND_MLA\x10\x03\x12\x14\n" +
-	"\x10GROUP_KIND_STATE\x10\x04*r\n" +
+	"\x10GROUP_KIND_STATE\x10\x04*\x9f\x01\n" +
+	"\n" +
+	"TensorKind\x12\x1b\n" +
+	"\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15TENSOR_KIND_KEY_VALUE\x10\x01\x12\x13\n" +
+	"\x0fTENSOR_KIND_KEY\x10\x02\x12\x15\n" +
+	"\x11TENSOR_KIND_VALUE\x10\x03\x12\x16\n" +
+	"\x12TENSOR_KIND_LATENT\x10\x04\x12\x15\n" +
+	"\x11TENSOR_KIND_STATE\x10\x05*r\n" +
 	"\n" +
 	"MemoryKind\x12\x1b\n" +
 	"\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1027,39 +1112,41 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_pool_types_proto_rawDescData
 }
 
-var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),            // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),           // 1: kvgrpc.v1.GroupKind
-	(MemoryKind)(0),          // 2: kvgrpc.v1.MemoryKind
-	(*Group)(nil),            // 3: kvgrpc.v1.Group
-	(*Region)(nil),           // 4: kvgrpc.v1.Region
-	(*PoolDescription)(nil),  // 5: kvgrpc.v1.PoolDescription
-	(*Segment)(nil),          // 6: kvgrpc.v1.Segment
-	(*ShmEndpoint)(nil),      // 7: kvgrpc.v1.ShmEndpoint
-	(*CmaEndpoint)(nil),      // 8: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),     // 9: kvgrpc.v1.NixlEndpoint
-	(*LoopbackEndpoint)(nil), // 10: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),     // 11: kvgrpc.v1.RankEndpoint
+	(TensorKind)(0),          // 2: kvgrpc.v1.TensorKind
+	(MemoryKind)(0),          // 3: kvgrpc.v1.MemoryKind
+	(*Group)(nil),            // 4: kvgrpc.v1.Group
+	(*Region)(nil),           // 5: kvgrpc.v1.Region
+	(*PoolDescription)(nil),  // 6: kvgrpc.v1.PoolDescription
+	(*Segment)(nil),          // 7: kvgrpc.v1.Segment
+	(*ShmEndpoint)(nil),      // 8: kvgrpc.v1.ShmEndpoint
+	(*CmaEndpoint)(nil),      // 9: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),     // 10: kvgrpc.v1.NixlEndpoint
+	(*LoopbackEndpoint)(nil), // 11: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),     // 12: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
-	0,  // 1: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
-	3,  // 2: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
-	4,  // 3: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
-	2,  // 4: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
-	6,  // 5: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	6,  // 6: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	7,  // 7: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	8,  // 8: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	9,  // 9: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	10, // 10: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	2,  // 1: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
+	0,  // 2: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
+	4,  // 3: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
+	5,  // 4: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
+	3,  // 5: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
+	7,  // 6: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	7,  // 7: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	8,  // 8: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	9,  // 9: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	10, // 10: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	11, // 11: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1072,7 +1159,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,

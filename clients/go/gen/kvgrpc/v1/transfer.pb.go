@@ -621,7 +621,9 @@ func (x *TransferPeer) GetTransferId() string {
 	return ""
 }
 
-// One phase of a transfer: queue, handshake, open, wire, settle, receive.
+// One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
+// settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
+// access to its end.
 type Phase struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name.
@@ -895,7 +897,7 @@ type WaitTransferRequest struct {
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
 	// At most this long; unset or more than 60 s means 60 s.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// Also answer when these layers are done (layer-wise push).
+	// Also answer when these layers are done (feature "layerwise"; refused without it).
 	Layers        *LayerRange `protobuf:"bytes,4,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

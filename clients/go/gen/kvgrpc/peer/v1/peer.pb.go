@@ -669,7 +669,8 @@ type AccessSettling struct {
 	Last bool `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
 	// Bytes moved under it, for the issuer's accounts.
 	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// The part that is settled, counted from 0.
+	// The part that is settled, counted from 0. Another one than 0 needs the feature "push": without it the call is
+	// refused with FEATURE_UNAVAILABLE.
 	Part          uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -793,8 +794,8 @@ type SettledAccess struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether it was valid.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=kvgrpc.peer.v1.Verdict" json:"verdict,omitempty"`
-	// Why not: LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, INCARNATION_CHANGED, MEMORY_CHANGED, ACCESS_NOT_FOUND,
-	// ACCESS_CLOSED.
+	// Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back or
+	// registers its memory anew also LEASE_VOIDED, MEMORY_CHANGED.
 	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
 	// One sentence for people.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
@@ -1133,7 +1134,7 @@ type PeerCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Chosen by the caller; not used again while it is not answered.
 	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// W3C trace context of the call; empty: none.
+	// W3C traceparent of the call; empty: none. A tracestate is not carried between leads.
 	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// What is called.
 	//

@@ -43,28 +43,33 @@ type PeerServiceClient interface {
 	// id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
 	// blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 	//
-	// A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-	// LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-	// CONTENT_REQUIRED, LIMIT_EXCEEDED.
+	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+	// LIMIT_EXCEEDED, ENGINE_LOST.
 	OpenAccess(ctx context.Context, in *OpenAccessRequest, opts ...grpc.CallOption) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
 	// the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
 	// caller's movers are at rest.
+	//
+	// Errors:
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
 	SettleAccess(ctx context.Context, in *SettleAccessRequest, opts ...grpc.CallOption) (*SettleAccessResponse, error)
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error)
-	// The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-	// the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-	// in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-	// answered: all are idempotent, so the caller asks again, here or by the calls above.
+	// The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 	//
 	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseResponse], error)
-	// One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-	// least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-	// dead.
+	// One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+	// fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+	// stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+	// another stream; the caller opens one as soon as it can.
 	KeepLiveness(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[KeepLivenessRequest, KeepLivenessResponse], error)
 }
 
@@ -147,28 +152,33 @@ type PeerServiceServer interface {
 	// id: asking again gives the same answer while the access is open. A grant whose lease is not announced yet, and
 	// blocks whose engine step has not ended yet, are waited for up to 5 seconds.
 	//
-	// A row's failure: GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED, LEASE_NOT_FOUND,
-	// LEASE_EXPIRED, LEASE_RELEASED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED, CONTENT_MISMATCH, CONTENT_RANGE,
-	// CONTENT_REQUIRED, LIMIT_EXCEEDED.
+	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
+	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
+	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
+	// LIMIT_EXCEEDED, ENGINE_LOST.
 	OpenAccess(context.Context, *OpenAccessRequest) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
 	// the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
 	// caller's movers are at rest.
+	//
+	// Errors:
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
 	SettleAccess(context.Context, *SettleAccessRequest) (*SettleAccessResponse, error)
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error)
-	// The three calls above over one stream, which costs both sides a third of what the calls by themselves cost. Opened by
-	// the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in the order
-	// in which they are known, which is not that of the calls. The stream's end says nothing about the calls that are not
-	// answered: all are idempotent, so the caller asks again, here or by the calls above.
+	// The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
+	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
+	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
 	//
 	// Errors: RESOURCE_EXHAUSTED LIMIT_EXCEEDED as the error of a call when too many calls of the stream wait.
 	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error
-	// One stream per pair of leads, opened by the one that dialled, for as long as both live. Both sides send a beat at
-	// least every fifth of the peer grace. Its end, or silence for the grace, makes the other side take the caller for
-	// dead.
+	// One stream per pair of leads, opened by the one that dialled, for as long as both live. The caller sends a beat every
+	// fifth of the peer grace, and each is answered at once. A side that has heard nothing for half of the grace ends the
+	// stream. Its end makes each side take the other for suspect, and for dead when the grace is over after that without
+	// another stream; the caller opens one as soon as it can.
 	KeepLiveness(grpc.BidiStreamingServer[KeepLivenessRequest, KeepLivenessResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }

@@ -217,7 +217,10 @@ type ConnectCommand struct {
 	// How to reach it.
 	Endpoint *v1.RankEndpoint `protobuf:"bytes,2,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Data paths allowed, best first.
-	Allowed       []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
+	Allowed []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
+	// The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
+	// its own number only refuses another one: it ends its connection.
+	PeerRank      *uint32 `protobuf:"varint,4,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -273,11 +276,20 @@ func (x *ConnectCommand) GetAllowed() []string {
 	return nil
 }
 
+func (x *ConnectCommand) GetPeerRank() uint32 {
+	if x != nil && x.PeerRank != nil {
+		return *x.PeerRank
+	}
+	return 0
+}
+
 // Forgets a peer once its last posting ended.
 type DisconnectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
-	Peer          string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// As in ConnectCommand.
+	PeerRank      *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -319,21 +331,28 @@ func (x *DisconnectCommand) GetPeer() string {
 	return ""
 }
 
-// One posting; answered by PostingReport.
+func (x *DisconnectCommand) GetPeerRank() uint32 {
+	if x != nil && x.PeerRank != nil {
+		return *x.PeerRank
+	}
+	return 0
+}
+
+// One posting; answered by PostingReport. The lead sends it once the engine's steps that it waits for have ended.
 type PostCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	PostingId string `protobuf:"bytes,1,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
 	// The peer.
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Source offsets.
+	// Source offsets, in the memory of the peer's rank.
 	Src []uint64 `protobuf:"varint,3,rep,packed,name=src,proto3" json:"src,omitempty"`
 	// Destination offsets.
 	Dst []uint64 `protobuf:"varint,4,rep,packed,name=dst,proto3" json:"dst,omitempty"`
 	// Lengths.
 	Nbytes []uint64 `protobuf:"varint,5,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
-	// Not before this step ended.
-	AfterStep     uint64 `protobuf:"varint,6,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
+	// As in ConnectCommand.
+	PeerRank      *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -403,9 +422,9 @@ func (x *PostCommand) GetNbytes() []uint64 {
 	return nil
 }
 
-func (x *PostCommand) GetAfterStep() uint64 {
-	if x != nil {
-		return x.AfterStep
+func (x *PostCommand) GetPeerRank() uint32 {
+	if x != nil && x.PeerRank != nil {
+		return *x.PeerRank
 	}
 	return 0
 }
@@ -651,7 +670,9 @@ type ConnectReport struct {
 	// Why this one.
 	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
 	// Paths that could not be used.
-	Rejected      []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	Rejected []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	// As in the ConnectCommand that it answers.
+	PeerRank      *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -714,6 +735,13 @@ func (x *ConnectReport) GetRejected() []*RejectedPath {
 	return nil
 }
 
+func (x *ConnectReport) GetPeerRank() uint32 {
+	if x != nil && x.PeerRank != nil {
+		return *x.PeerRank
+	}
+	return 0
+}
+
 // A path that could not be used.
 type RejectedPath struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -769,7 +797,7 @@ func (x *RejectedPath) GetWhy() string {
 	return ""
 }
 
-// The end of a posting: no access of it follows, unless it is `unquiesced`.
+// The end of a posting.
 type PostingReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
@@ -782,8 +810,9 @@ type PostingReport struct {
 	Wire *durationpb.Duration `protobuf:"bytes,4,opt,name=wire,proto3" json:"wire,omitempty"`
 	// Why it failed.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
-	// It failed, and nobody can say that no access follows.
-	Unquiesced    bool `protobuf:"varint,6,opt,name=unquiesced,proto3" json:"unquiesced,omitempty"`
+	// It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
+	// fill stay in quarantine.
+	Quiesced      bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -853,9 +882,9 @@ func (x *PostingReport) GetMessage() string {
 	return ""
 }
 
-func (x *PostingReport) GetUnquiesced() bool {
+func (x *PostingReport) GetQuiesced() bool {
 	if x != nil {
-		return x.Unquiesced
+		return x.Quiesced
 	}
 	return false
 }
@@ -865,7 +894,8 @@ type StepReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The step.
 	Step uint64 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
-	// Only these layers of it; unset means all.
+	// Only these layers of it, which is not the step's end; unset means all. Nothing waits for layers yet: a worker's
+	// report of some is not counted, a scheduler's is refused with FEATURE_UNAVAILABLE.
 	Layers        *v1.LayerRange `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -930,22 +960,29 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06expect\x18\x05 \x01(\v2 .kvgrpc.session.v1.ExpectCommandH\x00R\x06expectB\t\n" +
 	"\acommand\" \n" +
 	"\fOfferCommand\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"s\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"\xa3\x01\n" +
 	"\x0eConnectCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x123\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\x12\x18\n" +
-	"\aallowed\x18\x03 \x03(\tR\aallowed\"'\n" +
+	"\aallowed\x18\x03 \x03(\tR\aallowed\x12 \n" +
+	"\tpeer_rank\x18\x04 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\n" +
+	"_peer_rank\"W\n" +
 	"\x11DisconnectCommand\x12\x12\n" +
-	"\x04peer\x18\x01 \x01(\tR\x04peer\"\x9b\x01\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12 \n" +
+	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\n" +
+	"_peer_rank\"\xac\x01\n" +
 	"\vPostCommand\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x10\n" +
 	"\x03src\x18\x03 \x03(\x04R\x03src\x12\x10\n" +
 	"\x03dst\x18\x04 \x03(\x04R\x03dst\x12\x16\n" +
-	"\x06nbytes\x18\x05 \x03(\x04R\x06nbytes\x12\x1d\n" +
+	"\x06nbytes\x18\x05 \x03(\x04R\x06nbytes\x12 \n" +
+	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
 	"\n" +
-	"after_step\x18\x06 \x01(\x04R\tafterStep\";\n" +
+	"_peer_rank\";\n" +
 	"\rExpectCommand\x12\x16\n" +
 	"\x06access\x18\x01 \x01(\tR\x06access\x12\x12\n" +
 	"\x04open\x18\x02 \x01(\bR\x04open\"\xff\x01\n" +
@@ -958,25 +995,26 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\x8f\x01\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\xbf\x01\n" +
 	"\rConnectReport\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
 	"\tdata_path\x18\x02 \x01(\tR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12;\n" +
-	"\brejected\x18\x04 \x03(\v2\x1f.kvgrpc.session.v1.RejectedPathR\brejected\"=\n" +
+	"\brejected\x18\x04 \x03(\v2\x1f.kvgrpc.session.v1.RejectedPathR\brejected\x12 \n" +
+	"\tpeer_rank\x18\x05 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\n" +
+	"_peer_rank\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
 	"\tdata_path\x18\x01 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\xc3\x01\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xbf\x01\n" +
 	"\rPostingReport\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\bR\x04done\x12\x16\n" +
 	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12-\n" +
 	"\x04wire\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wire\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1e\n" +
-	"\n" +
-	"unquiesced\x18\x06 \x01(\bR\n" +
-	"unquiesced\"O\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
+	"\bquiesced\x18\x06 \x01(\bR\bquiesced\"O\n" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +
@@ -1047,12 +1085,16 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankCommand_Post)(nil),
 		(*RankCommand_Expect)(nil),
 	}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[6].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
 		(*RankReport_Step)(nil),
 	}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -654,10 +654,12 @@ func (x *AttachRankResponse) GetSharedBytes() uint64 {
 // The attach was refused.
 type RefusedResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the gRPC status code that says what kind of refusal it is.
+	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// Why.
-	Reason v1.FailureReason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
+	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
 	// One sentence for people.
-	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +692,13 @@ func (x *RefusedResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use RefusedResponse.ProtoReflect.Descriptor instead.
 func (*RefusedResponse) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RefusedResponse) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
 }
 
 func (x *RefusedResponse) GetReason() v1.FailureReason {
@@ -766,7 +775,7 @@ type Call struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the answer; 0 asks for an answer only on failure.
 	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
-	// W3C traceparent.
+	// W3C traceparent; a tracestate is not carried.
 	Traceparent string `protobuf:"bytes,2,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	// The request; as in the public API.
 	//
@@ -993,7 +1002,8 @@ type Call_RegisterPush struct {
 }
 
 type Call_StepDone struct {
-	// The scheduler's step ended on the lead's own ranks.
+	// The step ended on rank 0, where that is the engine's only one and no worker reports its steps. Else it is refused
+	// with INVALID_FIELD: what the scheduler knows says nothing about other ranks, nor of what a worker has queued.
 	StepDone *StepReport `protobuf:"bytes,13,opt,name=step_done,json=stepDone,proto3,oneof"`
 }
 
@@ -1475,6 +1485,8 @@ type CallAnswer struct {
 	CallId uint64 `protobuf:"varint,1,opt,name=call_id,json=callId,proto3" json:"call_id,omitempty"`
 	// Why it was refused; unset on success.
 	Failure *v1.Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Of a refusal: name of the gRPC status code that the same call of the public API ends with.
+	Code string `protobuf:"bytes,13,opt,name=code,proto3" json:"code,omitempty"`
 	// The answer.
 	//
 	// Types that are valid to be assigned to Response:
@@ -1536,6 +1548,13 @@ func (x *CallAnswer) GetFailure() *v1.Failure {
 		return x.Failure
 	}
 	return nil
+}
+
+func (x *CallAnswer) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
 }
 
 func (x *CallAnswer) GetResponse() isCallAnswer_Response {
@@ -1843,10 +1862,11 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\"g\n" +
 	"\x12AttachRankResponse\x12.\n" +
 	"\x04pool\x18\x01 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12!\n" +
-	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\"]\n" +
-	"\x0fRefusedResponse\x120\n" +
-	"\x06reason\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\"[\n" +
+	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\"q\n" +
+	"\x0fRefusedResponse\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"[\n" +
 	"\tCallBatch\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.session.v1.CallR\x05calls\x12\x1f\n" +
 	"\vread_events\x18\x02 \x01(\x04R\n" +
@@ -1907,11 +1927,12 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
-	"use_tokens\x18\x03 \x01(\rR\tuseTokens\"\xaf\x06\n" +
+	"use_tokens\x18\x03 \x01(\rR\tuseTokens\"\xc3\x06\n" +
 	"\n" +
 	"CallAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12,\n" +
-	"\afailure\x18\x02 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12L\n" +
+	"\afailure\x18\x02 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x12\n" +
+	"\x04code\x18\r \x01(\tR\x04code\x12L\n" +
 	"\x0ffinished_blocks\x18\x03 \x01(\v2!.kvgrpc.v1.FinishedBlocksResponseH\x00R\x0efinishedBlocks\x12@\n" +
 	"\vpull_blocks\x18\x04 \x01(\v2\x1d.kvgrpc.v1.PullBlocksResponseH\x00R\n" +
 	"pullBlocks\x12L\n" +

@@ -1,0 +1,26 @@
+"""The console script where only the base package is installed: it says what to install, not where it stumbled."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+sys.modules[{missing!r}] = None  # as if it were not there
+sys.argv = ["kvgrpc", "serve", "--port", "0"]
+from kvgrpc.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("missing", ["typer", "numpy", "grpc_health"])
+def test_the_command_line_names_the_extra_that_is_missing(missing: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(missing=missing)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"kvgrpc: {missing} is not installed; the command line needs the server extra: pip install 'kvgrpc[server]'\n"
+    )

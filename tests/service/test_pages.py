@@ -1,0 +1,89 @@
+"""Pages of a list: what is there all the while is seen once, and a token is good for its own list and life only."""
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgrpc.config import Config, PoolConfig
+from kvgrpc.core.events import LifeBegan
+from kvgrpc.errors import Aborted, InvalidRequest, Reason
+from kvgrpc.server import Server
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.pages import Page, page
+from kvgrpc.v1.admin_pb2 import ListPinsRequest
+from kvgrpc.v1.transfer_pb2 import ListTransfersRequest
+
+CONFIG = Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1))
+
+Row = tuple[float, str]
+ROWS = st.frozensets(
+    st.tuples(st.sampled_from([-2.5, -1.0, 0.0, 0.1, 7.0]), st.sampled_from(["a", "b 1", "b 2", "\N{SNOWMAN}", ""])),
+    max_size=12,
+)
+
+
+@pytest.fixture
+async def lead() -> AsyncIterator[Lead]:
+    server = Server(CONFIG)
+    await server.start()
+    yield server._lead
+    await server.stop()
+
+
+def listed(lead: Lead, rows: Any, size: int, token: str = "") -> Page[Row]:
+    request = ListTransfersRequest(page_size=size, page_token=token)
+    return page(lead, request, rows, lambda row: row)
+
+
+async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and_goes(lead: Lead) -> None:
+    @given(st.lists(ROWS, min_size=1, max_size=30), ROWS, st.integers(1, 4))
+    def check(moments: list[frozenset[Row]], lasting: frozenset[Row], size: int) -> None:
+        seen: list[Row] = []
+        token, moment = "", 0
+        while token or not moment:
+            there = moments[min(moment, len(moments) - 1)] | lasting
+            found = listed(lead, there, size, token)
+            seen += found.rows
+            token, moment = found.next_page_token, moment + 1
+        assert sorted(set(seen)) == seen
+        assert lasting <= set(seen)
+
+    check()
+
+
+async def test_every_page_has_the_event_number_of_the_first(lead: Lead) -> None:
+    rows = [(0.0, name) for name in "abc"]
+    first = listed(lead, rows, 1)
+    lead.node.state.transfers.seq += 5
+    second = listed(lead, rows, 1, first.next_page_token)
+    third = listed(lead, rows, 1, second.next_page_token)
+    assert first.header == second.header == third.header
+    assert listed(lead, rows, 1).header.event_seq == first.header.event_seq + 5
+
+
+async def test_a_token_of_another_list_is_refused(lead: Lead) -> None:
+    token = listed(lead, [(0.0, "a"), (1.0, "b")], 1).next_page_token
+    with pytest.raises(InvalidRequest) as caught:
+        page(lead, ListPinsRequest(page_token=token), [(0.0, "a")], lambda row: row)
+    assert [violation.field for violation in caught.value.violations] == ["page_token"]
+
+
+async def test_a_token_of_an_earlier_life_says_to_start_over(lead: Lead) -> None:
+    token = listed(lead, [(0.0, "a"), (1.0, "b")], 1).next_page_token
+    lead.runner.feed(LifeBegan(lead.node.state.incarnation + 1, b"", None))
+    with pytest.raises(Aborted) as caught:
+        listed(lead, [(0.0, "a")], 1, token)
+    assert caught.value.reason is Reason.INCARNATION_CHANGED
+
+
+@pytest.mark.parametrize("at", ["nan", "inf", "1", "0x1p0", "0x1p9999999", "x"])
+@pytest.mark.parametrize("seq", ["0", "-1", "99", "x"])
+async def test_a_token_that_was_made_up_is_refused(lead: Lead, at: str, seq: str) -> None:
+    parts = ("ListTransfersRequest", str(lead.node.state.incarnation), seq, at, "a")
+    token = base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
+    with pytest.raises(InvalidRequest):
+        listed(lead, [(0.0, "a")], 1, token)
