@@ -1,5 +1,6 @@
 """A run's result for people."""
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,11 +26,12 @@ def show(found: Result, console: Console) -> None:
 
 
 def _cases(found: Result) -> Table:
-    table = Table(title="Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second")
+    title = "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("path", "blocks", "layout"):
-        table.add_column(column)
-    for column in ("threads", "descriptors", "GB/s", "memcpy", "ratio", "raw NIXL", "ratio"):
-        table.add_column(column, justify="right")
+        table.add_column(column, no_wrap=True)
+    for column in ("threads", "runs", "GB/s", "memcpy", "ratio", "raw NIXL", "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
     for case in found.cases:
         targets = {target.name: target for target in case_targets(case)}
         table.add_row(
@@ -67,7 +69,7 @@ def _ratio(value: float | None, target: Target | None) -> str:
     if value is None:
         return "-"
     text = f"{value:.2f}"
-    return text if target is None else f"{_colour(text, target)} (>= {target.bound:g})"
+    return text if target is None else _colour(text, target)
 
 
 def _colour(text: str, target: Target) -> str:

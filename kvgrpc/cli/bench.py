@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -71,7 +72,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     from kvgrpc.bench.table import show
 
-    show(found, Console())
+    show(found, Console(width=None if sys.stdout.isatty() else 110))
 
 
 def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:

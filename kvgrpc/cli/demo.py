@@ -70,7 +70,7 @@ def _show(result: "Result") -> None:
     console = Console()
     title = "Tokens decoded at D from KV that P computed, against one engine that did both; times in ms"
     table = Table(title=title, padding=(0, 1, 0, 0), box=None, header_style="bold")
-    for column in ("prompt", "tokens", "equal", "blocks", "KiB", "path", "queue", "hello", "open", "wire", "settle"):
+    for column in ("prompt", "tokens", "equal", "blocks", "KiB", "path", "queue", "shake", "open", "wire", "settle"):
         table.add_column(column, justify="left" if column in ("prompt", "path") else "right", no_wrap=True)
     for p in result.prompts:
         phases = [f"{p.ms[name]:.1f}" if name in p.ms else "" for name in PHASES]

@@ -4,6 +4,7 @@ Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.compatibility import EngineDescription
@@ -93,8 +94,7 @@ class GiveDestination:
     """The request's transfer key; where it is stated it is the pull's."""
 
 
-@dataclass(frozen=True)
-class LeaseRef:
+class LeaseRef(NamedTuple):
     """A lease by id, or by a grant's token."""
 
     lease_id: str = ""

@@ -22,11 +22,11 @@ STORY = (
     "each of them ends the transfer, and no token comes of it. "
 )
 PROMPTS = (
-    ("shorter than one block", "Hello, KV!"),
-    ("exactly two blocks", "Thirty-one bytes and one start."),
+    ("below a block", "Hello, KV!"),
+    ("two blocks", "Thirty-one bytes and one start."),
     ("ragged", "The lease is a promise with an end, and the end is known from the start."),
-    ("several hundred tokens", STORY),
-    ("prefix held at D", STORY + "And yet most of it was here before."),
+    ("long", STORY),
+    ("prefix held", STORY + "And yet most of it was here before."),
 )
 TOKENS = 24
 SPANS_TIMEOUT_S = 5.0
