@@ -40,7 +40,18 @@ def main() -> int:
 
 def start(stack: ExitStack, ready: Path) -> "subprocess.Popen[bytes]":
     """A server with a pool of its own; stopped when `stack` is left."""
-    command = [KVGRPC, "serve", "--port", "0", "--engine-id", ready.name, "--ready-file", ready]
+    command = [
+        KVGRPC,
+        "serve",
+        "--port",
+        "0",
+        "--engine-id",
+        ready.name,
+        "--ready-file",
+        ready,
+        "--weights-revision",
+        "demo",
+    ]
     server = subprocess.Popen([*command, "--log-level", "warning"])  # noqa: S603
     stack.callback(server.wait)
     stack.callback(server.terminate)
