@@ -4,6 +4,7 @@ Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.compatibility import EngineDescription
@@ -15,6 +16,17 @@ from kvgrpc.errors import KVGrpcError
 
 BlockLists = tuple[tuple[int, Ids], ...]
 """Rows (group, block ids) as a caller wrote them."""
+LayerRange = tuple[int, int]
+"""(first, count) of layers, numbered from 0 within each group; a group with fewer layers takes its part of it."""
+
+
+class WaitsFor(Enum):
+    """What a hand-over waits for."""
+
+    READERS = "readers"
+    """Consumers that pull: exactly one part, the last."""
+    REGISTRATION = "registration"
+    """A registration, to push to: any number of parts."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class FinishedBlocks:
-    """Blocks of a whole prompt, for readers. `transfer` is False for GrantLease."""
+    """Blocks of a whole prompt for readers, or one part of a push. `transfer` is False for GrantLease.
+
+    A part of a push (`waits_for` REGISTRATION) lists whole blocks that follow those of the same layers handed over
+    before, group by group; only the one that reaches the prompt's end may list a block that is partly filled. The
+    first part of an epoch states the whole prompt's content, later ones may leave it out. The parts of one epoch share
+    one lease: `lease_id` of the first, and the same or none on the others.
+    """
 
     call: Call
     key: bytes
@@ -51,6 +69,70 @@ class FinishedBlocks:
     validate_only: bool = False
     transfer: bool = True
     labels: tuple[tuple[str, str], ...] = ()
+    waits_for: WaitsFor = WaitsFor.READERS
+    last: bool = True
+    """The final part: it and those before it hold every block of the content, in all layers."""
+    layers: LayerRange | None = None
+    """Layers that this part covers; None: all."""
+    part_epoch: int = 0
+    """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower ones."""
+    failure: str = ""
+    """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
+    access_id: bytes = b""
+    """16 random bytes: the WRITE access that the push opens at its destination, if this event begins an epoch."""
+    reverse_access_id: bytes = b""
+    """16 random bytes: the READ access for its destination, if that moves the bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegisterPush:
+    """The source of a push learns where the blocks go: answered by Registered. Before, between or after the parts.
+
+    Paired with FinishedBlocks by the exact transfer key of the grant. The same grant again is the same registration;
+    another one for the same key is refused.
+    """
+
+    call: Call
+    token: bytes
+    """The WRITE grant."""
+    request_id: str = ""
+    access_id: bytes = b""
+    """16 random bytes, as in FinishedBlocks: used if this event comes before the first part."""
+    reverse_access_id: bytes = b""
+
+
+@dataclass(frozen=True)
+class PushSource:
+    """Where the blocks of a push come from."""
+
+    address: str
+    engine_id: str = ""
+    """The engine that must answer there; empty: any."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReserveBlocks:
+    """Blocks that a push will fill: answered by Reserved.
+
+    The blocks are those from the first block that is not wholly held (`have_tokens`) to the one that holds the last
+    token used. With `source` this lead registers the push there by itself; else the grant must reach the source.
+    """
+
+    call: Call
+    key: bytes
+    blocks: BlockLists
+    content: Content | None
+    have_tokens: int = 0
+    use_tokens: int = 0
+    """K: a multiple of 16 or the whole content; 0: the whole content."""
+    source: PushSource | None = None
+    request_id: str = ""
+    priority: int = 0
+    after_step: int = 0
+    """Engine step that touches the blocks last: no byte moves before every rank reported it."""
+    registration_timeout_s: float | None = None
+    """How long the source may take for its first part, and after that for each next one."""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +303,11 @@ class Settling:
     access_id: bytes
     last: bool
     nbytes: int = 0
+    """Moved under the access since its last settling."""
+    part: int = 0
+    """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
+    layers_done: tuple[LayerRange, ...] = ()
+    """From a source that writes: the layers of which every block is there."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +327,11 @@ class Closing:
     access_id: bytes
     dropped: bool
     quiesced: bool
+    """The closing side's movers are proved at rest. Without it the closing proves nothing about a WRITE access."""
     token: bytes = b""
+    """Of a WRITE grant: a source that opened nothing yet says that it cannot deliver."""
+    message: str = ""
+    """Why, for people."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +345,39 @@ class CloseAccess:
 
 
 @dataclass(frozen=True, eq=False)
+class ReadyPart:
+    """One part of a push that its source may be read of, in the source's block ids."""
+
+    number: int
+    """Counted from 0 within the access."""
+    blocks: BlockLists
+    """Those that follow the ones of the same layers in earlier parts."""
+    layers: LayerRange | None
+    last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class PartsReady:
+    """A source widens the READ access that it opened for this engine: answered by Widened.
+
+    Idempotent: parts that are known already are skipped; one that is missing before them refuses the call.
+    """
+
+    call: Call
+    engine_id: str
+    incarnation: int
+    access_id: bytes
+    """The WRITE access that the source opened here."""
+    parts: tuple[ReadyPart, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Opened:
-    """What an issuer answered to an opening."""
+    """What an issuer answered to an opening.
+
+    To the opening of a WRITE grant: the target's blocks, which are the last ones of each group up to `token_count`; the
+    ones before are held already. `lease_id` is the target's, `ttl_s` the registration timeout.
+    """
 
     blocks: BlockLists
     token_count: int
@@ -292,6 +414,36 @@ class CloseAnswered:
     access_id: bytes
     answered: bool
     """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
+
+
+@dataclass(frozen=True)
+class PartsAnswered:
+    """The destination knows of the parts of one SendParts, or not; a `retryable` error is asked again."""
+
+    access_id: bytes
+    error: KVGrpcError | None
+    retryable: bool = False
+
+
+@dataclass(frozen=True)
+class RegisterAnswered:
+    """The source of a push knows of its registration, or refused it; a `retryable` error is asked again."""
+
+    transfer_id: str
+    """Ours."""
+    error: KVGrpcError | None
+    retryable: bool = False
+
+
+@dataclass(frozen=True)
+class PeerAtRest:
+    """It is proved that nothing of that life of a peer can write into this engine's memory any more.
+
+    By the shell, for one of: every rank process of that life is gone and our transport to it is closed and drained; the
+    memory was registered anew with new keys; an operator's word. Its blocks in quarantine come back.
+    """
+
+    peer: str
 
 
 @dataclass(frozen=True)
@@ -337,10 +489,11 @@ class PostingEnded:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A rank finished all work of the engine's steps up to this one."""
+    """A rank finished all work of the engine's steps up to this one; with `layers` only that of those layers."""
 
     rank: int
     step: int
+    layers: LayerRange | None = None
 
 
 @dataclass(frozen=True)
@@ -367,7 +520,8 @@ class Tick:
 
 
 Event = (
-    FinishedBlocks | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
+    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PeerAtRest
+    | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone

@@ -31,15 +31,21 @@ from kvgrpc.core.events import (
     LeasesVoided,
     LifeBegan,
     OpenAccess,
+    PartsAnswered,
+    PartsReady,
     PeerAlive,
     PeerAnswered,
+    PeerAtRest,
     PeerMapped,
     PeerSilent,
     PostingEnded,
     PullBlocks,
+    RegisterAnswered,
+    RegisterPush,
     ReleaseLease,
     RenewAnswered,
     RenewLeases,
+    ReserveBlocks,
     SettleAccess,
     SettleAnswered,
     StepDone,
@@ -60,7 +66,7 @@ from kvgrpc.core.serving import Serving
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, Transfer
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unavailable, Unimplemented
 
 Handler = Callable[[Any], None]
 
@@ -113,6 +119,12 @@ class Node:
             LeasesVoided: self.handover.void,
             LifeBegan: self._begin,
             Tick: lambda _: None,
+            RegisterPush: _unserved,
+            ReserveBlocks: _unserved,
+            PartsReady: _unserved,
+            PartsAnswered: lambda _: None,
+            RegisterAnswered: lambda _: None,
+            PeerAtRest: lambda _: None,
         }
         self._deadlines: dict[Timer, Callable[[str], None]] = {
             Timer.LEASE: self.handover.due,
@@ -279,3 +291,7 @@ class Node:
         self._lives.end_all()
         state.timers.clear_all()
         state.begin(event.incarnation, event.secret, event.description, attached=event.engine_attached)
+
+
+def _unserved(_: Event) -> None:
+    raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "this server lacks the feature push")
