@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath import copying
 from kvgrpc.datapath.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
@@ -28,7 +29,7 @@ class Faults:
 
     fail_connect: str = ""
     """Reason why every connect is refused; empty: none is."""
-    fail_read: str = ""
+    fail_post: str = ""
     """Reason why every posting is refused before a byte moved; empty: none is."""
     fail_after_bytes: int | None = None
     """A posting ends FAILED when this many of its bytes, or somewhat more, have moved."""
@@ -41,7 +42,7 @@ class Faults:
 
 
 class LoopbackPath:
-    """Offers this rank's memory under `key` in this process, and reads memory found by key.
+    """Offers this rank's memory under `key` in this process, and reads and writes memory found by key.
 
     Raises DataPathFailed when `key` is taken.
     """
@@ -70,12 +71,12 @@ class LoopbackPath:
         if self.faults.fail_connect:
             raise DataPathUnavailable(self.faults.fail_connect)
         key = endpoint.loopback.key
-        source = find(key)
-        if source is None:
+        peer = find(key)
+        if peer is None:
             raise DataPathUnavailable(f"no rank with the loopback key {key} lives in this process")
-        if not is_host([*source.segments, *self._memory.segments]):
+        if not is_host([*peer.segments, *self._memory.segments]):
             raise DataPathUnavailable("memory of one side is on a device")
-        return LoopbackRemote(self, key, source)
+        return LoopbackRemote(self, key, peer)
 
     def progress(self) -> None:
         """Has nothing to do: the copy thread needs no turn."""
@@ -91,11 +92,13 @@ class LoopbackPath:
             if _registry.get(self._key) is self._memory:
                 del _registry[self._key]
 
-    def start(self, runs: Runs, source: Memory, wake: Callable[[], None]) -> PiecesPosting:
+    def start(self, runs: Runs, operation: Operation, peer: Memory, wake: Callable[[], None]) -> PiecesPosting:
         """Begins to copy; for `LoopbackRemote`. Raises DataPathFailed when nothing was started."""
-        check_runs(runs, memory_bytes(source.segments), memory_bytes(self._memory.segments))
+        reads = operation is Operation.READ
+        source, destination = (peer, self._memory) if reads else (self._memory, peer)
+        check_runs(runs, memory_bytes(source.segments), memory_bytes(destination.segments))
         piece = piece_bytes(runs.total_bytes, self._crew.size)
-        rows = to_rows(runs, source.segments, self._memory.segments, piece)
+        rows = to_rows(runs, source.segments, destination.segments, piece)
         ranges = groups(rows[:, 2], piece, _ROWS_MAX)
         copy = copying.copier(CopyMethod.LOOP)
         assert copy is not None  # this method works everywhere
@@ -128,28 +131,34 @@ class LoopbackPath:
 class LoopbackRemote:
     """Memory of another rank in this process."""
 
-    def __init__(self, path: LoopbackPath, key: str, source: Memory) -> None:
+    def __init__(self, path: LoopbackPath, key: str, peer: Memory) -> None:
         self._path = path
         self._key = key
-        self._source = source
+        self._peer = peer
         # Whoever closes its memory while we copy gets it back a little later.
-        self._alive = source.keep_alive() if isinstance(source, SharedMemory) else source
+        self._alive = peer.keep_alive() if isinstance(peer, SharedMemory) else peer
 
     @property
     def why(self) -> str:
         return f"the rank {self._key} lives in this process and is copied by one thread"
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
-        faults = self._path.faults
-        if faults.fail_read:
-            raise DataPathFailed(faults.fail_read)
-        if find(self._key) is not self._source:
-            raise DataPathFailed(f"the rank {self._key} is gone")
-        return self._path.start(runs, self._source, wake)
+        return self._start(runs, Operation.READ, wake)
+
+    def write(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        return self._start(runs, Operation.WRITE, wake)
 
     def close(self) -> None:
         """Forgets the rank. Idempotent."""
         self._alive = None
+
+    def _start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> PiecesPosting:
+        faults = self._path.faults
+        if faults.fail_post:
+            raise DataPathFailed(faults.fail_post)
+        if find(self._key) is not self._peer:
+            raise DataPathFailed(f"the rank {self._key} is gone")
+        return self._path.start(runs, operation, self._peer, wake)
 
 
 def find(key: str) -> Memory | None:

@@ -18,12 +18,17 @@ from tests.engine.support import WAIT_S
 COMMANDS = {
     "connect": rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer="p", peer_rank=1)),
     "disconnect": rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer="p", peer_rank=1)),
-    "post": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p", peer_rank=1)),
+    "post": rank_pb2.RankCommand(
+        post=rank_pb2.PostCommand(posting_id="t/0", peer="p", peer_rank=1, operation=rank_pb2.POST_OPERATION_READ)
+    ),
+    "post neither way": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p")),
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_about_another_rank_of_a_peer_ends_the_session(tmp_path: Path, command: rank_pb2.RankCommand) -> None:
+def test_a_command_that_the_worker_cannot_perform_ends_the_session(
+    tmp_path: Path, command: rank_pb2.RankCommand
+) -> None:
     path = str(tmp_path / "lead.sock")
     pool = layout()
     attached = session_pb2.AttachRankResponse(pool=pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
