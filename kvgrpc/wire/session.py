@@ -11,7 +11,7 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.values import duration, failure
+from kvgrpc.wire.values import duration, failure, layer_ranges
 
 _OPERATION = {
     Operation.READ: rank_pb2.POST_OPERATION_READ,
@@ -28,6 +28,11 @@ def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
             event.received.CopyFrom(session_pb2.Received(**ids, use_tokens=news.use_tokens))
         case actions.PullOpened():
             event.opened.CopyFrom(session_pb2.PullOpened(**ids, use_tokens=news.use_tokens))
+        case actions.LayersReceived():
+            layers = layer_ranges(news.layers_done)
+            event.layers_received.CopyFrom(
+                session_pb2.LayersReceived(**ids, layers_done=layers, part_epoch=news.part_epoch)
+            )
         case actions.Failed():
             event.failed.CopyFrom(session_pb2.Failed(**ids, failure=failure(news.failure), cancelled=news.cancelled))
         case actions.BlocksReturned():
