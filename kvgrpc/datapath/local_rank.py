@@ -92,11 +92,11 @@ class LocalRank:
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
         self._mover.post(posting_id, peer, runs, operation)
 
-    def expect(self, access: str, open_: bool) -> None:
+    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if not self._makes_progress:
             return  # the mover would be woken twice in every read of a peer, for nothing
         if open_:
-            self._mover.expect(access)
+            self._mover.expect(access, operation)
         else:
             self._mover.unexpect(access)
 
