@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvgrpc.core.content import Claim, Content
+from kvgrpc.core.grants import Access as Kind
 from kvgrpc.errors import Reason
 
 
@@ -72,12 +73,16 @@ class Access:
     peer: str
     """The consumer's life."""
     lease_id: str
+    """The lease that it reads, or the target that it fills."""
     since: float
     state: AccessState = AccessState.WAITING
     stale: Reason | None = None
     verdict: Verdict | None = None
     waiting_for: str = ""
     """What a WAITING access misses: lease, step, liveness."""
+    kind: Kind = Kind.READ
+    settled: int = 0
+    """How many parts were settled under it."""
     dropped: bool = False
     """Closed by a consumer that will not come again."""
 

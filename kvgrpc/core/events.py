@@ -1,23 +1,39 @@
 """Everything that can happen to a node. Frozen values; checked for form by whoever made them, for meaning by the node.
 
-Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here.
+Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here. What
+other leads do and answer is in `peer_events`; all events can be imported from here.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
-from kvgrpc.core.descriptors import Ids
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.grants import OnAbort
-from kvgrpc.errors import KVGrpcError
-
-BlockLists = tuple[tuple[int, Ids], ...]
-"""Rows (group, block ids) as a caller wrote them."""
-LayerRange = tuple[int, int]
-"""(first, count) of layers, numbered from 0 within each group; a group with fewer layers takes its part of it."""
+from kvgrpc.core.peer_events import (
+    AccessAnswered,
+    CloseAccess,
+    CloseAnswered,
+    Closing,
+    DialFailed,
+    HandshakeReceived,
+    OpenAccess,
+    Opened,
+    PartsAnswered,
+    PartsReady,
+    PeerAlive,
+    PeerAnswered,
+    PeerAtRest,
+    PeerSilent,
+    ReadyPart,
+    RegisterAnswered,
+    RenewAnswered,
+    SettleAccess,
+    SettleAnswered,
+    Settling,
+)
 
 
 class WaitsFor(Enum):
@@ -27,22 +43,6 @@ class WaitsFor(Enum):
     """Consumers that pull: exactly one part, the last."""
     REGISTRATION = "registration"
     """A registration, to push to: any number of parts."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """Who asks, and under which idempotency key."""
-
-    id: int
-    principal: str
-    trace: str = ""
-    """W3C traceparent of the call; empty without one."""
-    key: str = ""
-    method: str = ""
-    body: bytes = b""
-    """Digest of the request without its key."""
-    incarnation: int = 0
-    """The life of this engine that the request's block ids are of; 0 where it does not say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,215 +246,6 @@ class ConnectPeer:
 
 
 @dataclass(frozen=True)
-class HandshakeReceived:
-    """A peer introduces itself."""
-
-    call: Call
-    peer: EngineDescription
-    endpoints: tuple[RankEndpoint, ...]
-    expected_engine_id: str = ""
-
-
-@dataclass(frozen=True)
-class PeerAnswered:
-    """The peer at a dialled address answered the handshake, and its liveness stream stands."""
-
-    address: str
-    peer: EngineDescription
-    endpoints: tuple[RankEndpoint, ...]
-
-
-@dataclass(frozen=True)
-class DialFailed:
-    """The handshake with an address failed."""
-
-    address: str
-    error: KVGrpcError
-
-
-@dataclass(frozen=True)
-class PeerAlive:
-    """A liveness stream with that life of a peer stands (again)."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class PeerSilent:
-    """The liveness stream broke or fell silent."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class OpenAccess:
-    """A peer opens accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    openings: tuple[Opening, ...]
-
-
-@dataclass(frozen=True)
-class Settling:
-    """One row of SettleAccess."""
-
-    access_id: bytes
-    last: bool
-    nbytes: int = 0
-    """Moved under the access since its last settling."""
-    part: int = 0
-    """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
-    layers_done: tuple[LayerRange, ...] = ()
-    """From a source that writes: the layers of which every block is there."""
-
-
-@dataclass(frozen=True)
-class SettleAccess:
-    """A peer settles accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    settlings: tuple[Settling, ...]
-
-
-@dataclass(frozen=True)
-class Closing:
-    """One row of CloseAccess."""
-
-    access_id: bytes
-    dropped: bool
-    quiesced: bool
-    """The closing side's movers are proved at rest. Without it the closing proves nothing about a WRITE access."""
-    token: bytes = b""
-    """Of a WRITE grant: a source that opened nothing yet says that it cannot deliver."""
-    message: str = ""
-    """Why, for people."""
-
-
-@dataclass(frozen=True)
-class CloseAccess:
-    """A peer closes accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    closings: tuple[Closing, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class ReadyPart:
-    """One part of a push that its source may be read of, in the source's block ids."""
-
-    number: int
-    """Counted from 0 within the access."""
-    blocks: BlockLists
-    """Those that follow the ones of the same layers in earlier parts."""
-    layers: LayerRange | None
-    last: bool
-
-
-@dataclass(frozen=True, eq=False)
-class PartsReady:
-    """A source widens the READ access that it opened for this engine: answered by Widened.
-
-    Idempotent: parts that are known already are skipped; one that is missing before them refuses the call.
-    """
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    access_id: bytes
-    """The WRITE access that the source opened here."""
-    parts: tuple[ReadyPart, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """What an issuer answered to an opening.
-
-    To the opening of a WRITE grant: the target's blocks, which are the last ones of each group up to `token_count`; the
-    ones before are held already. `lease_id` is the target's, `ttl_s` the registration timeout.
-    """
-
-    blocks: BlockLists
-    token_count: int
-    offer_tokens: int
-    remaining_s: float
-    ttl_s: float
-    memory_generation: int
-    transfer_id: str = ""
-    lease_id: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class AccessAnswered:
-    """The issuer answered our opening; an error that `retryable` may pass is asked again."""
-
-    access_id: bytes
-    result: Opened | KVGrpcError
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class SettleAnswered:
-    """The issuer gave its verdict; an error may be asked again until the settle deadline."""
-
-    access_id: bytes
-    result: Verdict | KVGrpcError
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class CloseAnswered:
-    """The issuer knows that our access is closed, or the call failed."""
-
-    access_id: bytes
-    answered: bool
-    """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
-
-
-@dataclass(frozen=True)
-class PartsAnswered:
-    """The destination knows of the parts of one SendParts, or not; a `retryable` error is asked again."""
-
-    access_id: bytes
-    error: KVGrpcError | None
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class RegisterAnswered:
-    """The source of a push knows of its registration, or refused it; a `retryable` error is asked again."""
-
-    transfer_id: str
-    """Ours."""
-    error: KVGrpcError | None
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class PeerAtRest:
-    """It is proved that nothing of that life of a peer can write into this engine's memory any more.
-
-    By the shell, for one of: every rank process of that life is gone and our transport to it is closed and drained; the
-    memory was registered anew with new keys; an operator's word. Its blocks in quarantine come back.
-    """
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class RenewAnswered:
-    """The issuer renewed, or refused, the lease of one of our pulls."""
-
-    transfer_id: str
-    error: KVGrpcError | None
-
-
-@dataclass(frozen=True)
 class EndpointOffered:
     """A rank made an endpoint for one peer."""
 
@@ -527,3 +318,53 @@ Event = (
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip
+
+__all__ = [
+    "AccessAnswered",
+    "AcknowledgeTransfers",
+    "AllocateBlocks",
+    "BlockLists",
+    "Call",
+    "CancelTransfer",
+    "CloseAccess",
+    "CloseAnswered",
+    "Closing",
+    "ConnectPeer",
+    "Destination",
+    "DialFailed",
+    "EndpointOffered",
+    "Event",
+    "FinishedBlocks",
+    "FreeBlocks",
+    "GiveDestination",
+    "HandshakeReceived",
+    "LayerRange",
+    "LeaseRef",
+    "LeasesVoided",
+    "LifeBegan",
+    "OpenAccess",
+    "Opened",
+    "PartsAnswered",
+    "PartsReady",
+    "PeerAlive",
+    "PeerAnswered",
+    "PeerAtRest",
+    "PeerMapped",
+    "PeerSilent",
+    "PostingEnded",
+    "PullBlocks",
+    "PushSource",
+    "ReadyPart",
+    "RegisterAnswered",
+    "RegisterPush",
+    "ReleaseLease",
+    "RenewAnswered",
+    "RenewLeases",
+    "ReserveBlocks",
+    "SettleAccess",
+    "SettleAnswered",
+    "Settling",
+    "StepDone",
+    "Tick",
+    "WaitsFor",
+]
