@@ -14,7 +14,7 @@ NIXL is imported when the first `NixlPath` is made. The rules:
 TCP is refused unless UCX_TLS names it. Over it UCX has the process that is read send the bytes, and
 when the reader dies meanwhile, or closes, that process dies with it: signal 6 or 11 inside UCX 1.23
 ("Fatal: unexpected error: Endpoint timeout"), each time it was tried, with one read of 8 KB under way
-as with many. RDMA and CMA do not involve the process that is read.
+as with many. RDMA and CMA do not involve the process that is read, and no write harmed either end.
 """
 
 import threading

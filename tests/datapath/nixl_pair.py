@@ -24,13 +24,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.nixl import NixlPath, NixlRemote
 from kvgrpc.datapath.nixl_posting import NixlPosting
-from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, environment, nothing, pattern, receive, runs_over, send
+from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, RUN, environment, nothing, pattern, receive, runs_over, send
 
 # Two slices of many rows: a process is stopped or killed within one.
 BYTES = 64 << 20
@@ -150,6 +149,8 @@ class Source:
         self._target = target
         self._own = pattern(BYTES)
         self.path = NixlPath(PrivateMemory.of(self._own), "source")
+        self._run = 0
+        self._nbytes = 0
         self._remote: NixlRemote | None = None
         self._posting: NixlPosting | None = None
 
@@ -161,11 +162,12 @@ class Source:
     def connect(self, endpoint: RankEndpoint) -> None:
         self._remote = self.path.connect(endpoint)
 
-    def write(self) -> str:
-        """Why nothing was started, or nothing."""
+    def write(self, run: int = RUN, nbytes: int = BYTES) -> str:
+        """Writes so many bytes, the last run first. Returns why nothing was started, or nothing."""
         assert self._remote
+        self._run, self._nbytes = run, nbytes
         try:
-            self._posting = self._remote.write(reversed_runs(), nothing)
+            self._posting = self._remote.write(runs_over(nbytes, run), nothing)
         except DataPathFailed as error:
             return error.message
         return ""
@@ -182,7 +184,8 @@ class Source:
         assert self._posting
         posting = self._posting
         until(lambda: posting.poll() is not PostingState.PENDING)
-        return posting.poll(), bool(np.array_equal(self._target.reshape(-1, 8192), self._own.reshape(-1, 8192)[::-1]))
+        there, own = (memory[: self._nbytes].reshape(-1, self._run) for memory in (self._target, self._own))
+        return posting.poll(), bool(np.array_equal(there, own[::-1]))
 
     def cut(self) -> None:
         """Shuts every connection to another process's agent."""
@@ -196,11 +199,6 @@ class Source:
         self.path.close()
         assert self._posting
         return self._posting.poll()
-
-
-def reversed_runs() -> Runs:
-    """All bytes, the last block first."""
-    return runs_over(BYTES)
 
 
 def main(role: str, fd: int, memory_fd: int) -> None:

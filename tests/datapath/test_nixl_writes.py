@@ -8,7 +8,7 @@ import pytest
 
 from kvgrpc.datapath.base import PostingState
 from tests.datapath.nixl_pair import Pair
-from tests.datapath.nixl_peer import TCP
+from tests.datapath.nixl_peer import RUN, TCP
 
 CMA: dict[str, str] = {}
 BOTH = pytest.mark.parametrize("env", [CMA, TCP], ids=["cma", "tcp"])
@@ -24,11 +24,15 @@ def test_done_means_that_all_bytes_are_in_the_peer_s_memory_already(env: dict[st
         assert (pair.source.end(), pair.target.end()) == (0, 0)
 
 
-def test_by_cma_a_write_into_a_stopped_peer_becomes_done() -> None:
+def test_by_cma_a_write_of_runs_of_any_length_into_a_stopped_peer_becomes_done() -> None:
+    """What `written_by_caller` relies on: UCX leaves none of them to the other lanes."""
     with Pair(CMA) as pair:
         pair.target.stop()
-        pair.source.ask("write")
-        assert pair.source.ask("finish") == (DONE, True)
+        for run in (1, 8, 100, 1 << 10, RUN, 9000, 64 << 10, 1 << 20):
+            pair.memory[:] = 0
+            pair.source.ask("write", run, 16 * run)
+            assert pair.source.ask("finish") == (DONE, True)
+            assert not pair.memory[16 * run :].any()
 
 
 def test_by_tcp_a_write_into_a_stopped_peer_stays_pending_until_it_goes_on() -> None:
