@@ -99,6 +99,17 @@ class Pair:
         self.source.ask("write")
         until(lambda: bool(self.memory[:: 64 << 10].any()))
 
+    def stop_under_a_write(self, process: Process) -> None:
+        """Returns when it is stopped, some bytes of a write have arrived, and some have not."""
+        self.begin()
+        process.stop()
+        while self.memory.all():
+            process.go_on()
+            self.source.ask("finish")
+            self.memory[:] = 0
+            self.begin()
+            process.stop()
+
     def landed(self) -> int:
         return int(np.count_nonzero(self.memory))
 
