@@ -157,7 +157,6 @@ class Serving:
             self._deliveries.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
         else:
             self._close(access, dropped=row.dropped)
-            self._pushes.reader_gone(access)
         return was_open
 
     def _tombstone(self, peer: Peer, row: Closing) -> None:
@@ -202,6 +201,7 @@ class Serving:
         lease = state.leases.find(access.lease_id)
         if lease is not None:
             self._count(access, lease, received=received)
+            self._pushes.reader_gone(access)
         else:
             self._early.setdefault(access.lease_id, {})[access.id] = None
 

@@ -10,7 +10,7 @@ from kvgrpc.core.actions import SendClose, SendOpen, SendParts, SendRegister, Se
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import Reason, Unavailable
-from tests.core.nodes import KEY, access_id, describe, key_of, refused
+from tests.core.nodes import KEY, access_id, describe, key_of, lists, refused
 from tests.core.pairs import READING, UNREACHABLE, WRITING, Pair
 
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
@@ -362,3 +362,114 @@ def test_the_end_of_an_engine_ends_its_pushes(writers: frozenset[str]) -> None:
         pair.feed(me, events.LifeBegan(9, b"s", replace(me.me, incarnation=9), engine_attached=True))
         me.node.check()
         assert not me.state.transfers.live
+
+
+def test_an_engine_that_ends_with_a_registration_only_fails_it() -> None:
+    pair = Pair()
+    sent = pair.register(pair.reserve(32).token).transfer
+    pair.deaf = {SendClose}
+    pair.feed(pair.p, events.LifeBegan(9, b"s", replace(pair.p.me, incarnation=9), engine_attached=True))
+    assert not pair.p.state.transfers.live
+    assert sent.waiting_for == "parts"
+
+
+@MODES
+def test_memory_registered_anew_moves_nothing(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32).token)
+    pair.deaf = {SendOpen}
+    pair.finish(32)
+    ((_, sent),) = pair.lost
+    assert isinstance(sent, SendOpen)
+    answer = pair.d.opened(pair.p.me, sent.opening)[0]
+    pair.feed(pair.p, events.AccessAnswered(sent.opening.access_id, replace(answer, memory_generation=9)))
+    assert pair.reasons()[0] is Reason.MEMORY_CHANGED
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_count": 0},
+        {"token_count": 33},
+        {"blocks": ()},
+        {"blocks": lists((1, 2, 3))},
+        {"blocks": lists((64,))},
+    ],
+)
+def test_an_answer_that_makes_no_sense_moves_nothing(wrong: dict[str, Any]) -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32).token)
+    pair.deaf = {SendOpen}
+    pair.finish(32)
+    ((_, sent),) = pair.lost
+    assert isinstance(sent, SendOpen)
+    answer = pair.d.opened(pair.p.me, sent.opening)[0]
+    pair.feed(pair.p, events.AccessAnswered(sent.opening.access_id, replace(answer, **wrong)))
+    assert pair.reasons()[0] is Reason.PEER_FAILED
+    assert not pair.posts
+
+
+@MODES
+def test_parts_wait_for_the_engines_steps(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(48).token)
+    pair.finish(48, (1,), last=False, after_step=1)
+    pair.finish(48, (2,), last=False, after_step=2)
+    assert not pair.posts
+    pair.feed(pair.p, events.StepDone(0, 1))
+    assert len(pair.posts) == 1
+    pair.moved()
+    assert not pair.posts
+    pair.feed(pair.p, events.StepDone(0, 2))
+    pair.finish(48, (3,))
+    pair.moved()
+    pair.moved()
+    assert pair.both()[1].state is State.SUCCEEDED
+
+
+def test_a_source_writes_only_after_the_destinations_step() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, after_step=3).token)
+    pair.finish(32)
+    assert not pair.posts
+    pair.feed(pair.d, events.StepDone(0, 3))
+    assert pair.d.seen(actions.Expect)
+
+
+def test_a_source_opens_only_while_it_is_heard() -> None:
+    pair = Pair(WRITING)
+    pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
+    pair.register(pair.reserve(32).token)
+    pair.finish(32)
+    assert not pair.posts
+    pair.feed(pair.d, events.PeerAlive(key_of(pair.p.me)))
+    assert pair.d.seen(actions.Expect)
+
+
+def test_a_closing_under_way_is_followed_by_the_one_that_proves_rest() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.finish(failure="no", blocks=())
+    (first,) = [action for _, action in pair.lost]
+    assert isinstance(first, SendClose)
+    assert not first.closing.quiesced
+    pair.moved()
+    assert len(pair.lost) == 1, "one at a time"
+    pair.feed(pair.p, events.CloseAnswered(first.closing.access_id, answered=False))
+    second = pair.lost[-1][1]
+    assert isinstance(second, SendClose)
+    assert second.closing.quiesced
+    pair.feed(pair.p, events.CloseAnswered(second.closing.access_id, answered=False))
+    pair.tick(1.1)
+    assert pair.lost[-1][1] == second
+    pair.recover()
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_a_destination_refuses_only_its_own_accesses() -> None:
+    pair = started(WRITING)
+    other = describe("x", 7)
+    pair.p.admit(other)
+    row = events.Closing(access_id(10), True, quiesced=True)
+    pair.call(pair.p, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
+    assert not pair.both()[0].over
