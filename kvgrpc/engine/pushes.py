@@ -41,8 +41,6 @@ class Push(Handle):
     content: Content = field(repr=False)
     priority: int = 0
     traceparent: str = ""
-    part_epoch: int = 0
-    """Of the parts that are handed over now; see `start_over`."""
 
     def register(self, grant: bytes) -> None:
         """Where the blocks go, if the destination's lead or a router does not say so by itself. At any time; once.
@@ -68,17 +66,12 @@ class Push(Handle):
             content=self.content.message,
             waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
             last=last,
-            part_epoch=self.part_epoch,
             after_step=after_step,
             priority=self.priority,
         )
         if layers is not None:
             request.layers.first, request.layers.count = layers
         self._ask(finished_blocks=request)
-
-    def start_over(self) -> None:
-        """The prefill starts over: what is handed over from now on replaces the parts before."""
-        self.part_epoch += 1
 
     def fail(self, message: str) -> None:
         """This side cannot deliver: the destination learns it at once."""

@@ -119,8 +119,10 @@ class PeerServiceServicer:
         the WRITE access; those that are known already are skipped, so that the call may be repeated.
 
         Errors:
-        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED: the access is not open here.
-        * FAILED_PRECONDITION GROUP_MISMATCH, BLOCK_COUNT_MISMATCH, CONTENT_RANGE: the parts are not those of this push.
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+        * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+        this push.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
