@@ -11,6 +11,7 @@ from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import (
     Closing,
     Destination,
+    LayerRange,
     Opened,
     PartsReady,
     PushSource,
@@ -228,8 +229,13 @@ class Deliveries:
             return Verdict(True)
         landing = self._targets[access.lease_id]
         access.settled = row.part + 1
-        landing.nbytes += row.nbytes
-        self._state.bytes_received += row.nbytes
+        pool, target = self._state.pool, landing.destination
+        assert target is not None
+        # What a peer says is for people only, and never more than there is.
+        most = pool.world_size * pool.pool.bytes_of([len(ids) for ids in target])
+        moved = min(row.nbytes, most - landing.nbytes)
+        landing.nbytes += moved
+        self._state.bytes_received += moved
         if row.last:
             access.verdict = Verdict(True)
             self._forget_writer(access.id)
@@ -238,22 +244,18 @@ class Deliveries:
             self._ends.succeed(landing)
         else:
             self._state.change(landing.transfer_id, nbytes_done=landing.nbytes)
-            self._steps.landed(landing, row.layers_done)
+            self._steps.landed(landing, self._within(row.layers_done))
         return Verdict(True)
 
     def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
         """The opener closed its access, or died: it delivers no more."""
-        landing = self._targets.get(access.lease_id)
         live = access.state is AccessState.OPEN
-        if access.held:
-            self._close(access)
-        at_rest = quiesced and self._forget_writer(access.id) is not None
-        if landing is None:
-            return
+        self._close(access)
+        if quiesced:
+            self._forget_writer(access.id)
         if live:
+            landing = self._targets[access.lease_id]
             self._ends.fail_with(landing, reason, message, closed=landing.parts is None)
-        elif at_rest:
-            self._ends.at_rest(landing)
 
     def refused(self, peer: Peer, claims: Claims, row: Closing) -> None:
         """A source that opened nothing says that it cannot deliver."""
@@ -323,6 +325,12 @@ class Deliveries:
         state.emit(Expect(access.owner, open=False))
         kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+
+    def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
+        """The ranges that a source states, if there are such layers; else none."""
+        most = max(group.layers for group in self._state.pool.pool.groups)
+        sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
+        return layers_done if sound else ()
 
     def _forget_writer(self, access_id: bytes) -> Landing | None:
         landing = self._writers.pop(access_id, None)

@@ -3,6 +3,7 @@
 Each step is taken once by the events that `moving` hears; what a move waits for meanwhile has a deadline.
 """
 
+from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
 from kvgrpc.core.accesses import Opening
@@ -33,7 +34,7 @@ class Ends(Protocol[M_contra]):
     def at_rest(self, move: M_contra) -> None: ...
 
 
-class MoveSteps(Generic[M]):
+class MoveSteps(ABC, Generic[M]):
     """What happens to a move between its making and its end. `operation` is what its postings do."""
 
     operation: Operation
@@ -52,9 +53,9 @@ class MoveSteps(Generic[M]):
         if peer is not None:
             self.reached(move, peer)
 
+    @abstractmethod
     def reached(self, move: M, peer: Peer) -> None:
         """The lead that a move waited for is connected."""
-        self.open(move, peer)
 
     def reconnect(self, move: M) -> None:
         """The peer does not know us: a new handshake, then the same access again."""
@@ -84,9 +85,9 @@ class MoveSteps(Generic[M]):
         paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
         self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
 
+    @abstractmethod
     def try_post(self, move: M) -> None:
         """Moves the bytes once everything that they need is known."""
-        raise NotImplementedError
 
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
@@ -107,12 +108,13 @@ class MoveSteps(Generic[M]):
     def send_settle(self, move: M) -> None:
         self._state.emit(SendSettle(move.peer, move.settling(), move.trace))
 
+    @abstractmethod
     def settled(self, move: M) -> None:
         """The peer's side held throughout the round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
-        raise NotImplementedError
+        """Of each kind its own."""
 
     def _want(self, move: M) -> Peer | None:
         """The peer's lead, or None while it is being reached, or when the move has failed because it cannot be."""

@@ -14,6 +14,7 @@ ENDED        the transfer is over; the object lives on while somebody may access
 A pull has one round of WIRE and SETTLING, a push as many as its parts need.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,7 +70,7 @@ MOVE_TIMERS = (
 
 
 @dataclass(eq=False)
-class Move:
+class Move(ABC):
     """One move; see `Pull`, `Landing` and `Push`."""
 
     transfer_id: str
@@ -123,25 +124,26 @@ class Move:
         )
 
     @property
+    @abstractmethod
     def block_count(self) -> int:
         """Blocks that it moves in all."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def last_round(self) -> bool:
         """The round that is being settled is its last one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
         """What each rank moves in the next round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin_round(self) -> None:
         """The next round begins."""
 
+    @abstractmethod
     def settling(self) -> Settling:
         """What settles the round that has moved."""
-        raise NotImplementedError
 
 
 def posting_name(transfer_id: str, rank: int) -> str:

@@ -1,5 +1,6 @@
 """What pulls and pushes hear: peers that come and go, answers to their calls, the ends of their postings."""
 
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from kvgrpc.core.accesses import Verdict
@@ -20,7 +21,7 @@ RETRY_DELAY_S = 0.2
 M = TypeVar("M", bound=Move)
 
 
-class Moving(Generic[M]):
+class Moving(ABC, Generic[M]):
     """All moves of one kind."""
 
     def __init__(self, state: NodeState, lives: Lives, table: MoveTable[M], steps: MoveSteps[M], ends: Ends[M]) -> None:
@@ -160,12 +161,13 @@ class Moving(Generic[M]):
         move = self._table.find(transfer_id)
         return move.missing_proof if move is not None and move.stage is Stage.ENDED else ""
 
+    @abstractmethod
     def _opened(self, move: M, opened: Opened) -> None:
-        raise NotImplementedError
+        """Of each kind its own."""
 
+    @abstractmethod
     def _account(self, nbytes: int) -> None:
         """Bytes that our ranks moved, for people."""
-        raise NotImplementedError
 
     def _lost(self, event: PostingEnded) -> None:
         """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""

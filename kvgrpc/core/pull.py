@@ -82,6 +82,9 @@ class Pull(Move):
         source = [ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True)]
         return plan_runs(there.pool, here.pool, source, self.destination)
 
+    def begin_round(self) -> None:
+        """It has one round only."""
+
     def settling(self) -> Settling:
         return Settling(self.access_id, last=True, nbytes=self.nbytes)
 

@@ -83,9 +83,7 @@ class PullEnds:
         self._forget(pull)
 
     def at_rest(self, move: Pull) -> None:
-        """Nothing accesses the blocks of an ended pull any more, if so: they come back."""
-        if move.busy:
-            return
+        """Nothing accesses the blocks of an ended pull any more: they come back."""
         state = self._state
         state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
         transfer = state.change(move.transfer_id, memory=Disposition.RETURNED)

@@ -8,6 +8,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose, SendOpen, SendParts, SendRegister, SendSettle
 from kvgrpc.core.pins import PinKind
+from kvgrpc.core.push import UNREGISTERED, Push, PushTable
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import Reason, Unavailable
 from tests.core.nodes import KEY, access_id, describe, key_of, lists, refused
@@ -473,3 +474,84 @@ def test_a_destination_refuses_only_its_own_accesses() -> None:
     row = events.Closing(access_id(10), True, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert not pair.both()[0].over
+
+
+def test_what_a_source_says_of_layers_and_bytes_is_believed_only_where_it_can_be() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    for layers in (((-1, 1),), ((0, 0),), ((1, 2),)):
+        row = events.Settling(access_id(10), False, 1 << 60, 0, layers)
+        pair.d.call(lambda c, row=row: events.SettleAccess(c, "p", 1, (row,)), principal="peer")  # type: ignore[misc]
+        assert (pair.both()[1].layers_done, pair.both()[1].nbytes_done) == ((), 32)
+
+
+def test_a_part_that_settles_after_the_end_is_stale_and_proves_nothing_yet() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    assert not pair.d.settle(pair.p.me, 10, last=False).valid
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+@pytest.mark.parametrize("late", ["settling", "closing"])
+def test_what_a_source_says_after_it_was_proved_at_rest_changes_nothing(late: str) -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
+    after = pair.both()[1]
+    assert after.memory is Disposition.RETURNED
+    if late == "settling":
+        assert not pair.d.settle(pair.p.me, 10).valid
+    else:
+        assert pair.d.close(pair.p.me, 10)
+    assert pair.both()[1] == after
+
+
+@MODES
+def test_a_push_of_which_the_destination_holds_all_moves_nothing(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (), have_tokens=32).token)
+    pair.finish(32)
+    assert not pair.posts
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+
+
+def test_nothing_is_quarantined_where_nothing_was_reserved() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (), have_tokens=32).token)
+    pair.finish(32, (1,), last=False)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    assert not len(pair.d.state.pins)
+    pair.recover()
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_a_destination_that_ends_what_is_over_changes_nothing() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.finish(failure="no", blocks=())
+    before = pair.both()[0]
+    row = events.Closing(access_id(10), True, quiesced=True)
+    pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
+    assert pair.both()[0] == before
+
+
+def test_a_push_is_found_by_its_key_until_the_next_one_takes_it() -> None:
+    table = PushTable()
+    first, second = (
+        Push(f"t-{i}", b"", UNREGISTERED, access_id(i), "", key=KEY, reverse_id=access_id(9 + i)) for i in (1, 2)
+    )
+    table.add(first)
+    table.add(second)
+    table.remove(first)
+    assert table.with_key(KEY) is second
+    table.remove(second)
+    assert table.with_key(KEY) is None

@@ -58,6 +58,11 @@ PARTS: dict[str, tuple[Reason, dict[str, Any]]] = {
     "no blocks": (Reason.EMPTY_FINISH, {"blocks": ()}),
     "another lease": (Reason.INVALID_FIELD, {"lease_id": "l-2"}),
     "a lower epoch": (Reason.PREEMPTED, {"part_epoch": 1}),
+    "a higher epoch": (Reason.FEATURE_UNAVAILABLE, {"part_epoch": 3}),
+    "readers of the same request": (
+        Reason.WAITS_FOR_MISMATCH,
+        {"waits_for": events.WaitsFor.READERS, "last": True, "part_epoch": 0, "content": content(16)},
+    ),
     "several consumers": (Reason.FEATURE_UNAVAILABLE, {"consumers": 2}),
     "readers": (Reason.WAITS_FOR_MISMATCH, {"waits_for": events.WaitsFor.READERS, "last": True}),
     "a short key": (Reason.INVALID_FIELD, {"key": b"short"}),
