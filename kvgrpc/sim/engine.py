@@ -6,9 +6,7 @@ the one asked for, is found out here.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from kvgrpc.core import grants
 from kvgrpc.core.actions import (
@@ -28,7 +26,6 @@ from kvgrpc.core.events import (
     Call,
     CancelTransfer,
     Destination,
-    Event,
     FinishedBlocks,
     GiveDestination,
     LeasesVoided,
@@ -43,8 +40,9 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.jobs import Fetch, HandOver, Lead
 from kvgrpc.sim.memory import Memory, Prompt
-from kvgrpc.sim.network import Ask, Give, Result
+from kvgrpc.sim.network import Result
 from kvgrpc.sim.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.steps import Steps, Work
 
@@ -52,46 +50,6 @@ USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
 ROOM_S = 0.1
 """How often it looks for room."""
-
-
-@dataclass(eq=False)
-class HandOver:
-    """A hand-over, as its engine sees it."""
-
-    prompt: Prompt
-    blocks: Blocks
-    lease_id: str
-    step: int
-    """The step that computes it; 0 when that is over."""
-    handed: bool = False
-    """Of a push: a part of it is, or was, the lead's."""
-    over: bool = False
-
-
-@dataclass(eq=False)
-class Fetch:
-    """A pull, as its engine sees it."""
-
-    wish: Wish
-    use_tokens: int
-    have_tokens: int
-    ended: Callable[[Failed | None], None]
-    transfer_id: str = ""
-    blocks: Blocks | None = None
-    """All of the request's, those that it holds already included."""
-    over: bool = False
-
-
-class Lead(Protocol):
-    """What an engine knows of its lead."""
-
-    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
-
-    def handle(self, event: Event) -> None: ...
-
-    def soon(self, do: Callable[[], None]) -> None: ...
-
-    def later(self, delay_s: float, do: Callable[[], None]) -> None: ...
 
 
 class Engine:
