@@ -242,8 +242,8 @@ class Node:
             self._serving.lease_announced(lease)
 
     def _step_done(self, event: StepDone) -> None:
-        if self.state.description is None:
-            return
+        if self.state.description is None or event.layers is not None:
+            return  # some layers are less than the step that parts wait for
         steps = self.state.steps
         before = self.state.step_done()
         steps[event.rank] = max(steps.get(event.rank, 0), event.step)

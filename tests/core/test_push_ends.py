@@ -416,7 +416,8 @@ def test_parts_wait_for_the_engines_steps(writers: frozenset[str]) -> None:
     pair.register(pair.reserve(48).token)
     pair.finish(48, (1,), last=False, after_step=1)
     pair.finish(48, (2,), last=False, after_step=2)
-    assert not pair.posts
+    pair.feed(pair.p, events.StepDone(0, 1, layers=(0, 1)))
+    assert not pair.posts, "some layers are not the step"
     pair.feed(pair.p, events.StepDone(0, 1))
     assert len(pair.posts) == 1
     pair.moved()
