@@ -48,6 +48,8 @@ from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
+FEATURES = ("push", "layerwise")
+"""What this server can do beyond what every one can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
 
@@ -249,6 +251,7 @@ class Server:
             pool=layout,
             pool_kind=kind,
             world_size=world_size,
+            features=FEATURES,
         )
 
     def _advertised(self, host: str, bound: str) -> str:

@@ -95,7 +95,7 @@ class MinimalEngine:
             match event:
                 case BlocksReturned(HandOver() as handover):
                     self.blocks.release(self._held.pop(handover))
-                case Received(pull) | Failed(Pull() as pull):
+                case Received(Pull() as pull) | Failed(Pull() as pull):
                     self._ends[pull] = event
                 case _:
                     pass

@@ -13,7 +13,8 @@ A verdict is given once and never changes.
 from dataclasses import dataclass
 from enum import Enum
 
-from kvgrpc.core.content import Claim
+from kvgrpc.core.content import Claim, Content
+from kvgrpc.core.grants import Access as Kind
 from kvgrpc.errors import Reason
 
 
@@ -53,6 +54,13 @@ class Opening:
     transfer_id: str = ""
     request_id: str = ""
     data_paths: tuple[str, ...] = ()
+    reverse_access_id: bytes = b""
+    """WRITE: the READ access that the opener holds on its own lease for the issuer, which then moves the bytes; empty:
+    the opener writes."""
+    push_content: Content | None = None
+    """WRITE: the content of the whole prompt."""
+    part_epoch: int = 0
+    """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
 
 
 @dataclass(eq=False)
@@ -65,12 +73,16 @@ class Access:
     peer: str
     """The consumer's life."""
     lease_id: str
+    """The lease that it reads, or the target that it fills."""
     since: float
     state: AccessState = AccessState.WAITING
     stale: Reason | None = None
     verdict: Verdict | None = None
     waiting_for: str = ""
     """What a WAITING access misses: lease, step, liveness."""
+    kind: Kind = Kind.READ
+    settled: int = 0
+    """How many parts were settled under it."""
     dropped: bool = False
     """Closed by a consumer that will not come again."""
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.core.events import Closing, Opened, Settling
+from kvgrpc.core.events import Closing, LayerRange, Opened, ReadyPart, Settling
 from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.operation import Operation
 from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.transfers import Failure, Transfer
@@ -37,11 +38,38 @@ class LeaseView:
 
 @dataclass(frozen=True, eq=False)
 class HandedOver:
-    """Answer to FinishedBlocks. `token` is empty for validate_only, `transfer` None for GrantLease."""
+    """Answer to FinishedBlocks. `token` is empty for validate_only and pushes, `transfer` None for GrantLease."""
 
     lease: LeaseView
     transfer: Transfer | None
     token: bytes
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """Answer to FinishedBlocks with a failure: the push has ended; None when there was none under that key yet."""
+
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Answer to RegisterPush: the SEND transfer."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Answer to ReserveBlocks: the RECEIVE transfer and the WRITE grant; None and empty for validate_only."""
+
+    transfer: Transfer | None
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Widened:
+    """Answer to PartsReady."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +162,8 @@ class Closings:
 
 
 Answer = (
-    HandedOver | Pulling | Renewed | Released | Cancelled | Acknowledged | Allocated | Freed | PeerConnected
-    | Introduced | Openings | Verdicts | Closings
+    HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
+    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
 )  # fmt: skip
 
 
@@ -204,6 +232,28 @@ class SendClose:
 
 
 @dataclass(frozen=True)
+class SendRegister:
+    """RegisterPush at the lead of a push's source: answered by RegisterAnswered."""
+
+    peer: str
+    transfer_id: str
+    """Ours."""
+    token: bytes
+    request_id: str
+    trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class SendParts:
+    """PartsReady at the destination of a push: answered by PartsAnswered."""
+
+    peer: str
+    access_id: bytes
+    parts: tuple[ReadyPart, ...]
+    trace: str
+
+
+@dataclass(frozen=True)
 class SendRenew:
     """RenewLeases at a peer, one row a transfer (transfer id, grant token): answered by RenewAnswered for each."""
 
@@ -245,11 +295,12 @@ class Post:
     peer: str
     runs: Runs
     transfer_id: str
+    operation: Operation = Operation.READ
 
 
 @dataclass(frozen=True)
 class Expect:
-    """A peer may (`open`) or no longer may read this engine's memory: some data paths need progress meanwhile."""
+    """A peer may (`open`) or no longer may access this engine's memory: some data paths need progress meanwhile."""
 
     access: str
     open: bool
@@ -301,7 +352,20 @@ class BlocksReturned:
     """The lease that ended, where the blocks were handed over."""
 
 
-EngineNews = PullOpened | Received | Failed | BlocksReturned
+@dataclass(frozen=True)
+class LayersReceived:
+    """For the engine: all blocks of these layers are there, provisionally: nothing computed from them leaves the
+    engine before Received. Each one replaces the last: one with fewer layers says that the prefill started over, and
+    that what was computed from the others is to be discarded. Failed discards all.
+    """
+
+    transfer_id: str
+    request_id: str
+    layers_done: tuple[LayerRange, ...]
+    part_epoch: int
+
+
+EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned
 
 
 @dataclass(frozen=True)
@@ -319,6 +383,6 @@ class TellEngine:
 
 
 Action = (
-    Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRenew | MakeOffer | MapPeer | UnmapPeer
-    | Post | Expect | TransferChanged | TellEngine | WeightsUnknown
+    Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
+    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip

@@ -6,7 +6,7 @@ taken for dead may live and have missed nothing: its closings wait for it to com
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import CloseAnswered, Closing
-from kvgrpc.core.pull import Pull
+from kvgrpc.core.moves import Move
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 
@@ -19,21 +19,25 @@ class Closings:
     def __init__(self, state: NodeState) -> None:
         self._state = state
         self._sent: dict[bytes, SendClose] = {}
+        self._following: dict[bytes, SendClose] = {}
+        """What is to be said of an access once the closing under way is answered: an answer names no more than that."""
         self._unsent: dict[str, dict[bytes, SendClose]] = {}
         """By address, for issuers that are still being reached."""
         self._parked: dict[str, dict[bytes, SendClose]] = {}
         """By life, for issuers that were taken for dead."""
 
-    def close(self, pull: Pull, *, dropped: bool) -> None:
-        """Closes a pull's access. A drop is worth a connection that is under way; a failure only an open access."""
-        closing = Closing(pull.access_id, dropped, quiesced=not pull.postings, token=pull.token)
-        send = SendClose(pull.peer, closing, self._state.incarnation, pull.trace)
-        if pull.peer in self._parked:
-            self._parked[pull.peer][pull.access_id] = send
-        elif pull.peer:
+    def close(self, move: Move, *, dropped: bool, message: str = "") -> None:
+        """Closes a move's access. A drop is worth a connection that is under way; a failure only an open access."""
+        if not move.access_id:
+            return
+        closing = Closing(move.access_id, dropped, quiesced=not move.postings, token=move.token, message=message)
+        send = SendClose(move.peer, closing, self._state.incarnation, move.trace)
+        if move.peer in self._parked:
+            self._parked[move.peer][move.access_id] = send
+        elif move.peer:
             self._send(send)
         elif dropped:
-            self._unsent.setdefault(pull.claims.address, {})[pull.access_id] = send
+            self._unsent.setdefault(move.claims.address, {})[move.access_id] = send
 
     def reached(self, address: str, peer: str) -> None:
         """The issuer at an address is connected."""
@@ -48,19 +52,26 @@ class Closings:
         """The issuer knows, or is asked again."""
         if event.access_id not in self._sent:
             return
-        if event.answered:
+        following = self._following.pop(event.access_id, None)
+        if following is not None:
+            self._sent[event.access_id] = following
+            self._state.timers.clear(Timer.CLOSE_RETRY, event.access_id.hex())
+            self._state.emit(following)
+        elif event.answered:
             del self._sent[event.access_id]
             self._state.timers.clear(Timer.CLOSE_RETRY, event.access_id.hex())
         else:
             self._state.timers.set(Timer.CLOSE_RETRY, event.access_id.hex(), self._state.now + RETRY_DELAY_S)
 
     def due(self, name: str) -> None:
-        """Time to ask again."""
-        self._state.emit(self._sent[bytes.fromhex(name)])
+        """Time to ask again, or for what is to be said by now."""
+        access_id = bytes.fromhex(name)
+        send = self._sent[access_id] = self._following.pop(access_id, self._sent[access_id])
+        self._state.emit(send)
 
     def peer_dead(self, peer: str) -> None:
         """A life was taken for dead: what it has not answered waits."""
-        parked = {id_: send for id_, send in self._sent.items() if send.peer == peer}
+        parked = {id_: self._following.pop(id_, send) for id_, send in self._sent.items() if send.peer == peer}
         for access_id in parked:
             del self._sent[access_id]
             self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
@@ -78,9 +89,13 @@ class Closings:
     def clear(self) -> None:
         """The incarnation ends; what was sent was sent."""
         self._sent.clear()
+        self._following.clear()
         self._unsent.clear()
         self._parked.clear()
 
     def _send(self, send: SendClose) -> None:
+        if send.closing.access_id in self._sent:
+            self._following[send.closing.access_id] = send
+            return
         self._sent[send.closing.access_id] = send
         self._state.emit(send)

@@ -1,42 +1,60 @@
 """Everything that can happen to a node. Frozen values; checked for form by whoever made them, for meaning by the node.
 
-Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here.
+Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here. What
+other leads do and answer is in `peer_events`; all events can be imported from here.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
-from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
-from kvgrpc.core.descriptors import Ids
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.grants import OnAbort
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.core.peer_events import (
+    AccessAnswered,
+    CloseAccess,
+    CloseAnswered,
+    Closing,
+    DialFailed,
+    HandshakeReceived,
+    OpenAccess,
+    Opened,
+    PartsAnswered,
+    PartsReady,
+    PeerAlive,
+    PeerAnswered,
+    PeerAtRest,
+    PeerSilent,
+    ReadyPart,
+    RegisterAnswered,
+    RenewAnswered,
+    SettleAccess,
+    SettleAnswered,
+    Settling,
+)
 
-BlockLists = tuple[tuple[int, Ids], ...]
-"""Rows (group, block ids) as a caller wrote them."""
 
+class WaitsFor(Enum):
+    """What a hand-over waits for."""
 
-@dataclass(frozen=True)
-class Call:
-    """Who asks, and under which idempotency key."""
-
-    id: int
-    principal: str
-    trace: str = ""
-    """W3C traceparent of the call; empty without one."""
-    key: str = ""
-    method: str = ""
-    body: bytes = b""
-    """Digest of the request without its key."""
-    incarnation: int = 0
-    """The life of this engine that the request's block ids are of; 0 where it does not say."""
+    READERS = "readers"
+    """Consumers that pull: exactly one part, the last."""
+    REGISTRATION = "registration"
+    """A registration, to push to: any number of parts."""
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedBlocks:
-    """Blocks of a whole prompt, for readers. `transfer` is False for GrantLease."""
+    """Blocks of a whole prompt for readers, or one part of a push. `transfer` is False for GrantLease.
+
+    A part of a push (`waits_for` REGISTRATION) lists whole blocks that follow those of the same layers handed over
+    before, group by group; only the one that reaches the prompt's end may list a block that is partly filled. The
+    first part of an epoch states the whole prompt's content, later ones may leave it out. The parts of one epoch share
+    one lease: `lease_id` of the first, and the same or none on the others.
+    """
 
     call: Call
     key: bytes
@@ -52,6 +70,70 @@ class FinishedBlocks:
     validate_only: bool = False
     transfer: bool = True
     labels: tuple[tuple[str, str], ...] = ()
+    waits_for: WaitsFor = WaitsFor.READERS
+    last: bool = True
+    """The final part: it and those before it hold every block of the content, in all layers."""
+    layers: LayerRange | None = None
+    """Layers that this part covers; None: all."""
+    part_epoch: int = 0
+    """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower ones."""
+    failure: str = ""
+    """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
+    access_id: bytes = b""
+    """16 random bytes: the WRITE access that the push opens at its destination, if this event begins an epoch."""
+    reverse_access_id: bytes = b""
+    """16 random bytes: the READ access for its destination, if that moves the bytes."""
+
+
+@dataclass(frozen=True, eq=False)
+class RegisterPush:
+    """The source of a push learns where the blocks go: answered by Registered. Before, between or after the parts.
+
+    Paired with FinishedBlocks by the exact transfer key of the grant. The same grant again is the same registration;
+    another one for the same key is refused.
+    """
+
+    call: Call
+    token: bytes
+    """The WRITE grant."""
+    request_id: str = ""
+    access_id: bytes = b""
+    """16 random bytes, as in FinishedBlocks: used if this event comes before the first part."""
+    reverse_access_id: bytes = b""
+
+
+@dataclass(frozen=True)
+class PushSource:
+    """Where the blocks of a push come from."""
+
+    address: str
+    engine_id: str = ""
+    """The engine that must answer there; empty: any."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReserveBlocks:
+    """Blocks that a push will fill: answered by Reserved.
+
+    The blocks are those from the first block that is not wholly held (`have_tokens`) to the one that holds the last
+    token used. With `source` this lead registers the push there by itself; else the grant must reach the source.
+    """
+
+    call: Call
+    key: bytes
+    blocks: BlockLists
+    content: Content | None
+    have_tokens: int = 0
+    use_tokens: int = 0
+    """K: a multiple of 16 or the whole content; 0: the whole content."""
+    source: PushSource | None = None
+    request_id: str = ""
+    priority: int = 0
+    after_step: int = 0
+    """Engine step that touches the blocks last: no byte moves before every rank reported it."""
+    registration_timeout_s: float | None = None
+    """How long the source may take for its first part, and after that for each next one."""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,145 +246,6 @@ class ConnectPeer:
 
 
 @dataclass(frozen=True)
-class HandshakeReceived:
-    """A peer introduces itself."""
-
-    call: Call
-    peer: EngineDescription
-    endpoints: tuple[RankEndpoint, ...]
-    expected_engine_id: str = ""
-
-
-@dataclass(frozen=True)
-class PeerAnswered:
-    """The peer at a dialled address answered the handshake, and its liveness stream stands."""
-
-    address: str
-    peer: EngineDescription
-    endpoints: tuple[RankEndpoint, ...]
-
-
-@dataclass(frozen=True)
-class DialFailed:
-    """The handshake with an address failed."""
-
-    address: str
-    error: KVGrpcError
-
-
-@dataclass(frozen=True)
-class PeerAlive:
-    """A liveness stream with that life of a peer stands (again)."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class PeerSilent:
-    """The liveness stream broke or fell silent."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class OpenAccess:
-    """A peer opens accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    openings: tuple[Opening, ...]
-
-
-@dataclass(frozen=True)
-class Settling:
-    """One row of SettleAccess."""
-
-    access_id: bytes
-    last: bool
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class SettleAccess:
-    """A peer settles accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    settlings: tuple[Settling, ...]
-
-
-@dataclass(frozen=True)
-class Closing:
-    """One row of CloseAccess."""
-
-    access_id: bytes
-    dropped: bool
-    quiesced: bool
-    token: bytes = b""
-
-
-@dataclass(frozen=True)
-class CloseAccess:
-    """A peer closes accesses here."""
-
-    call: Call
-    engine_id: str
-    incarnation: int
-    closings: tuple[Closing, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """What an issuer answered to an opening."""
-
-    blocks: BlockLists
-    token_count: int
-    offer_tokens: int
-    remaining_s: float
-    ttl_s: float
-    memory_generation: int
-    transfer_id: str = ""
-    lease_id: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class AccessAnswered:
-    """The issuer answered our opening; an error that `retryable` may pass is asked again."""
-
-    access_id: bytes
-    result: Opened | KVGrpcError
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class SettleAnswered:
-    """The issuer gave its verdict; an error may be asked again until the settle deadline."""
-
-    access_id: bytes
-    result: Verdict | KVGrpcError
-    retryable: bool = False
-
-
-@dataclass(frozen=True)
-class CloseAnswered:
-    """The issuer knows that our access is closed, or the call failed."""
-
-    access_id: bytes
-    answered: bool
-    """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
-
-
-@dataclass(frozen=True)
-class RenewAnswered:
-    """The issuer renewed, or refused, the lease of one of our pulls."""
-
-    transfer_id: str
-    error: KVGrpcError | None
-
-
-@dataclass(frozen=True)
 class EndpointOffered:
     """A rank made an endpoint for one peer."""
 
@@ -337,10 +280,11 @@ class PostingEnded:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A rank finished all work of the engine's steps up to this one."""
+    """A rank finished all work of the engine's steps up to this one; with `layers` only that of those layers."""
 
     rank: int
     step: int
+    layers: LayerRange | None = None
 
 
 @dataclass(frozen=True)
@@ -367,9 +311,60 @@ class Tick:
 
 
 Event = (
-    FinishedBlocks | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
+    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PeerAtRest
+    | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip
+
+__all__ = [
+    "AccessAnswered",
+    "AcknowledgeTransfers",
+    "AllocateBlocks",
+    "BlockLists",
+    "Call",
+    "CancelTransfer",
+    "CloseAccess",
+    "CloseAnswered",
+    "Closing",
+    "ConnectPeer",
+    "Destination",
+    "DialFailed",
+    "EndpointOffered",
+    "Event",
+    "FinishedBlocks",
+    "FreeBlocks",
+    "GiveDestination",
+    "HandshakeReceived",
+    "LayerRange",
+    "LeaseRef",
+    "LeasesVoided",
+    "LifeBegan",
+    "OpenAccess",
+    "Opened",
+    "PartsAnswered",
+    "PartsReady",
+    "PeerAlive",
+    "PeerAnswered",
+    "PeerAtRest",
+    "PeerMapped",
+    "PeerSilent",
+    "PostingEnded",
+    "PullBlocks",
+    "PushSource",
+    "ReadyPart",
+    "RegisterAnswered",
+    "RegisterPush",
+    "ReleaseLease",
+    "RenewAnswered",
+    "RenewLeases",
+    "ReserveBlocks",
+    "SettleAccess",
+    "SettleAnswered",
+    "Settling",
+    "StepDone",
+    "Tick",
+    "WaitsFor",
+]

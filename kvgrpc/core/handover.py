@@ -4,6 +4,8 @@ A hand-over pins its blocks under a lease; the SEND transfer beside it is what p
 ends, in the same step, its pins, the accesses that stand on it, and the transfer.
 """
 
+from typing import Protocol
+
 from kvgrpc.core.accesses import AccessState
 from kvgrpc.core.actions import (
     BlocksReturned,
@@ -14,10 +16,10 @@ from kvgrpc.core.actions import (
     Renewed,
 )
 from kvgrpc.core.content import Content
-from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases
+from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, mint, verify
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MAX, TRANSFER_KEY_BYTES_MIN, mint_lease_id
+from kvgrpc.core.ids import check_transfer_key, mint_lease_id
 from kvgrpc.core.layout import Group
 from kvgrpc.core.leases import END_REASON, Lease, LeaseState, ended_error
 from kvgrpc.core.limits import granted_ttl
@@ -39,6 +41,12 @@ from kvgrpc.errors import (
 LEASE_ID_BYTES_MAX = 64
 
 
+class Pushes(Protocol):
+    """The pushes from this engine."""
+
+    def lease_ended(self, lease: Lease, message: str) -> bool: ...
+
+
 class HandOver:
     """Leases of this engine."""
 
@@ -46,18 +54,38 @@ class HandOver:
         self._state = state
         self._minted = 0
 
+    def attach(self, pushes: Pushes) -> None:
+        """Names whose leases are ended with pushes; once, when the node is built."""
+        self._pushes = pushes
+
     def finish(self, event: FinishedBlocks) -> Lease | None:
         """FinishedBlocks (READERS) and GrantLease. Returns the new lease, None for validate_only."""
         state = self._state
         blocks, content, ttl_s = self._check(event)
-        lease = Lease(
+        lease = self.new_lease(event, blocks, content, ttl_s)
+        token = self._token(lease, event.key)
+        if event.validate_only:
+            state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
+            return None
+        self.add(lease, event)
+        transfer = self._send(lease, event) if event.transfer else None
+        state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
+        return lease
+
+    def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
+        """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
+        state = self._state
+        if len(state.leases) >= state.limits.leases:
+            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
+        self._check_unused(event.lease_id)
+        return Lease(
             id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
             blocks=blocks,
             content=content,
             granted=state.now,
             ttl_s=ttl_s,
             last_ttl_s=ttl_s,
-            deadline=state.now + ttl_s,
+            deadline=min(state.now + ttl_s, state.now + state.limits.lease_cap_s),
             cap=state.now + state.limits.lease_cap_s,
             consumers=max(event.consumers, 1),
             on_abort=event.on_abort,
@@ -65,19 +93,21 @@ class HandOver:
             request_id=event.request_id,
             trace=event.call.trace,
             after_step=event.after_step,
+            pushed=event.waits_for is WaitsFor.REGISTRATION,
             labels=event.labels,
         )
-        token = self._token(lease, event.key)
-        if event.validate_only:
-            state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
-            return None
+
+    def add(self, lease: Lease, event: FinishedBlocks) -> None:
+        """The lease stands."""
+        state = self._state
         self._minted += not event.lease_id
-        state.pins.add(lease.id, PinKind.LEASE, blocks, state.now)
+        state.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
         state.leases.add(lease)
         state.timers.set(Timer.LEASE, lease.id, lease.deadline)
-        transfer = self._send(lease, event) if event.transfer else None
-        state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
-        return lease
+
+    def extend(self, lease: Lease, for_s: float) -> None:
+        """A push goes on: its lease lasts so long from now, up to the cap; never less than before."""
+        lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
 
     def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
         """After a refusal: whether the lease will never come, so that nobody waits for it.
@@ -157,10 +187,12 @@ class HandOver:
             if (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
                 self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
 
-    def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None) -> None:
+    def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None, *, cancelled: bool = False) -> None:
         """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
         state = self._state
         lease.end(how)
+        failure = failure or _send_failure(lease)
+        held = lease.pushed and self._pushes.lease_ended(lease, failure.message if failure else "")
         state.timers.clear(Timer.LEASE, lease.id)
         for access_id in lease.accesses:
             access = state.accesses[access_id]
@@ -173,7 +205,7 @@ class HandOver:
         state.leases.ended(lease)
         lease.forget_blocks()
         if lease.transfer_id:
-            self._end_send(lease, failure)
+            self._end_send(lease, failure, cancelled=cancelled, held=held)
         else:
             state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
 
@@ -203,11 +235,9 @@ class HandOver:
         """Everything that can be wrong with a hand-over, before anything changes."""
         state = self._state
         state.check_open()
-        if not TRANSFER_KEY_BYTES_MIN <= len(event.key) <= TRANSFER_KEY_BYTES_MAX:
-            raise InvalidRequest(
-                Reason.INVALID_FIELD,
-                f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
-            )
+        check_transfer_key(event.key)
+        if not event.last or event.layers or event.part_epoch or event.failure:
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "for READERS a hand-over is exactly one part")
         ttl_s = granted_ttl(event.ttl_s, state.limits)
         if not any(len(ids) for _, ids in event.blocks):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
@@ -217,27 +247,28 @@ class HandOver:
         check_covers(blocks, event.content, state.pool.pool.groups)
         state.check_owned(blocks)
         state.check_key(event.key)
-        self._check_unused(event)
-        if len(state.leases) >= state.limits.leases:
-            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
         if event.transfer:
+            self._check_alone(event.key)
             state.check_room()
         state.pins.check_free_for(PinKind.LEASE, blocks)
         return blocks, event.content, ttl_s
 
-    def _check_unused(self, event: FinishedBlocks) -> None:
-        """Raises AlreadyExists (TRANSFER_EXISTS) for a transfer key in use, or a lease id used before."""
+    def _check_alone(self, key: bytes) -> None:
+        """Raises for a transfer key in use: AlreadyExists (TRANSFER_EXISTS), or WAITS_FOR_MISMATCH for a push."""
+        for transfer in self._state.transfers.with_key(key):
+            if transfer.direction is Direction.SEND and not transfer.over:
+                lease = self._state.leases.find(transfer.lease_id)
+                if lease is None or lease.pushed:
+                    raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "blocks are pushed under this transfer key")
+                raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
+
+    def _check_unused(self, lease_id: str) -> None:
+        """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
         state = self._state
-        if event.transfer and any(
-            t.direction is Direction.SEND and not t.over for t in state.transfers.with_key(event.key)
-        ):
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
-        if not event.lease_id:
-            return
-        if len(event.lease_id) > LEASE_ID_BYTES_MAX:
+        if len(lease_id) > LEASE_ID_BYTES_MAX:
             raise InvalidRequest(Reason.INVALID_FIELD, f"a lease id has at most {LEASE_ID_BYTES_MAX} characters")
-        if state.leases.known(event.lease_id) or event.lease_id in state.refused_leases:
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {event.lease_id} was used already: mint a new one")
+        if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
 
     def _token(self, lease: Lease, key: bytes) -> bytes:
         pool = self._state.pool
@@ -285,37 +316,36 @@ class HandOver:
         lease.renew(self._state.now, ttl_s)
         return lease.deadline - self._state.now, None
 
-    def _end_send(self, lease: Lease, failure: Failure | None) -> None:
+    def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool, held: bool) -> None:
+        """`held`: our own postings still read the blocks."""
         state = self._state
         transfer = state.transfers.get(lease.transfer_id)
-        end = State.FAILED if failure else _SEND_ENDS[lease.state]
-        if lease.state is LeaseState.DONE and not lease.received:
-            end = State.CANCELLED
-        if end is not State.SUCCEEDED:
-            failure = failure or _send_failure(lease)
+        if failure is None:
+            end = State.SUCCEEDED
+        else:
+            end = State.CANCELLED if cancelled or failure.reason in _NOBODY_FAILED else State.FAILED
         state.change(
             transfer.id,
             state=end,
-            memory=Disposition.RETURNED,
+            memory=Disposition.QUARANTINED if held else Disposition.RETURNED,
             failure=failure,
             consumers_done=lease.done,
             nbytes_done=lease.nbytes_done,
         )
         if failure:
-            cancelled = end is State.CANCELLED
-            state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, cancelled))
-        state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
+            state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+        if not held:
+            state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
 
 
-_SEND_ENDS = {
-    LeaseState.DONE: State.SUCCEEDED,
-    LeaseState.EXPIRED: State.FAILED,
-    LeaseState.RELEASED: State.CANCELLED,
-    LeaseState.VOIDED: State.CANCELLED,
-}
+_NOBODY_FAILED = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""Why a lease ended early: somebody wanted it so."""
 
 
-def _send_failure(lease: Lease) -> Failure:
+def _send_failure(lease: Lease) -> Failure | None:
+    """Why the SEND transfer of an ended lease did not succeed, None when it did."""
+    if lease.state is LeaseState.DONE and lease.received:
+        return None
     messages = {
         LeaseState.DONE: "every consumer dropped it",
         LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
@@ -323,6 +353,8 @@ def _send_failure(lease: Lease) -> Failure:
         LeaseState.VOIDED: "the engine took its blocks back",
     }
     reason = Reason.CANCELLED if lease.state is LeaseState.DONE else END_REASON[lease.state]
+    if lease.pushed and lease.state is LeaseState.EXPIRED:
+        reason = Reason.REGISTRATION_TIMEOUT
     return Failure(reason, messages[lease.state], "readers", Side.SOURCE, next=Next.RECOMPUTE)
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import hmac
 
+from kvgrpc.errors import InvalidRequest, Reason
+
 TRANSFER_KEY_BYTES_MIN = 16
 """A transfer key carries at least 128 random bits: whoever knows it can pair with or cancel the transfer."""
 TRANSFER_KEY_BYTES_MAX = 64
@@ -32,3 +34,12 @@ def mint_lease_id(secret: bytes, incarnation: int, minter: str, number: int) -> 
 def peer_key(engine_id: str, incarnation: int) -> str:
     """One life of one engine, as a key for ranks and logs."""
     return f"{engine_id}@{format_incarnation(incarnation)}"
+
+
+def check_transfer_key(key: bytes) -> None:
+    """Raises InvalidRequest (INVALID_FIELD) for a key of another length than the API allows."""
+    if not TRANSFER_KEY_BYTES_MIN <= len(key) <= TRANSFER_KEY_BYTES_MAX:
+        raise InvalidRequest(
+            Reason.INVALID_FIELD,
+            f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
+        )

@@ -64,6 +64,8 @@ class Lease:
     request_id: str = ""
     trace: str = ""
     after_step: int = 0
+    pushed: bool = False
+    """Its blocks are pushed, part by part: only the push opens accesses on it."""
     labels: tuple[tuple[str, str], ...] = ()
     state: LeaseState = LeaseState.LIVE
     renewals: int = 0

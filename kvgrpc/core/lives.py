@@ -31,16 +31,20 @@ class Issuer(Protocol):
     def peer_dead(self, peer: Peer) -> None: ...
 
 
-class Source(Protocol):
-    """Who reads from peers: the pulls of this engine."""
+class Mover(Protocol):
+    """Who moves bytes from or to peers: the pulls of this engine, and its pushes."""
 
     def peer_dead(self, peer: Peer) -> None: ...
+
+    def memory_changed(self, peer: Peer) -> None: ...
+
+
+class Source(Mover, Protocol):
+    """Who closes accesses at peers."""
 
     def peer_back(self, peer: Peer) -> None: ...
 
     def peer_gone(self, key: str) -> None: ...
-
-    def memory_changed(self, peer: Peer) -> None: ...
 
 
 class Handshakes(Protocol):
@@ -55,10 +59,11 @@ class Lives:
     def __init__(self, state: NodeState) -> None:
         self._state = state
 
-    def attach(self, issuer: Issuer, source: Source, handshakes: Handshakes) -> None:
+    def attach(self, issuer: Issuer, source: Source, pushes: Mover, handshakes: Handshakes) -> None:
         """Names who is told about lives; once, when the node is built."""
         self._issuer = issuer
         self._source = source
+        self._movers: tuple[Mover, ...] = (source, pushes)
         self._handshakes = handshakes
 
     def admit(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
@@ -91,7 +96,8 @@ class Lives:
             raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
         elif known.description.memory_generation != description.memory_generation:
             # Registered anew: what is read at the old addresses now is nothing.
-            self._source.memory_changed(known)
+            for mover in self._movers:
+                mover.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
         for other in others:
@@ -198,7 +204,8 @@ class Lives:
         peer.move(PeerState.DEAD)
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         self._issuer.peer_dead(peer)
-        self._source.peer_dead(peer)
+        for mover in self._movers:
+            mover.peer_dead(peer)
         self._hang_up(peer)
         self._handshakes.peer_dead(peer)
         dead = [p.key for p in state.peers.values() if p.state is PeerState.DEAD]

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvgrpc.core.accesses import AccessState
 from kvgrpc.core.actions import Acknowledged, Action, Cancelled
+from kvgrpc.core.closing import Closings
 from kvgrpc.core.events import (
     AccessAnswered,
     AcknowledgeTransfers,
@@ -31,23 +32,30 @@ from kvgrpc.core.events import (
     LeasesVoided,
     LifeBegan,
     OpenAccess,
+    PartsAnswered,
+    PartsReady,
     PeerAlive,
     PeerAnswered,
+    PeerAtRest,
     PeerMapped,
     PeerSilent,
     PostingEnded,
     PullBlocks,
+    RegisterAnswered,
+    RegisterPush,
     ReleaseLease,
     RenewAnswered,
     RenewLeases,
+    ReserveBlocks,
     SettleAccess,
     SettleAnswered,
     StepDone,
     Tick,
+    WaitsFor,
 )
+from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.handover import HandOver
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MAX, TRANSFER_KEY_BYTES_MIN
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.lives import Lives
@@ -56,6 +64,7 @@ from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
 from kvgrpc.core.pulling import Pulls
+from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.serving import Serving
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
@@ -69,20 +78,26 @@ CANCELLED_IN_FLIGHT = "cancelled_in_flight"
 ALREADY_ENDED = "already_ended"
 TOMBSTONED = "tombstoned"
 
+WRITERS = frozenset({"nixl"})
+"""Data paths over which the source of a push writes; over all others the destination reads."""
+
 
 class Node:
     """Everything a lead decides. `state` may be read between events; only the node changes it."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.state = NodeState(limits or Limits())
+    def __init__(self, limits: Limits | None = None, writers: frozenset[str] = WRITERS) -> None:
+        self.state = NodeState(limits or Limits(), writers)
         self.handover = HandOver(self.state)
-        self._serving = Serving(self.state, self.handover)
         self._lives = Lives(self.state)
         self._peering = Peering(self.state, self._lives)
-        self._pulls = Pulls(self.state, self._peering, self._lives)
+        closings = Closings(self.state)
+        self._pulls = Pulls(self.state, self._peering, self._lives, closings)
+        self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
+        self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes)
         self._pool = Pool(self.state)
-        self._peering.attach(self._pulls)
-        self._lives.attach(self._serving, self._pulls, self._peering)
+        self.handover.attach(self._pushes)
+        self._peering.attach(self._pulls, self._pushes)
+        self._lives.attach(self._serving, self._pulls, self._pushes, self._peering)
         self._handlers: dict[type, Handler] = {
             FinishedBlocks: self._finish,
             PullBlocks: self._pulls.start,
@@ -102,17 +117,23 @@ class Node:
             OpenAccess: self._serving.open,
             SettleAccess: self._serving.settle,
             CloseAccess: self._serving.close,
-            AccessAnswered: self._pulls.access_answered,
-            SettleAnswered: self._pulls.settle_answered,
+            AccessAnswered: self._each("access_answered"),
+            SettleAnswered: self._each("settle_answered"),
             CloseAnswered: self._pulls.close_answered,
             RenewAnswered: self._pulls.renew_answered,
             EndpointOffered: self._peering.endpoint_offered,
             PeerMapped: self._peering.mapped,
-            PostingEnded: self._pulls.posting_ended,
+            PostingEnded: self._each("posting_ended"),
             StepDone: self._step_done,
             LeasesVoided: self.handover.void,
             LifeBegan: self._begin,
             Tick: lambda _: None,
+            RegisterPush: self._pushes.register,
+            ReserveBlocks: self._pulls.deliveries.reserve,
+            PartsReady: self._serving.parts_ready,
+            PartsAnswered: self._pushes.parts_answered,
+            RegisterAnswered: self._pulls.deliveries.register_answered,
+            PeerAtRest: lambda event: self._pulls.deliveries.peer_at_rest(event.peer),
         }
         self._deadlines: dict[Timer, Callable[[str], None]] = {
             Timer.LEASE: self.handover.due,
@@ -158,19 +179,21 @@ class Node:
 
     def oldest_posting(self) -> float | None:
         """When the oldest posting in flight was posted, None while there is none."""
-        return self._pulls.oldest_posting()
+        moves = (self._pulls.oldest_posting(), self._pushes.oldest_posting())
+        return min((posted for posted in moves if posted is not None), default=None)
 
     def missing_proof(self, transfer_id: str) -> str:
         """What would prove the blocks of an ended transfer to be at rest, for people."""
-        return self._pulls.missing_proof(transfer_id)
+        return self._pulls.missing_proof(transfer_id) or self._pushes.missing_proof(transfer_id)
 
     def check(self) -> None:
         """Asserts the invariants that tie the tables together. For tests and simulators."""
         state = self.state
         state.pins.check()
         wanted = {(lease.id, PinKind.LEASE) for lease in state.leases}
-        wanted |= {(a.owner, PinKind.ACCESS) for a in state.accesses.values() if a.state is AccessState.OPEN}
-        wanted |= self._pulls.wanted_pins()
+        reads = [a for a in state.accesses.values() if a.kind is AccessKind.READ]
+        wanted |= {(a.owner, PinKind.ACCESS) for a in reads if a.state is AccessState.OPEN}
+        wanted |= self._pulls.wanted_pins() | self._pushes.wanted_pins()
         assert {(pin.owner, pin.kind) for pin in state.pins} == wanted, "pins without a reason, or missing"
         for lease in state.leases:
             assert state.now < lease.deadline <= lease.cap, f"{lease.id} outlives its time"
@@ -188,14 +211,27 @@ class Node:
                 if handler:
                     handler(name)
                 else:
-                    self._pulls.due(timer, name)
+                    (self._pushes if self._pushes.knows(name) else self._pulls).due(timer, name)
         state.now = now
 
     def _take_actions(self) -> list[Action]:
         actions, self.state.actions = self.state.actions, []
         return actions
 
+    def _each(self, name: str) -> Handler:
+        """Pulls and pushes both hear it: each knows its own."""
+        handlers = [getattr(moving, name) for moving in (self._pulls, self._pushes)]
+
+        def hear(event: Event) -> None:
+            for handler in handlers:
+                handler(event)
+
+        return hear
+
     def _finish(self, event: FinishedBlocks) -> None:
+        if event.waits_for is WaitsFor.REGISTRATION:
+            self._pushes.finish(event)
+            return
         try:
             lease = self.handover.finish(event)
         except KVGrpcError as error:
@@ -206,14 +242,15 @@ class Node:
             self._serving.lease_announced(lease)
 
     def _step_done(self, event: StepDone) -> None:
-        if self.state.description is None:
-            return
+        if self.state.description is None or event.layers is not None:
+            return  # some layers are less than the step that parts wait for
         steps = self.state.steps
         before = self.state.step_done()
         steps[event.rank] = max(steps.get(event.rank, 0), event.step)
         if self.state.step_done() > before:
             self._serving.step_done()
             self._pulls.step_done()
+            self._pushes.step_done()
 
     def _cancel(self, event: CancelTransfer) -> None:
         """CancelTransfer by id, or by key; a key that is unknown is remembered."""
@@ -224,7 +261,7 @@ class Node:
             found = [state.transfers.get(event.transfer_id)]
         else:
             found = state.transfers.with_key(event.key)
-            self._remember_cancelled(event)
+            state.bury_key(event.key, event.message)
         outcome = ALREADY_ENDED if found else TOMBSTONED
         in_flight = [self._cancel_one(transfer, event.message) for transfer in found if not transfer.over]
         if in_flight:
@@ -235,27 +272,14 @@ class Node:
     def _cancel_one(self, transfer: Transfer, message: str) -> bool:
         if transfer.direction is Direction.RECEIVE:
             return self._pulls.cancel(transfer, message)
+        if self._pushes.knows(transfer.id):
+            return self._pushes.cancel(transfer, message)
         self.handover.end(self.state.leases.get(transfer.lease_id), LeaseState.RELEASED)
         return False
 
     def _acknowledge(self, event: AcknowledgeTransfers) -> None:
         count = sum(self.state.transfers.archive(id_) for id_ in event.transfer_ids)
         self.state.reply(event.call.id, Acknowledged(count))
-
-    def _remember_cancelled(self, event: CancelTransfer) -> None:
-        """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
-        state = self.state
-        if not TRANSFER_KEY_BYTES_MIN <= len(event.key) <= TRANSFER_KEY_BYTES_MAX:
-            raise InvalidRequest(
-                Reason.INVALID_FIELD,
-                f"a transfer key has {TRANSFER_KEY_BYTES_MIN} to {TRANSFER_KEY_BYTES_MAX} random bytes",
-            )
-        if event.key not in state.cancelled_keys and len(state.cancelled_keys) >= state.limits.tombstones:
-            oldest = next(iter(state.cancelled_keys)).hex()
-            state.timers.clear(Timer.TOMBSTONE, oldest)
-            self._forget_cancelled(oldest)
-        state.cancelled_keys[event.key] = event.message or "cancelled"
-        state.timers.set(Timer.TOMBSTONE, event.key.hex(), state.now + state.limits.registration_timeout_s)
 
     def _forget_cancelled(self, name: str) -> None:
         del self.state.cancelled_keys[bytes.fromhex(name)]
@@ -273,6 +297,7 @@ class Node:
         error = Unavailable(Reason.ENGINE_LOST, "the engine behind this lead changed", retry_delay_s=1.0)
         for lease in list(state.leases):
             self.handover.end(lease, LeaseState.RELEASED, gone)
+        self._pushes.end_all(gone)
         self._pulls.end_all(gone)
         self._serving.end_all(error)
         self._peering.end_all(error)

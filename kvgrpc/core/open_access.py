@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvgrpc.core.accesses import Access, AccessState, Opening
 from kvgrpc.core.actions import Expect, Openings
 from kvgrpc.core.content import check
+from kvgrpc.core.delivering import Deliveries
 from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import verify
@@ -49,8 +50,9 @@ class _Call:
 class OpenAccesses:
     """Accesses from the asking to the open state."""
 
-    def __init__(self, state: NodeState, spent: SpentIds) -> None:
+    def __init__(self, state: NodeState, spent: SpentIds, deliveries: Deliveries) -> None:
         self._state = state
+        self._deliveries = deliveries
         self._spent = spent
         self._rows: dict[bytes, list[tuple[_Call, int]]] = {}
         """Rows that wait, by access id."""
@@ -105,12 +107,13 @@ class OpenAccesses:
             raise InvalidRequest(Reason.INVALID_FIELD, f"an access id has {ACCESS_ID_BYTES} random bytes")
         if opening.access_id in self._spent:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
-        claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
-        if opening.claim is None:
+        kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
+        claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
+        if kind is AccessKind.READ and opening.claim is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
         if len(state.accesses) >= state.limits.accesses:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{state.limits.accesses} accesses are known", retry_delay_s=1.0)
-        access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now)
+        access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
         return access
@@ -119,18 +122,38 @@ class OpenAccesses:
         """Opens a WAITING access if nothing is missing, and answers the rows that ask for it."""
         self._unlist(access)
         try:
-            lease = self._lease_of(access)
-            if lease is None:
-                self._wait(access)
-                return
-            if access.state is AccessState.WAITING:
-                self._check_content(access, lease)
-                self._admit(access, lease)
+            answer = self._fill(access) if access.kind is AccessKind.WRITE else self._read(access)
         except KVGrpcError as error:
             self._refuse(access, error)
             return
-        self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
-        self._answer(access, self._opened(access, lease))
+        if answer is None:
+            self._wait(access)
+        else:
+            self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
+            self._answer(access, answer)
+
+    def _fill(self, access: Access) -> Opened | None:
+        """What a source may fill, None while something is missing. Raises what refuses it."""
+        state = self._state
+        access.waiting_for = ""
+        if access.state is AccessState.WAITING:
+            if self._deliveries.missing(access):
+                access.waiting_for = STEP
+            elif state.peers[access.peer].state is PeerState.SUSPECT:
+                access.waiting_for = LIVENESS
+            else:
+                self._deliveries.open(access)
+        return None if access.waiting_for else self._deliveries.opened(access)
+
+    def _read(self, access: Access) -> Opened | None:
+        """What a reader may read, None while something is missing. Raises what refuses it."""
+        lease = self._lease_of(access)
+        if lease is None:
+            return None
+        if access.state is AccessState.WAITING:
+            self._check_content(access, lease)
+            self._admit(access, lease)
+        return self._opened(access, lease)
 
     def _lease_of(self, access: Access) -> Lease | None:
         """The access's lease, or None while something is missing. Raises what refuses it."""
@@ -144,6 +167,8 @@ class OpenAccesses:
         if lease is None:
             access.waiting_for = LEASE
             return None
+        if lease.pushed:
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: nobody opens them by itself")
         if not lease.live:
             raise ended_error(lease.state, lease.id)
         if access.state is AccessState.OPEN:
@@ -252,7 +277,8 @@ def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
     same = access.peer == peer.key and known.token == opening.token
     if same and access.state is AccessState.CLOSED:  # before the claim, which a closing that came first does not have
         raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access is closed; open a new one")
-    if not same or known.claim != opening.claim:
+    asked = (opening.claim, opening.reverse_access_id, opening.part_epoch)
+    if not same or (known.claim, known.reverse_access_id, known.part_epoch) != asked:
         raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
 
 

@@ -25,7 +25,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reaso
 
 
 class Waiting(Protocol):
-    """Who waits for peers: the pulls of this engine."""
+    """Who waits for peers: the pulls of this engine, and its pushes."""
 
     def peer_ready(self, address: str, peer: Peer) -> None: ...
 
@@ -46,21 +46,21 @@ class Peering:
         """All under way, by key."""
         self._shaken = 0
 
-    def attach(self, waiting: Waiting) -> None:
+    def attach(self, *waiting: Waiting) -> None:
         """Names who waits; once, when the node is built."""
         self._waiting = waiting
 
     def view(self, peer: Peer) -> PeerView:
         """A peer as it is now."""
         held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
-        return peer.view(self._state.now, held + self._waiting.open_accesses(peer.key))
+        return peer.view(self._state.now, held + sum(waiting.open_accesses(peer.key) for waiting in self._waiting))
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str) -> Peer | None:
         """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`.
 
         Raises Unavailable (PEER_UNREACHABLE) for a peer that is not connected and has no address.
         """
-        peer = self._state.peers.get(peer_key(engine_id, incarnation))
+        peer = self._state.peers.get(peer_key(engine_id, incarnation)) or self._at(address, engine_id, incarnation)
         if peer and peer.usable:
             return peer
         if not address:
@@ -75,11 +75,11 @@ class Peering:
         if not event.address:
             raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
         _ = self._state.pool
-        for peer in self._state.peers.values():
-            if peer.dialled == event.address and peer.usable:
-                _check_engine(event.engine_id, peer)
-                self._state.reply(event.call.id, PeerConnected(self.view(peer)))
-                return
+        peer = self._at(event.address)
+        if peer is not None:
+            _check_engine(event.engine_id, peer)
+            self._state.reply(event.call.id, PeerConnected(self.view(peer)))
+            return
         dial = self._dial(event.address, event.engine_id, event.call.trace)
         dial.calls.append((event.call.id, event.engine_id))
 
@@ -180,6 +180,12 @@ class Peering:
         for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
             self._give_up(dial, lost)
 
+    def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
+        """The usable peer that was reached under an address, for whoever does not know its incarnation."""
+        found = (peer for peer in self._state.peers.values() if peer.dialled == address and peer.usable)
+        peer = None if incarnation else next(found, None)
+        return peer if peer is None or engine_id in ("", peer.description.engine_id) else None
+
     def _dial(self, address: str, engine_id: str, trace: str) -> Dialling:
         dial = self._dialling.get(address)
         if dial is None:
@@ -212,7 +218,8 @@ class Peering:
                 self._state.refuse(call, error)
             else:
                 self._state.reply(call, PeerConnected(self.view(peer)))
-        self._waiting.peer_ready(dial.address, peer)
+        for waiting in self._waiting:
+            waiting.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
         """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
@@ -221,7 +228,8 @@ class Peering:
         again = [call for call in dial.calls if expected not in (None, call[1])]
         for call, _ in [call for call in dial.calls if call not in again]:
             self._state.refuse(call, error)
-        self._waiting.peer_failed(dial.address, error, expected)
+        for waiting in self._waiting:
+            waiting.peer_failed(dial.address, error, expected)
         for call, engine_id in again:
             self._dial(dial.address, engine_id, dial.trace).calls.append((call, engine_id))
 

@@ -1,51 +1,16 @@
-"""One pull at its destination: its stages as data, and what each kind of failure means.
-
-CONNECTING   the peer's lead is being reached
-OPENING      OpenAccess is under way at the source
-OPEN         the source said which blocks; this side waits for its own blocks or its engine's step
-WIRE         postings are in flight
-SETTLING     all bytes are here; the source is asked whether they are the ones it granted
-ENDED        the transfer is over; the object lives on while postings are in flight
-"""
+"""One pull at its destination, and what each kind of failure means. Its stages are those of `moves`."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 
+from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Claim
-from kvgrpc.core.events import Opened
-from kvgrpc.core.grants import Claims
+from kvgrpc.core.descriptors import Runs, plan_runs
+from kvgrpc.core.events import Opened, Settling
+from kvgrpc.core.moves import Move
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Failure, Next, Side
 from kvgrpc.errors import Reason
-
-
-class Stage(Enum):
-    """Where a pull is."""
-
-    # As in `timers.Timer`.
-    __hash__ = object.__hash__
-
-    CONNECTING = "handshake"
-    OPENING = "open"
-    OPEN = "queue"
-    WIRE = "wire"
-    SETTLING = "settle"
-    ENDED = "ended"
-
-
-STAGES: dict[Stage, frozenset[Stage]] = {
-    Stage.CONNECTING: frozenset({Stage.OPENING, Stage.ENDED}),
-    Stage.OPENING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.ENDED}),
-    Stage.OPEN: frozenset({Stage.WIRE, Stage.SETTLING, Stage.ENDED}),
-    Stage.WIRE: frozenset({Stage.SETTLING, Stage.ENDED}),
-    Stage.SETTLING: frozenset({Stage.ENDED}),
-    Stage.ENDED: frozenset(),
-}
-"""Which stage may follow which. The values are the names of the phases that people see."""
-
-AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
-"""While a pull is there its access is open at the source."""
 
 NEXT_STEPS: dict[Reason, Next] = {
     Reason.CONTENT_MISMATCH: Next.FIX_REQUEST,
@@ -81,86 +46,55 @@ LOST_SOURCE = frozenset(
 
 
 @dataclass(eq=False)
-class Pull:
+class Pull(Move):
     """One pull at its destination."""
 
-    transfer_id: str
-    token: bytes
-    claims: Claims
     claim: Claim
-    access_id: bytes
-    trace: str
-    queue_timeout_s: float
-    transfer_timeout_s: float
-    after_step: int = 0
-    stage: Stage = Stage.CONNECTING
-    peer: str = ""
-    destination: Blocks | None = None
-    skip: list[int] = field(default_factory=list)
+    queue_timeout_s: float = field(default=0.0, kw_only=True)
+    destination: Blocks | None = field(default=None, kw_only=True)
+    skip: list[int] = field(default_factory=list, kw_only=True)
     """Blocks of each group that the destination holds already."""
-    opened: Opened | None = None
-    postings: set[str] = field(default_factory=set)
-    """Those that may still access memory."""
-    unproved: set[str] = field(default_factory=set)
-    """Those of them that have ended, without proof that no access follows."""
-    posted_at: float = 0.0
-    nbytes: int = 0
-    next_renewal: float = 0.0
-
-    def move(self, stage: Stage) -> None:
-        """Asserts that the table allows it."""
-        assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
-        self.stage = stage
-
-    @property
-    def missing_proof(self) -> str:
-        """What would prove its blocks at rest, for people."""
-        flying = _ranks(self.postings - self.unproved)
-        lost = _ranks(self.unproved)
-        return "; ".join(
-            [f"the end of the posting of rank {rank}" for rank in flying]
-            + [
-                f"that the posting of rank {rank}, which its data path lost, accesses nothing more: known at the end "
-                "of the engine's life only"
-                for rank in lost
-            ]
-        )
+    opened: Opened | None = field(default=None, kw_only=True)
+    next_renewal: float = field(default=0.0, kw_only=True)
 
     @property
     def moves_nothing(self) -> bool:
         """Its engine has found everything locally."""
         return self.destination is not None and not any(len(ids) for ids in self.destination)
 
+    @property
+    def has_parts(self) -> bool:
+        """The source has something to read that was not read yet."""
+        return True
 
-def posting_name(transfer_id: str, rank: int) -> str:
-    """The posting of a rank for a transfer."""
-    return f"{transfer_id}/{rank}"
+    @property
+    def block_count(self) -> int:
+        assert self.destination is not None
+        return sum(len(ids) for ids in self.destination)
 
+    @property
+    def last_round(self) -> bool:
+        return True
 
-def rank_of(posting_id: str) -> int:
-    """The rank of a posting."""
-    return int(posting_id.rpartition("/")[2])
+    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
+        assert self.opened is not None
+        assert self.destination is not None
+        source = [ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True)]
+        return plan_runs(there.pool, here.pool, source, self.destination)
 
+    def begin_round(self) -> None:
+        """It has one round only."""
 
-def _ranks(postings: set[str]) -> list[int]:
-    return sorted(map(rank_of, postings))
+    def settling(self) -> Settling:
+        return Settling(self.access_id, last=True, nbytes=self.nbytes)
 
-
-PULL_TIMERS = (
-    Timer.BLOCKS,
-    Timer.QUEUE,
-    Timer.TRANSFER,
-    Timer.SETTLE,
-    Timer.SETTLE_RETRY,
-    Timer.OPEN_RETRY,
-    Timer.RENEW,
-)
 
 TIMEOUTS = {
+    Timer.REGISTRATION: (Reason.REGISTRATION_TIMEOUT, "the other side of the push did not come, or not with all parts"),
     Timer.BLOCKS: (Reason.QUEUE_TIMEOUT, "no blocks were given for it within the cap of its lease"),
     Timer.QUEUE: (Reason.QUEUE_TIMEOUT, "it waited too long in phase {phase}"),
     Timer.TRANSFER: (Reason.TRANSFER_TIMEOUT, "the bytes took longer than the transfer timeout"),
-    Timer.SETTLE: (Reason.SETTLE_TIMEOUT, "the source did not say in time whether the bytes are valid"),
+    Timer.SETTLE: (Reason.SETTLE_TIMEOUT, "the other side did not say in time whether the bytes are valid"),
 }
 
 OWN_FAILURES = frozenset(
@@ -172,10 +106,14 @@ OWN_FAILURES = frozenset(
         Reason.NO_DATA_PATH,
     }
 )
-"""Reasons that lie at the destination."""
+"""Reasons that lie at the side that moves the bytes."""
 
 
-def pull_failure(pull: Pull, reason: Reason, message: str, rank: int | None = None) -> Failure:
-    """The failure of a pull in its present stage."""
-    side = Side.DESTINATION if reason in OWN_FAILURES else Side.SOURCE
-    return Failure(reason, message, pull.stage.value, side, rank, NEXT_STEPS.get(reason, Next.RECOMPUTE))
+def move_failure(move: Move, reason: Reason, message: str, rank: int | None = None) -> Failure:
+    """The failure of a move in its present stage. Only a pull can be tried again here."""
+    reads = isinstance(move, Pull)
+    side = Side.DESTINATION if (reason in OWN_FAILURES) is reads else Side.SOURCE
+    step = NEXT_STEPS.get(reason, Next.RECOMPUTE)
+    if type(move) is not Pull and step is Next.RETRY_HERE:
+        step = Next.RECOMPUTE
+    return Failure(reason, message, move.stage.value, side, rank, step)

@@ -1,8 +1,8 @@
 """Renewing the leases of pulls that wait or read: at every third of the TTL, many in one call."""
 
 from kvgrpc.core.actions import SendRenew
-from kvgrpc.core.pull import Pull, Stage
-from kvgrpc.core.pull_table import PullTable
+from kvgrpc.core.moves import MoveTable, Stage
+from kvgrpc.core.pull import Pull
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 
@@ -15,7 +15,7 @@ BATCH_S = 1.0
 class Renewals:
     """Renewals of all pulls."""
 
-    def __init__(self, state: NodeState, pulls: PullTable) -> None:
+    def __init__(self, state: NodeState, pulls: MoveTable[Pull]) -> None:
         self._state = state
         self._pulls = pulls
 

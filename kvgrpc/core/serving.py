@@ -5,15 +5,17 @@ A verdict is given once. What an access meant for its lease is decided when it c
 
 from kvgrpc.core.accesses import Access, AccessState, Opening, Verdict
 from kvgrpc.core.actions import Closings, Expect, Verdicts
-from kvgrpc.core.events import CloseAccess, Closing, OpenAccess, SettleAccess, Settling
+from kvgrpc.core.delivering import Deliveries
+from kvgrpc.core.events import CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
 from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.grants import OnAbort, verify
+from kvgrpc.core.grants import OnAbort, read_claims, verify
 from kvgrpc.core.handover import HandOver
 from kvgrpc.core.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.core.leases import Lease
 from kvgrpc.core.open_access import LEASE, LIVENESS, STEP, OpenAccesses
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import PinKind
+from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
@@ -23,11 +25,13 @@ from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 class Serving:
     """The issuer's side of every access."""
 
-    def __init__(self, state: NodeState, handover: HandOver) -> None:
+    def __init__(self, state: NodeState, handover: HandOver, deliveries: Deliveries, pushes: Pushes) -> None:
         self._state = state
         self._handover = handover
+        self._deliveries = deliveries
+        self._pushes = pushes
         self.spent = SpentIds(state)
-        self._openings = OpenAccesses(state, self.spent)
+        self._openings = OpenAccesses(state, self.spent, deliveries)
         self._early: dict[str, dict[bytes, None]] = {}
         """Accesses that were closed before their lease was announced, by lease id."""
 
@@ -43,9 +47,15 @@ class Serving:
 
     def close(self, event: CloseAccess) -> None:
         """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
+        for row in event.closings:
+            self._deliveries.quiesced(event.engine_id, row)
         peer = self._caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
+
+    def parts_ready(self, event: PartsReady) -> None:
+        """PartsReady: see `delivering`."""
+        self._deliveries.parts_ready(event, self._caller(event.engine_id, event.incarnation))
 
     def lease_announced(self, lease: Lease) -> None:
         """Consumers that gave up before are counted; openings that came before are answered."""
@@ -67,8 +77,13 @@ class Serving:
 
     def peer_dead(self, peer: Peer) -> None:
         """Its accesses are closed; whether it counts as a consumer is the grant's to say."""
+        lost = f"engine {peer.description.engine_id} was taken for dead"
         for access_id in list(peer.accesses):
-            self._close(self._state.accesses[access_id], dropped=True)
+            access = self._state.accesses[access_id]
+            if access.kind is AccessKind.WRITE and access.held:
+                self._deliveries.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
+            else:
+                self._close(access, dropped=True)
 
     def wait_due(self, name: str) -> None:
         """An opening waited long enough."""
@@ -112,24 +127,36 @@ class Serving:
         access = self._state.accesses.get(row.access_id)
         if access is None or access.peer != peer.key or access.state is AccessState.WAITING:
             return Verdict(False, Reason.ACCESS_NOT_FOUND, "no such access is open here")
+        if access.kind is AccessKind.WRITE:
+            return self._deliveries.settle(access, row)
+        if row.part < access.settled and not row.last:
+            return Verdict(True)
         verdict = access.verdict or _verdict(access)
+        if verdict.valid and not access.verdict and not self._pushes.vouches(access, row):
+            verdict = Verdict(False, Reason.INVALID_FIELD, f"part {row.part} was never ready")
+        if verdict.valid and access.held:
+            access.settled = row.part + 1
+            self._account(access, row.nbytes)
         if row.last or not verdict.valid:
             access.verdict = verdict
         if row.last and access.held:
-            if verdict.valid:
-                self._account(access, row.nbytes)
             self._close(access, received=verdict.valid)
         return verdict
 
     def _close_row(self, peer: Peer, row: Closing) -> bool:
         access = self._state.accesses.get(row.access_id)
         if access is None:
-            self._tombstone(peer, row)
+            if not self._pushes.refused(peer.key, row):
+                self._tombstone(peer, row)
             return False
         if access.peer != peer.key:
             return False
         was_open = access.held
-        self._close(access, dropped=row.dropped)
+        if access.kind is AccessKind.WRITE and was_open:
+            message = row.message or "the source gave up"
+            self._deliveries.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
+        else:
+            self._close(access, dropped=row.dropped)
         return was_open
 
     def _tombstone(self, peer: Peer, row: Closing) -> None:
@@ -140,12 +167,16 @@ class Serving:
         if row.access_id in self.spent:
             return
         try:
-            claims = verify(row.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
+            kind = read_claims(row.token).access
+            claims = verify(row.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
         except KVGrpcError:
             return
+        if kind is AccessKind.WRITE:
+            self._deliveries.refused(peer, claims, row)
         access = Access(
-            Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now
-        )
+            Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now,
+            kind=kind,
+        )  # fmt: skip
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
         self._close(access, dropped=row.dropped)
@@ -165,9 +196,12 @@ class Serving:
         access.move(AccessState.CLOSED)
         access.dropped = dropped
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+        if access.kind is AccessKind.WRITE:
+            return
         lease = state.leases.find(access.lease_id)
         if lease is not None:
             self._count(access, lease, received=received)
+            self._pushes.reader_gone(access)
         else:
             self._early.setdefault(access.lease_id, {})[access.id] = None
 

@@ -14,10 +14,13 @@ from kvgrpc.core.actions import (
     Allocated,
     Answer,
     EngineNews,
+    GaveUp,
     HandedOver,
     Pulling,
     Refuse,
+    Registered,
     Reply,
+    Reserved,
     TellEngine,
     TransferChanged,
 )
@@ -27,7 +30,8 @@ from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import BlockLists
 from kvgrpc.core.grants import signing_key
 from kvgrpc.core.idempotency import IdempotencyKeys
-from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.ids import check_transfer_key
+from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.leases import LeaseTable
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import Peer
@@ -52,8 +56,9 @@ ENGINE = "engine"
 class NodeState:
     """What a node knows. `now` is the time of the event being handled."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, writers: frozenset[str]) -> None:
         self.limits = limits
+        self.writers = writers
         self.now = 0.0
         self.actions: list[Action] = []
         self.peers: dict[str, Peer] = {}
@@ -151,7 +156,11 @@ class NodeState:
 
         Raises OutOfRange or InvalidRequest.
         """
-        groups = self.pool.pool.groups
+        return self.resolve_for(self.pool.pool, lists, field)
+
+    def resolve_for(self, pool: PoolLayout, lists: BlockLists, field: str) -> Blocks:
+        """As `resolve`, for the blocks of a peer's pool."""
+        groups = pool.groups
         blocks = [np.empty(0, dtype=np.int64) for _ in groups]
         seen = set()
         for group, ids in lists:
@@ -188,11 +197,21 @@ class NodeState:
         return min((self.steps.get(rank, 0) for rank in range(world)), default=0)
 
     def check_key(self, key: bytes) -> None:
-        """Raises PreconditionFailed (CANCELLED) for a transfer key that was cancelled before its transfer came."""
+        """Raises PreconditionFailed (CANCELLED) for a transfer key that was cancelled, or pushed, before."""
         if key in self.cancelled_keys:
             raise PreconditionFailed(
                 Reason.CANCELLED, f"this transfer was cancelled before it came: {self.cancelled_keys[key]}"
             )
+
+    def bury_key(self, key: bytes, message: str) -> None:
+        """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
+        check_transfer_key(key)
+        if key not in self.cancelled_keys and len(self.cancelled_keys) >= self.limits.tombstones:
+            oldest = next(iter(self.cancelled_keys))
+            self.timers.clear(Timer.TOMBSTONE, oldest.hex())
+            del self.cancelled_keys[oldest]
+        self.cancelled_keys[key] = message or "cancelled"
+        self.timers.set(Timer.TOMBSTONE, key.hex(), self.now + self.limits.registration_timeout_s)
 
     def check_open(self) -> None:
         """Raises Unavailable (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations are
@@ -226,7 +245,7 @@ class NodeState:
             lease = self.leases.find(answer.lease.id)
             if lease is not None and lease.live:
                 return True
-        if isinstance(answer, HandedOver | Pulling) and answer.transfer is not None:
+        if isinstance(answer, HandedOver | Pulling | Registered | Reserved | GaveUp) and answer.transfer is not None:
             transfer = self.transfers.find(answer.transfer.id)
             return transfer is not None and not transfer.settled
         return False

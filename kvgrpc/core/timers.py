@@ -25,6 +25,8 @@ class Timer(Enum):
     OPEN_RETRY = "open_retry"
     CLOSE_RETRY = "close_retry"
     RENEW = "renew"
+    REGISTRATION = "registration"
+    PARTS_RETRY = "parts_retry"
     OPEN_WAIT = "open_wait"
     ACCESS_FORGET = "access_forget"
     SPENT_IDS = "spent_ids"

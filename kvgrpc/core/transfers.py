@@ -143,6 +143,8 @@ class Transfer:
     nbytes_done: int = 0
     phases: tuple[Phase, ...] = ()
     paths: tuple[TransferPath, ...] = ()
+    layers_done: tuple[tuple[int, int], ...] = ()
+    """RECEIVE by a push: ranges (first, count) of layers whose KV may be used provisionally, in order, not adjacent."""
     failure: Failure | None = None
     consumers: int = 0
     consumers_done: int = 0
@@ -158,6 +160,11 @@ class Transfer:
     def settled(self) -> bool:
         """Over, and its memory is the engine's again."""
         return self.over and self.memory is Disposition.RETURNED
+
+    def has_layers(self, first: int, count: int) -> bool:
+        """Whether these layers may be used: provisionally, or for good after success."""
+        within = any(start <= first and first + count <= start + many for start, many in self.layers_done)
+        return within or self.state is State.SUCCEEDED
 
     def phase_started(self, name: str, now: float) -> tuple[Phase, ...]:
         """The phases with the running one ended and `name` begun."""
@@ -206,9 +213,12 @@ class Changes(TypedDict, total=False):
     nbytes_done: int
     phases: tuple[Phase, ...]
     paths: tuple[TransferPath, ...]
+    layers_done: tuple[tuple[int, int], ...]
     failure: Failure | None
     consumers_done: int
     ended: float
+    owner: str
+    lease_id: str
 
 
 @dataclass

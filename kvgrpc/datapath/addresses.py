@@ -25,8 +25,8 @@ def check_runs(runs: Runs, source_bytes: int, destination_bytes: int) -> None:
     if not len(runs):
         return
     for offsets, limit, side in (
-        (runs.src, source_bytes, "peer's"),
-        (runs.dst, destination_bytes, "own"),
+        (runs.src, source_bytes, "source's"),
+        (runs.dst, destination_bytes, "destination's"),
     ):
         # Compared without adding: a sum of hostile numbers wraps around.
         bad = (runs.nbytes < 0) | (offsets < 0) | (offsets > limit - runs.nbytes)

@@ -21,6 +21,9 @@ class PostingState(Enum):
     """All bytes are in the destination and visible to this process."""
     FAILED = "failed"
     """Some bytes may have arrived; the library guarantees that no access follows."""
+    UNPROVED = "unproved"
+    """Of a write: it is over here, and this rank's memory at rest, but bytes that have left may still land in the
+    peer's memory."""
 
 
 class DataPathUnavailable(KVGrpcError):
@@ -48,12 +51,12 @@ class Posting(Protocol):
     """One submission to a data path."""
 
     def poll(self) -> PostingState:
-        """Never blocks. After DONE or FAILED it keeps answering the same."""
+        """Never blocks. Once it is not PENDING it keeps answering the same."""
         ...
 
     @property
     def error(self) -> str:
-        """Why it FAILED; empty otherwise."""
+        """Why it FAILED or is UNPROVED; empty otherwise."""
         ...
 
 
@@ -75,6 +78,22 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """Unmaps and forgets the peer. Only called when no posting on it is pending."""
+        ...
+
+
+@runtime_checkable
+class WritableRemote(Remote, Protocol):
+    """A peer rank whose memory this rank may write, too.
+
+    Only where the source may move the bytes. Where ranks share a host's memory no peer ever holds a
+    writable mapping: those paths have remotes without `write`.
+    """
+
+    def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
+        """As `read`, of this rank's `runs.src` into the peer's `runs.dst`.
+
+        DONE means that the bytes are in the peer's memory, whatever the peer does.
+        """
         ...
 
 
@@ -107,8 +126,9 @@ class DataPath(Protocol):
     def close(self) -> None:
         """Releases everything in the order the library needs. Idempotent.
 
-        When it returns, no access of this path to any memory follows, also not of postings that are
-        pending: those never become DONE any more.
+        When it returns, no access of this path to this rank's memory follows, nor any that it makes
+        to a peer's, also not of postings that are pending: those never become DONE any more. What it
+        cannot speak for are bytes of a write that have left (UNPROVED), and `WrittenByPeers.late_writes`.
         """
         ...
 
@@ -119,3 +139,24 @@ class WaitsToConnect(Protocol):
 
     @property
     def connect_waits(self) -> bool: ...
+
+
+@runtime_checkable
+class WrittenByPeers(Protocol):
+    """A data path by which peers may write into this rank's memory."""
+
+    @property
+    def late_writes(self) -> str:
+        """Why a peer's write may still land after `close` or `rekey`, for people; empty: it is proved that none does.
+
+        Other proofs hold all the same: the peer's word, and the end of its process once this path was closed.
+        """
+        ...
+
+    def rekey(self) -> None:
+        """Ends all that peers can do with what `offer` gave them, and begins anew on the same memory.
+
+        Like `close`, ends its own postings; remotes of before are closed. Raises DataPathFailed when the old one
+        did not end, DataPathUnavailable when no new one could be made: then nothing is offered any more.
+        """
+        ...

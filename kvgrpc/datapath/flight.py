@@ -1,21 +1,14 @@
-"""A posting in flight, and the link to a peer that it runs on. Used by the mover's thread only."""
+"""A posting in flight. Used by the mover's thread only."""
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import (
-    CmaEndpoint,
-    LoopbackEndpoint,
-    NixlEndpoint,
-    RankEndpoint,
-    ShmEndpoint,
-)
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath.addresses import check_runs, slices
-from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
-from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.base import Posting, PostingState
+from kvgrpc.datapath.links import Link, text
 from kvgrpc.datapath.reports import PostingEnded
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
@@ -23,55 +16,20 @@ from kvgrpc.errors import KVGrpcError
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class Attempt:
-    """A connect that is under way: the paths still to try and why the others were not taken."""
-
-    peer: str
-    endpoint: RankEndpoint
-    allowed: list[str]
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-    cancelled: bool = False
-
-
-class Link:
-    """A connected peer."""
-
-    def __init__(self, peer: str, path: DataPath, remote: Remote, endpoint: RankEndpoint) -> None:
-        self.peer = peer
-        self.path = path
-        self.source_bytes = _offered_bytes(endpoint, path.name)
-        """Length of the peer's memory."""
-        self.flights = 0
-        self.closing = False
-        self.unproved = False
-        """A posting on it ended without proof: the library may still use what close would free."""
-        self._remote = remote
-
-    def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
-        return self._remote.read(runs, wake)
-
-    def close(self) -> str:
-        """Closes the transport; returns why that is not proved, empty when it is."""
-        if self.unproved:
-            return "a posting ended without proof that no access follows"
-        try:
-            self._remote.close()
-        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            _log.exception("closing the %s transport to %s failed", self.path.name, self.peer)
-            return _text(error)
-        return ""
-
-
 class Flight:
-    """One posting: read as a whole, or in slices at the pace of a cap.
+    """One posting: moved as a whole, or in slices at the pace of a cap.
 
-    Raises DataPathFailed when a run lies outside either memory: all runs are checked before the
-    first slice moves.
+    Raises DataPathFailed when the link does not move bytes that way, or a run lies outside either
+    memory: all runs are checked before the first slice moves.
     """
 
-    def __init__(self, posting: str, link: Link, runs: Runs, destination_bytes: int, pace: Pace | None) -> None:
-        check_runs(runs, link.source_bytes, destination_bytes)
+    def __init__(
+        self, posting: str, link: Link, operation: Operation, runs: Runs, own_bytes: int, pace: Pace | None
+    ) -> None:
+        link.check_offers(operation)
+        reads = operation is Operation.READ
+        check_runs(runs, *((link.peer_bytes, own_bytes) if reads else (own_bytes, link.peer_bytes)))
+        self._operation = operation
         self.posting = posting
         self.link = link
         self.wake: Callable[[], None] = lambda: None
@@ -118,13 +76,13 @@ class Flight:
         self.start_at = None
         self._next = None
         try:
-            self._current = self.link.read(runs, self.wake)
+            self._current = self.link.start(runs, self._operation, self.wake)
         except KVGrpcError as error:
             return self._end(PostingState.FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
             # Not the error that says "nothing was started": what is under way, nobody knows.
             _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
-            return self._end(PostingState.FAILED, _text(error), quiesced=False)
+            return self._end(PostingState.FAILED, text(error), quiesced=False)
         self._current_bytes = runs.total_bytes
         self.news_at = now
         return None
@@ -136,10 +94,13 @@ class Flight:
             state, error = self._current.poll(), self._current.error
         except Exception as bug:  # noqa: BLE001 - logged, and the thread goes on
             _log.exception("%s lost posting %s", self.link.path.name, self.posting)
-            return self._end(PostingState.FAILED, _text(bug), quiesced=False)
+            return self._end(PostingState.FAILED, text(bug), quiesced=False)
         if state is PostingState.PENDING:
             return None
         self.news_at = None
+        if state is PostingState.UNPROVED:
+            self.link.unproved = True
+            return PostingEnded(self.posting, PostingState.FAILED, self._nbytes, self._wire_s(), error, quiesced=False)
         if state is PostingState.FAILED:
             return self._end(PostingState.FAILED, error)
         self._current = None
@@ -148,45 +109,8 @@ class Flight:
         return None
 
     def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
-        self.link.unproved |= not quiesced
-        wire_s = 0.0 if self._began is None else time.monotonic() - self._began
-        return PostingEnded(self.posting, state, self._nbytes, wire_s, error, quiesced)
+        self.link.lost |= not quiesced
+        return PostingEnded(self.posting, state, self._nbytes, self._wire_s(), error, quiesced)
 
-
-def connect(path: DataPath, endpoint: RankEndpoint) -> Remote | str:
-    """The connected peer, or why it cannot be reached this way. Never raises."""
-    try:
-        return path.connect(endpoint)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while connecting", path.name)
-        return _text(error)
-
-
-def offer(path: DataPath, endpoint: RankEndpoint) -> RankEndpoint | str:
-    """`endpoint` with this path's part, or why there is none. Never raises."""
-    try:
-        return path.offer(endpoint)
-    except KVGrpcError as error:
-        return error.message
-    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-        _log.exception("%s broke while offering this rank's memory", path.name)
-        return _text(error)
-
-
-def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
-    """Length of the peer's memory by that path. None is known for a path of somebody else's: no
-    limit then, since the path itself checks every run, too.
-    """
-    part = getattr(endpoint, path, None)
-    match part:
-        case ShmEndpoint() | LoopbackEndpoint():
-            return part.nbytes
-        case CmaEndpoint() | NixlEndpoint():
-            return memory_bytes(part.segments)
-    return 1 << 62
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    def _wire_s(self) -> float:
+        return 0.0 if self._began is None else time.monotonic() - self._began

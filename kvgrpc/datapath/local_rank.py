@@ -7,6 +7,7 @@ from kvgrpc.core import events
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import Event
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
@@ -88,14 +89,14 @@ class LocalRank:
     def unmap_peer(self, peer: str) -> None:
         self._mover.disconnect(peer)
 
-    def post(self, posting_id: str, peer: str, runs: Runs) -> None:
-        self._mover.post(posting_id, peer, runs)
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
+        self._mover.post(posting_id, peer, runs, operation)
 
-    def expect(self, access: str, open_: bool) -> None:
+    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if not self._makes_progress:
             return  # the mover would be woken twice in every read of a peer, for nothing
         if open_:
-            self._mover.expect(access)
+            self._mover.expect(access, operation)
         else:
             self._mover.unexpect(access)
 
@@ -134,5 +135,5 @@ class LocalRank:
                         report.posting, done, report.nbytes, report.wire_s, report.error, report.quiesced
                     )
                 )
-            case reports.Disconnected():
+            case reports.Disconnected() | reports.Rekeyed():
                 pass  # nobody waits for it: a peer is mapped again under a new handshake

@@ -4,12 +4,14 @@ Public and shipped, so that programs built on kvgrpc can be tested without a sec
 who makes it can have it be slow, fail, or end late: `Faults`.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath import copying
 from kvgrpc.datapath.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
@@ -17,7 +19,7 @@ from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.memory import SharedMemory, is_host, memory_bytes
 
-_registry: dict[str, Memory] = {}
+_registry: dict[str, "_Offered"] = {}
 _registry_lock = threading.Lock()
 _ROWS_MAX = 1 << 16
 
@@ -28,7 +30,7 @@ class Faults:
 
     fail_connect: str = ""
     """Reason why every connect is refused; empty: none is."""
-    fail_read: str = ""
+    fail_post: str = ""
     """Reason why every posting is refused before a byte moved; empty: none is."""
     fail_after_bytes: int | None = None
     """A posting ends FAILED when this many of its bytes, or somewhat more, have moved."""
@@ -41,7 +43,7 @@ class Faults:
 
 
 class LoopbackPath:
-    """Offers this rank's memory under `key` in this process, and reads memory found by key.
+    """Offers this rank's memory under `key` in this process, and reads and writes memory found by key.
 
     Raises DataPathFailed when `key` is taken.
     """
@@ -53,12 +55,16 @@ class LoopbackPath:
         self.faults = faults or Faults()
         self._memory = memory
         self._key = key
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offered = _Offered(self._memory)
+        with _registry_lock:
+            if self._key in _registry:
+                raise DataPathFailed(f"the loopback key {self._key} is taken")
+            _registry[self._key] = self._offered
         self._crew = Crew("kvgrpc-loopback-copy", 1)
         self._closing = threading.Event()
-        with _registry_lock:
-            if key in _registry:
-                raise DataPathFailed(f"the loopback key {key} is taken")
-            _registry[key] = memory
 
     def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
         nbytes = memory_bytes(self._memory.segments)
@@ -70,89 +76,131 @@ class LoopbackPath:
         if self.faults.fail_connect:
             raise DataPathUnavailable(self.faults.fail_connect)
         key = endpoint.loopback.key
-        source = find(key)
-        if source is None:
+        peer = find(key)
+        if peer is None:
             raise DataPathUnavailable(f"no rank with the loopback key {key} lives in this process")
-        if not is_host([*source.segments, *self._memory.segments]):
+        if not is_host([*peer.memory.segments, *self._memory.segments]):
             raise DataPathUnavailable("memory of one side is on a device")
-        return LoopbackRemote(self, key, source)
+        return LoopbackRemote(self, key, peer)
 
     def progress(self) -> None:
         """Has nothing to do: the copy thread needs no turn."""
 
     def close(self) -> None:
-        """Ends every wait of `Faults`, then the thread, and frees the key."""
+        """Ends every wait of `Faults`, then the thread, and frees the key. No peer writes after it."""
+        self._offered.withdraw()
         self._closing.set()
         for held in (self.faults.begin, self.faults.end):
             if held is not None:
                 held.set()
         self._crew.close()
         with _registry_lock:
-            if _registry.get(self._key) is self._memory:
+            if _registry.get(self._key) is self._offered:
                 del _registry[self._key]
 
-    def start(self, runs: Runs, source: Memory, wake: Callable[[], None]) -> PiecesPosting:
+    @property
+    def late_writes(self) -> str:
+        return ""
+
+    def rekey(self) -> None:
+        """See `WrittenByPeers`."""
+        self.close()
+        self._begin()
+
+    def start(self, runs: Runs, operation: Operation, peer: "_Offered", wake: Callable[[], None]) -> PiecesPosting:
         """Begins to copy; for `LoopbackRemote`. Raises DataPathFailed when nothing was started."""
-        check_runs(runs, memory_bytes(source.segments), memory_bytes(self._memory.segments))
+        reads = operation is Operation.READ
+        source, destination = (peer.memory, self._memory) if reads else (self._memory, peer.memory)
+        check_runs(runs, memory_bytes(source.segments), memory_bytes(destination.segments))
         piece = piece_bytes(runs.total_bytes, self._crew.size)
-        rows = to_rows(runs, source.segments, self._memory.segments, piece)
+        rows = to_rows(runs, source.segments, destination.segments, piece)
         ranges = groups(rows[:, 2], piece, _ROWS_MAX)
         copy = copying.copier(CopyMethod.LOOP)
         assert copy is not None  # this method works everywhere
+        closing = self._closing
+
+        def check(moved: int) -> None:
+            limit = self.faults.fail_after_bytes
+            if closing.is_set():
+                raise DataPathFailed("the data path was closed before the posting ended")
+            if limit is not None and moved >= limit:
+                raise DataPathFailed(f"told to fail after {limit} bytes")
 
         def copy_piece(i: int) -> None:
             first, end = ranges[i]
             if self.faults.begin is not None:
                 self.faults.begin.wait()
-            self._closing.wait(self.faults.piece_delay_s)
-            self._check(int(rows[:first, 2].sum()))
-            copy(rows[first:end])
+            closing.wait(self.faults.piece_delay_s)
+            check(int(rows[:first, 2].sum()))
+            with contextlib.nullcontext() if reads else peer.writing():
+                copy(rows[first:end])
 
         def before_the_end() -> None:
             if self.faults.end is not None:
                 self.faults.end.wait()
-            self._check(int(rows[:, 2].sum()))
+            check(int(rows[:, 2].sum()))
 
         posting = PiecesPosting(len(ranges), copy_piece, wake, verify=before_the_end)
         self._crew.start(posting)
         return posting
 
-    def _check(self, moved: int) -> None:
-        limit = self.faults.fail_after_bytes
-        if self._closing.is_set():
-            raise DataPathFailed("the data path was closed before the posting ended")
-        if limit is not None and moved >= limit:
-            raise DataPathFailed(f"told to fail after {limit} bytes")
+
+class _Offered:
+    """Memory that peers may read and write, until it is withdrawn."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._lock = threading.Lock()
+        self._withdrawn = False
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """While one piece is written. Raises DataPathFailed when it is withdrawn."""
+        with self._lock:
+            if self._withdrawn:
+                raise DataPathFailed("the peer has ended all writes into its memory")
+            yield
+
+    def withdraw(self) -> None:
+        """Nobody writes after it."""
+        with self._lock:
+            self._withdrawn = True
 
 
 class LoopbackRemote:
     """Memory of another rank in this process."""
 
-    def __init__(self, path: LoopbackPath, key: str, source: Memory) -> None:
+    def __init__(self, path: LoopbackPath, key: str, peer: _Offered) -> None:
         self._path = path
         self._key = key
-        self._source = source
+        self._peer = peer
         # Whoever closes its memory while we copy gets it back a little later.
-        self._alive = source.keep_alive() if isinstance(source, SharedMemory) else source
+        self._alive = peer.memory.keep_alive() if isinstance(peer.memory, SharedMemory) else peer.memory
 
     @property
     def why(self) -> str:
         return f"the rank {self._key} lives in this process and is copied by one thread"
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
-        faults = self._path.faults
-        if faults.fail_read:
-            raise DataPathFailed(faults.fail_read)
-        if find(self._key) is not self._source:
-            raise DataPathFailed(f"the rank {self._key} is gone")
-        return self._path.start(runs, self._source, wake)
+        return self._start(runs, Operation.READ, wake)
+
+    def write(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
+        return self._start(runs, Operation.WRITE, wake)
 
     def close(self) -> None:
         """Forgets the rank. Idempotent."""
         self._alive = None
 
+    def _start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> PiecesPosting:
+        faults = self._path.faults
+        if faults.fail_post:
+            raise DataPathFailed(faults.fail_post)
+        if find(self._key) is not self._peer:
+            raise DataPathFailed(f"the rank {self._key} is gone")
+        return self._path.start(runs, operation, self._peer, wake)
 
-def find(key: str) -> Memory | None:
-    """The memory that is registered under `key` in this process."""
+
+def find(key: str) -> _Offered | None:
+    """What is registered under `key` in this process."""
     with _registry_lock:
         return _registry.get(key)

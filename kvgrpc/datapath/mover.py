@@ -18,16 +18,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath import flight
-from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, Remote, WaitsToConnect
-from kvgrpc.datapath.flight import Attempt, Flight, Link
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath import links
+from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, WrittenByPeers
+from kvgrpc.datapath.flight import Flight
+from kvgrpc.datapath.links import Attempt, Links
 from kvgrpc.datapath.memory import memory_bytes
-from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Offered, PostingEnded, Report
+from kvgrpc.datapath.reports import Disconnected, Offered, PostingEnded, Rekeyed, Report
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 
@@ -35,7 +36,6 @@ _log = logging.getLogger(__name__)
 
 BEST_FIRST = ("shm", "cma", "nixl", "loopback")
 """The order to allow paths in, unless an operator wants another."""
-_DIALLERS = 4
 _AT_EXIT_S = 2.0
 _STUCK_S = 5.0
 """How much longer than its deadline `close` waits for a library that does not return."""
@@ -72,15 +72,13 @@ class Mover:
         self._pace = None if limit is None else Pace(limit)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
-        self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
         self._lock = threading.Lock()  # guards the next two
         self._postings: set[str] = set()
         self._closed = False
         # From here on used by the mover's thread only, but for reads in progress_age_s.
-        self._links: dict[str, Link] = {}
-        self._attempts: dict[str, Attempt] = {}
+        self._links = Links(rank, self._paths, self._inbox.put, self._report)
         self._flights: dict[str, Flight] = {}
-        self._expected: set[str] = set()
+        self._expected: dict[str, Operation] = {}
         self._offered = False
         self._close_at: float | None = None
         self._at_rest = False
@@ -104,30 +102,39 @@ class Mover:
 
         A peer is connected once: disconnect it before it is connected again.
         """
-        self._enqueue(partial(self._connect, Attempt(peer, endpoint, list(allowed))))
+        self._enqueue(partial(self._links.connect, Attempt(peer, endpoint, list(allowed))))
 
-    def post(self, posting: str, peer: str, runs: Runs) -> None:
-        """Reads the peer's `runs.src` into `runs.dst`; `PostingEnded`, always.
+    def post(self, posting: str, peer: str, runs: Runs, operation: Operation = Operation.READ) -> None:
+        """Reads the peer's `runs.src` into `runs.dst`, or writes the own into the peer's; `PostingEnded`, always.
 
-        Raises AlreadyExists while a posting of that name has not ended.
+        A write fails where the data path to that peer offers none. Raises AlreadyExists while a posting
+        of that name has not ended.
         """
         with self._lock:
             if posting in self._postings:
                 raise AlreadyExists(Reason.ACCESS_REUSED, f"posting {posting} has not ended")
-            self._admit(partial(self._post, posting, peer, runs))
+            self._admit(partial(self._post, posting, peer, runs, operation))
             self._postings.add(posting)
 
     def disconnect(self, peer: str) -> None:
         """Closes the transport when the peer's last posting has ended; `Disconnected`, always."""
-        self._enqueue(partial(self._disconnect, peer))
+        self._enqueue(partial(self._links.disconnect, peer))
 
-    def expect(self, access: str) -> None:
-        """From now on peers may access this rank's memory under `access`. Idempotent."""
-        self._enqueue(partial(self._expected.add, access))
+    def rekey(self) -> None:
+        """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.
+
+        Postings on them end, their peers are disconnected, and earlier offers are void: who wants in
+        needs a new one. Accesses that are expected stay so.
+        """
+        self._enqueue(self._rekey)
+
+    def expect(self, access: str, operation: Operation = Operation.READ) -> None:
+        """From now on peers may read this rank's memory, or write it, under `access`. Idempotent."""
+        self._enqueue(partial(self._expected.__setitem__, access, operation))
 
     def unexpect(self, access: str) -> None:
         """Nobody accesses this rank's memory under `access` any more. Idempotent."""
-        self._enqueue(partial(self._expected.discard, access))
+        self._enqueue(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
         """For how long the oldest posting in flight, or the thread itself, has made no progress.
@@ -141,7 +148,8 @@ class Mover:
     def close(self, deadline_s: float) -> bool:
         """Lets postings end for `deadline_s`, then closes links and paths under those that have not.
 
-        Returns whether the memory is at rest: False when a library does not return or did not close,
+        Returns whether the memory is at rest: False when a library does not return or did not close, or
+        a peer may still write (an access for that is expected, and its path cannot speak for the peer),
         and then its memory must stay. Every posting has been reported if it returned. Idempotent; not
         from `report`.
         """
@@ -218,10 +226,8 @@ class Mover:
     def _end(self, item: Flight, ended: PostingEnded) -> None:
         self._news_at = time.monotonic()
         del self._flights[item.posting]
-        item.link.flights -= 1
         self._report_end(ended)
-        if item.link.closing and not item.link.flights:
-            self._report(Disconnected(item.link.peer, item.link.close()))
+        self._links.ended(item.link)
 
     def _is_polling(self) -> bool:
         if not self._polled:
@@ -252,68 +258,20 @@ class Mover:
         self._offered = True
         endpoint, left_out = self._endpoint, []
         for path in self._paths.values():
-            outcome = flight.offer(path, endpoint)
+            outcome = links.offer(path, endpoint)
             if isinstance(outcome, str):
                 left_out.append((path.name, outcome))
             else:
                 endpoint = outcome
         self._report(Offered(key, endpoint, tuple(left_out)))
 
-    def _connect(self, attempt: Attempt) -> None:
-        if attempt.peer in self._links or attempt.peer in self._attempts:
-            why = "the peer is connected, or about to be: disconnect it first"
-            rejected = tuple((name, why) for name in attempt.allowed)
-            self._report(ConnectFailed(attempt.peer, rejected))
-            return
-        self._attempts[attempt.peer] = attempt
-        self._try_next(attempt)
-
-    def _try_next(self, attempt: Attempt) -> None:
-        """Goes through the paths until one connects, or one has to wait for the peer."""
-        while attempt.allowed:
-            name = attempt.allowed.pop(0)
-            path = self._paths.get(name)
-            if path is None:
-                attempt.rejected.append((name, "this rank has no such data path"))
-                continue
-            if isinstance(path, WaitsToConnect) and path.connect_waits:
-                self._diallers.submit(self._dial, attempt, path)
-                return
-            if self._conclude(attempt, path, flight.connect(path, attempt.endpoint)):
-                return
-        del self._attempts[attempt.peer]
-        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected)))
-
-    def _dial(self, attempt: Attempt, path: DataPath) -> None:
-        """Runs in a thread of its own."""
-        outcome = flight.connect(path, attempt.endpoint)
-        self._inbox.put(partial(self._after_dial, attempt, path, outcome))
-
-    def _after_dial(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
-        if attempt.cancelled:
-            if not isinstance(outcome, str):
-                Link(attempt.peer, path, outcome, attempt.endpoint).close()
-        elif not self._conclude(attempt, path, outcome):
-            self._try_next(attempt)
-
-    def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
-        """Whether the peer is connected now."""
-        if isinstance(outcome, str):
-            attempt.rejected.append((path.name, outcome))
-            return False
-        del self._attempts[attempt.peer]
-        self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
-        rejected = tuple(attempt.rejected)
-        self._report(Connected(attempt.peer, path.name, outcome.why, rejected))
-        return True
-
-    def _post(self, posting: str, peer: str, runs: Runs) -> None:
+    def _post(self, posting: str, peer: str, runs: Runs, operation: Operation) -> None:
         link = self._links.get(peer)
         if link is None:
             self._refuse(posting, f"the peer {peer} is not connected")
             return
         try:
-            item = Flight(posting, link, runs, self._memory_bytes, self._pace)
+            item = Flight(posting, link, operation, runs, self._memory_bytes, self._pace)
         except DataPathFailed as error:
             self._refuse(posting, error.message)
             return
@@ -325,50 +283,63 @@ class Mover:
     def _refuse(self, posting: str, why: str) -> None:
         self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, why))
 
-    def _disconnect(self, peer: str) -> None:
-        attempt = self._attempts.pop(peer, None)
-        if attempt is not None:
-            self._cancel(attempt, "disconnected before it was connected")
-        link = self._links.pop(peer, None)
-        if link is None:
-            self._report(Disconnected(peer))
-            return
-        link.closing = True
-        if not link.flights:
-            self._report(Disconnected(peer, link.close()))
+    def _unexpect(self, access: str) -> None:
+        self._expected.pop(access, None)
 
-    def _cancel(self, attempt: Attempt, why: str) -> None:
-        attempt.cancelled = True
-        rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
-        self._report(ConnectFailed(attempt.peer, rejected))
+    def _rekey(self) -> None:
+        errors = [self._rekey_path(path) for path in self._paths.values()]
+        self._report(Rekeyed("; ".join(filter(None, errors))))
+
+    def _rekey_path(self, path: DataPath) -> str:
+        """Why an access of before may still follow; empty: none does."""
+        if not isinstance(path, WrittenByPeers):
+            return ""
+        late, broken = path.late_writes, ""
+        try:
+            path.rekey()
+        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("%s could not be re-keyed", path.name)
+            broken = f"{path.name} could not be re-keyed: {error}"
+        for item in [item for item in self._flights.values() if item.link.path is path]:
+            self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
+        for link in self._links.drop(path):
+            self._report(Disconnected(link.peer, link.close()))
+        return broken or late
 
     def _begin_close(self, close_at: float) -> None:
         self._close_at = close_at
-        self._diallers.shutdown(wait=False, cancel_futures=True)
-        for attempt in self._attempts.values():
-            self._cancel(attempt, "the mover is closing")
-        self._attempts.clear()
+        self._links.begin_close()
 
     # ---- the end
 
     def _tear_down(self) -> None:
         """Links first, then paths: a library's agent goes after what was made with it."""
         busy = {id(item.link) for item in self._flights.values()}
-        for link in self._links.values():
+        for link in self._links:
             if id(link) not in busy:
                 link.close()
+        late = self._late_writes()
         errors = {path.name: self._close_path(path) for path in self._paths.values()}
-        self._at_rest = not any(errors.values())
-        links = {id(item.link): item.link for item in self._flights.values()}
+        self._at_rest = not any(errors.values()) and not late
+        cut = {id(item.link): item.link for item in self._flights.values()}
         for item in self._flights.values():
             quiesced = not errors[item.link.path.name]
             why = "the mover was closed before the posting ended"
             self._report_end(item.abandon(why, quiesced))
-        for link in links.values():  # closed with their paths
+        for link in cut.values():  # closed with their paths
             if link.closing:
                 self._report(Disconnected(link.peer, errors[link.path.name]))
         self._flights.clear()
         self._note_oldest()
+
+    def _late_writes(self) -> list[str]:
+        """Why peers may write after the end, if they may write at all."""
+        if Operation.WRITE not in self._expected.values():
+            return []
+        late = [path.late_writes for path in self._paths.values() if isinstance(path, WrittenByPeers)]
+        for why in filter(None, late):
+            _log.error("a peer's write has not ended, and %s", why)
+        return [why for why in late if why]
 
     def _close_path(self, path: DataPath) -> str:
         """Why it may still access memory; empty: it does not."""

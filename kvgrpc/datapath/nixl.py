@@ -1,62 +1,35 @@
-"""Data path `nixl`: reads a peer's memory with NIXL (UCX by default), between hosts and within one.
+"""Data path `nixl`: reads and writes a peer's memory with NIXL (UCX by default), between hosts and within one.
 
-The only file that imports NIXL, when the first `NixlPath` is made. Its rules:
+NIXL is imported when the first `NixlPath` is made. The rules:
 
 * One agent per rank, without NIXL's progress thread, which burns a whole core while idle. Bytes
-  move only while somebody calls in: `poll` on the side that reads, `progress` on the side that is
-  read. Nothing here sleeps, waits for a peer or starts a thread.
+  move only while somebody calls in: `poll` on the side that posted, `progress` on the other. Nothing
+  here sleeps, waits for a peer or starts a thread.
 * An agent ends in one order: transfers, peers, memory, agent. `close` keeps it at any time, with
   transfers pending and peers dead; a finalizer does the same for a path that nobody closed.
 * DONE is what the transfer itself says; FAILED only where nothing can follow (`NixlPosting`).
+* When a peer's write can land no more is another matter on each transport (`NixlPath.late_writes`).
 * A peer's metadata is checked in full before NIXL sees it (`nixl_metadata`).
-
-Before NIXL is loaded the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024
-(bounds what UCX keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where
-nobody answers stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
-reads from its environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network.
-UCX listens for peers on each network that it may use, and asks nobody who they are.
 
 TCP is refused unless UCX_TLS names it. Over it UCX has the process that is read send the bytes, and
 when the reader dies meanwhile, or closes, that process dies with it: signal 6 or 11 inside UCX 1.23
 ("Fatal: unexpected error: Endpoint timeout"), each time it was tried, with one read of 8 KB under way
-as with many. RDMA and CMA do not involve the process that is read.
+as with many. RDMA and CMA do not involve the process that is read, and no write harmed either end.
 """
 
-import contextlib
-import ctypes
-import importlib
-import logging
-import logging.config
-import os
-import re
-import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import NixlEndpoint, RankEndpoint
-from kvgrpc.datapath import addresses, nixl_metadata, ucx_log
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath import addresses, ucx_log
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, PostingState
-from kvgrpc.datapath.memory import is_host, memory_bytes
-from kvgrpc.datapath.nixl_posting import SLICE_BYTES, NixlPosting, Slice, by_type, slices
-from kvgrpc.errors import KVGrpcError
-
-_log = logging.getLogger(__name__)
-
-# How long `close` lets a call of another thread's take: the longest seen was 0.2 s.
-_CLOSE_S = 10.0
-_PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
-_ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}
-_UCX_LOG = ucx_log.UcxLog()
-_TCP_UNASKED = (
-    "UCX reaches agent {!r} over TCP only, where a reader that dies takes the process that it reads from"
-    " with it; UCX_TLS=tcp in the environment of both accepts that"
-)
-# What a peer does to a connection, in words for people.
-_MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connection to it broke"}
+from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.nixl_agent import NixlAgent, NixlTransfer
+from kvgrpc.datapath.nixl_posting import SLICE_BYTES, NixlPosting, Slice, slices
 
 
 class NixlPath:
@@ -68,7 +41,11 @@ class NixlPath:
     """
 
     def __init__(self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX") -> None:
-        self._agent = _Agent(memory, hint, backend)
+        self._made_with = memory, hint, backend
+        self._begin()
+
+    def _begin(self) -> None:
+        self._agent = NixlAgent(*self._made_with)
         # Also runs when the interpreter ends: without it chance says what ends first, and NIXL faults.
         self._finalizer = weakref.finalize(self, self._agent.close)
 
@@ -82,6 +59,8 @@ class NixlPath:
 
     def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
         """`endpoint` with this agent and its registered memory, the same for every peer."""
+        if self._agent.closed:
+            raise DataPathUnavailable("the data path is closed")
         return replace(endpoint, nixl=self._agent.endpoint)
 
     def connect(self, endpoint: RankEndpoint) -> "NixlRemote":
@@ -101,21 +80,39 @@ class NixlPath:
     def close(self) -> None:
         """Ends transfers, peers, registrations and the agent. Idempotent.
 
-        Afterwards no access follows, also none of pending postings (`poll` answers FAILED then): the
-        late bytes of a stopped peer arrive only as long as the agent lives. Raises DataPathFailed
-        when another thread's call into NIXL does not return.
+        Afterwards no access of ours follows, also none of pending postings: the late bytes of a read
+        from a stopped peer arrive only as long as the agent lives. Raises DataPathFailed when another
+        thread's call into NIXL does not return.
         """
         self._finalizer()
 
+    @property
+    def late_writes(self) -> str:
+        """See `WrittenByPeers`. What was found by experiment (NIXL 1.5.1, UCX 1.23, host memory):
+
+        * TCP: this process writes what it received. The bytes of a peer that was stopped or killed
+          land while the agent lives, also after `remote.close`; nothing lands after the agent's end.
+        * CMA: the peer's process writes, and needs nothing of this one. A peer that was stopped
+          within a write goes on with it after this agent's end. Nothing follows the end of its process.
+
+        Nobody has shown it for anything else.
+        """
+        return self._agent.late_writes()
+
+    def rekey(self) -> None:
+        """A new agent, under a new name, in the place of this one. See `WrittenByPeers`."""
+        self.close()
+        self._begin()
+
 
 class NixlRemote:
-    """Implements `Remote`, and `Connection` for its postings.
+    """Implements `WritableRemote`, and `Connection` for its postings.
 
-    UCX gives a connection up for good at its first error: later reads raise DataPathFailed, and
+    UCX gives a connection up for good at its first error: later postings raise DataPathFailed, and
     only `close` and a new `connect` make another.
     """
 
-    def __init__(self, agent: "_Agent", peer: NixlEndpoint, lanes: ucx_log.LaneSets) -> None:
+    def __init__(self, agent: NixlAgent, peer: NixlEndpoint, lanes: ucx_log.LaneSets) -> None:
         self._agent = agent
         self._peer = peer
         self._lanes = lanes
@@ -132,13 +129,11 @@ class NixlRemote:
 
         Calls `wake` when the next `poll` can post at once: the slice was over before NIXL returned.
         """
-        own, there = self._agent.endpoint.segments, self._peer.segments
-        addresses.check_runs(runs, memory_bytes(there), memory_bytes(own))
-        self._check_usable()
-        rows = addresses.to_rows(runs, there, own, SLICE_BYTES)
-        posting = NixlPosting(self, slices(rows, own, there), wake)
-        posting.poll()
-        return posting
+        return self._start(runs, Operation.READ, wake)
+
+    def write(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
+        """As `read`, the other way."""
+        return self._start(runs, Operation.WRITE, wake)
 
     def close(self) -> None:
         """Forgets the peer. Idempotent. Raises DataPathFailed while a transfer with it is running."""
@@ -154,243 +149,31 @@ class NixlRemote:
     def closed(self) -> bool:
         return self._agent.closed
 
-    def prepare(self, piece: Slice) -> "_Transfer":
+    def prepare(self, piece: Slice, operation: Operation) -> NixlTransfer:
         self._check_usable()
-        return self._agent.prepare(self._peer.agent, piece)
+        return self._agent.prepare(self._peer.agent, piece, operation)
 
-    def broke(self, error: str) -> bool:
+    def broke(self, error: str, operation: Operation) -> PostingState:
         self._broken = self._broken or error
-        return self._agent.errors_are_ends()
+        return self._agent.after_an_error(operation)
+
+    def after_close(self, operation: Operation) -> PostingState:
+        return self._agent.after_close(operation)
+
+    def _start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> NixlPosting:
+        own, there = self._agent.endpoint.segments, self._peer.segments
+        source, destination = (there, own) if operation is Operation.READ else (own, there)
+        addresses.check_runs(runs, memory_bytes(source), memory_bytes(destination))
+        self._check_usable()
+        rows = addresses.to_rows(runs, source, destination, SLICE_BYTES)
+        if operation is Operation.WRITE:
+            rows = rows[:, [1, 0, 2]]  # a slice has the own address first
+        posting = NixlPosting(self, slices(rows, own, there), wake, operation)
+        posting.poll()
+        return posting
 
     def _check_usable(self) -> None:
         if self._closed or self._agent.closed:
             raise DataPathFailed(f"the connection to agent {self._peer.agent!r} is closed")
         if self._broken:
             raise DataPathFailed(f"the connection to agent {self._peer.agent!r} broke before: {self._broken}")
-
-
-class _Transfer:
-    """Implements `Transfer` with a handle of NIXL's."""
-
-    def __init__(self, agent: "_Agent", peer: str, handle: Any) -> None:
-        self.peer = peer
-        self._agent = agent
-        self._handle = handle
-
-    def post(self) -> tuple[PostingState, str]:
-        return self._ask(self._agent.nixl.transfer)
-
-    def check(self) -> tuple[PostingState, str]:
-        return self._ask(self._agent.nixl.check_xfer_state)
-
-    def release(self) -> None:
-        try:
-            self._agent.nixl.release_xfer_handle(self._handle)
-        except Exception:  # noqa: BLE001 - NIXL's errors have no other base
-            _log.warning("NIXL did not release an ended transfer: kept until the path is closed", exc_info=True)
-        else:
-            self._agent.transfers.discard(self)
-
-    def drop(self) -> None:
-        """For the last time; what NIXL refuses to release ends with the agent."""
-        with contextlib.suppress(Exception):
-            self._handle.release()
-        # Else the wrapper tries again when it is collected, and until then keeps the agent alive.
-        self._handle._released, self._handle._agent = True, None  # noqa: SLF001
-
-    def _ask(self, call: Callable[[Any], object]) -> tuple[PostingState, str]:
-        try:
-            answer = call(self._handle)
-        except Exception as error:  # noqa: BLE001 - NIXL's errors have no other base
-            return PostingState.FAILED, _sentence(error)
-        if answer == "DONE":
-            return PostingState.DONE, ""
-        if answer == "PROC":
-            return PostingState.PENDING, ""
-        return PostingState.FAILED, f"NIXL answered {answer}"
-
-
-class _Agent:
-    """The NIXL agent and all that it holds.
-
-    The lock is for the finalizer, which runs in the main thread beside a mover that is a daemon.
-    """
-
-    def __init__(self, memory: Memory, hint: str, backend: str) -> None:
-        self.lock = threading.RLock()
-        self.closed = False
-        self.transfers: set[_Transfer] = set()
-        self._memory = memory  # kept alive: see NixlPath
-        self._peers: set[str] = set()
-        self._registered: list[Any] = []
-        self._pid = os.getpid()
-        name = re.sub(r"[^\w.-]", "_", f"{hint}-{secrets.token_hex(8)}", flags=re.ASCII)[-ucx_log.AGENT_CHARS_MAX :]
-        self.nixl = _make_agent(name, backend)
-        try:
-            with _raising(DataPathUnavailable, "NIXL cannot register the memory"):
-                for kind, rows in by_type(memory.segments):
-                    regions = [(*row, "") for row in rows]
-                    self._registered.append(self.nixl.register_memory(regions, kind, [backend]))
-                metadata = nixl_metadata.seal(self.nixl.get_agent_metadata())
-        except DataPathUnavailable:
-            self.close()
-            raise
-        self.endpoint = NixlEndpoint(name, metadata, backend, memory.segments)
-        self._form_is_known = nixl_metadata.form_is_known(self.endpoint)
-
-    def add_peer(self, peer: NixlEndpoint) -> ucx_log.LaneSets:
-        """Returns the sets of lanes of which one leads to the peer; none where unknown."""
-        with self.lock:
-            metadata = self._check_peer(peer)
-            before = len(self.lanes())
-            try:
-                with _raising(DataPathUnavailable, f"NIXL cannot reach agent {peer.agent!r}"):
-                    if self.nixl.add_remote_agent(metadata) not in (peer.agent, peer.agent.encode()):
-                        raise DataPathUnavailable("the peer's metadata is of another agent")
-                    for kind, rows in by_type(peer.segments):
-                        if not self.nixl.check_remote_metadata(peer.agent, self.nixl.get_xfer_descs(rows, kind)):
-                            raise DataPathUnavailable("the peer's metadata does not cover its memory")
-                lanes = self.lanes()[before:] or self.lanes()
-                if ucx_log.moved_by_peer(lanes) and "tcp" not in os.environ.get("UCX_TLS", "").split(","):
-                    raise DataPathUnavailable(_TCP_UNASKED.format(peer.agent))
-            except DataPathUnavailable:
-                self._forget(peer.agent)
-                raise
-            self._peers.add(peer.agent)
-            return lanes
-
-    def _check_peer(self, peer: NixlEndpoint) -> bytes:
-        """Returns its metadata as NIXL wrote it."""
-        if self.closed:
-            raise DataPathUnavailable("the data path is closed")
-        if peer.agent in self._peers or peer.agent == self.endpoint.agent:
-            raise DataPathUnavailable(f"agent {peer.agent!r} is connected already")
-        if peer.backend != self.endpoint.backend:
-            raise DataPathUnavailable(f"the peer uses {peer.backend!r}, this rank {self.endpoint.backend!r}")
-        try:
-            nixl_metadata.check_segments(peer.segments)
-            if self._form_is_known:
-                nixl_metadata.check(peer, self.endpoint)
-            return nixl_metadata.unseal(peer.metadata)
-        except ValueError as error:
-            raise DataPathUnavailable(f"the metadata of agent {peer.agent!r} is not usable: {error}") from None
-
-    def remove_peer(self, peer: str) -> None:
-        with self.lock:
-            if any(transfer.peer == peer for transfer in self.transfers):
-                raise DataPathFailed(f"a transfer with agent {peer!r} has not ended")
-            if peer in self._peers:
-                self._forget(peer)
-
-    def _forget(self, peer: str) -> None:
-        self._peers.discard(peer)
-        with contextlib.suppress(Exception):  # NIXL has forgotten it by itself after some errors
-            self.nixl.remove_remote_agent(peer)
-
-    def prepare(self, peer: str, piece: Slice) -> _Transfer:
-        with _raising(DataPathFailed, "NIXL refused the transfer"):
-            # Lists made for each transfer: out of prepared ones NIXL took 3 times as long to make it.
-            own = self.nixl.get_xfer_descs(piece.own, piece.own_type)
-            there = self.nixl.get_xfer_descs(piece.peer, piece.peer_type)
-            transfer = _Transfer(self, peer, self.nixl.initialize_xfer("READ", own, there, peer))
-        self.transfers.add(transfer)
-        return transfer
-
-    def errors_are_ends(self) -> bool:
-        """Whether this process moves all bytes itself, inside our calls: see NixlPosting."""
-        lanes = self.lanes() or [tuple(os.environ.get("UCX_TLS", "").split(","))]
-        return is_host(self.endpoint.segments) and ucx_log.moved_by_reader(lanes)
-
-    def lanes(self) -> ucx_log.LaneSets:
-        return _UCX_LOG.lanes(self.endpoint.agent) if self.endpoint.backend == "UCX" else []
-
-    def progress(self) -> None:
-        with self.lock:
-            if not self.closed:
-                # The one call that turns the library over without a transfer. No peer sends notifications.
-                self.nixl.get_new_notifs([self.endpoint.backend])
-
-    def close(self) -> None:
-        """Raises DataPathFailed when a call of another thread's into NIXL does not return."""
-        if os.getpid() != self._pid:
-            # In a forked child that exits. It has its parent's sockets: nothing may end or be collected.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-            return
-        if not self.lock.acquire(timeout=_CLOSE_S):
-            raise DataPathFailed(f"a call into NIXL has not returned for {_CLOSE_S} s")
-        try:
-            if not self.closed:
-                self.closed = True
-                self._end()
-        finally:
-            self.lock.release()
-
-    def _end(self) -> None:
-        for transfer in self.transfers:
-            transfer.drop()
-        self.transfers.clear()
-        for peer in list(self._peers):
-            self._forget(peer)
-        for registered in self._registered:
-            with contextlib.suppress(Exception):
-                self.nixl.deregister_memory(registered)
-        self._registered.clear()
-        # The agent proper ends with its last reference, and a traceback may hold the wrapper.
-        self.nixl.agent = None
-
-
-@contextlib.contextmanager
-def _raising(error_type: type[DataPathFailed | DataPathUnavailable], what: str) -> Iterator[None]:
-    """NIXL's errors as ours."""
-    try:
-        yield
-    except KVGrpcError:
-        raise
-    except Exception as error:  # noqa: BLE001 - NIXL's errors have no other base
-        raise error_type(f"{what}: {_sentence(error)}") from None
-
-
-def _sentence(error: Exception) -> str:
-    name = type(error).__name__
-    return "; UCX: ".join([_MEANS.get(name, str(error) or name), *_UCX_LOG.complaints()])
-
-
-def _make_agent(name: str, backend: str) -> Any:
-    api = _import_nixl()
-    with _raising(DataPathUnavailable, f"NIXL cannot start {backend!r}"), _UCX_LOG.captured():
-        nixl = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
-        plugins = nixl.get_plugin_list()
-        if backend not in plugins:
-            raise DataPathUnavailable(f"NIXL has no backend {backend!r} here, only {', '.join(plugins)}")
-        nixl.create_backend(backend, {})
-    return nixl
-
-
-def _import_nixl() -> Any:
-    """Raises DataPathUnavailable."""
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    reasons = []
-    for package in _PACKAGES:
-        try:
-            with _logging_untouched():
-                return importlib.import_module(f"{package}._api")
-        except ImportError as error:
-            if not isinstance(error, ModuleNotFoundError) or error.name != package:
-                reasons.append(f"{package}: {error}")
-    if reasons:
-        raise DataPathUnavailable(f"NIXL is installed but does not load: {'; '.join(reasons)}")
-    raise DataPathUnavailable("NIXL is not installed: pip install 'kvgrpc[server]'; shm and cma work without it")
-
-
-@contextlib.contextmanager
-def _logging_untouched() -> Iterator[None]:
-    """Importing NIXL configures logging for the process: it closes every handler (a file opened with
-    "w" stays silent from then on), prints to stdout, and hides what goes wrong in handlers.
-    """
-    configure, raises = logging.config.dictConfig, logging.raiseExceptions
-    logging.config.dictConfig = lambda _: None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        logging.config.dictConfig, logging.raiseExceptions = configure, raises

@@ -1,4 +1,4 @@
-"""One read of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and when that is over.
+"""One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and when that is over.
 
 Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.endpoints import MemoryKind, Segment
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath.addresses import Rows
 from kvgrpc.datapath.base import DataPathFailed, PostingState
 
@@ -36,6 +37,10 @@ class Slice:
     own_type: str
     peer: NDArray[np.uint64]
     peer_type: str
+
+
+# What can become of a posting that broke: the least that is proved first.
+_PROVED = (PostingState.PENDING, PostingState.UNPROVED, PostingState.FAILED)
 
 
 class _Place(NamedTuple):
@@ -72,12 +77,16 @@ class Connection(Protocol):
         """Whether the agent is no more."""
         ...
 
-    def prepare(self, piece: Slice) -> Transfer:
+    def prepare(self, piece: Slice, operation: Operation) -> Transfer:
         """Raises DataPathFailed; nothing has started then."""
         ...
 
-    def broke(self, error: str) -> bool:
-        """A transfer ended with an error. Returns whether nothing can follow it: see NixlPosting."""
+    def broke(self, error: str, operation: Operation) -> PostingState:
+        """A transfer ended with an error. Returns what that makes of its posting: see NixlPosting."""
+        ...
+
+    def after_close(self, operation: Operation) -> PostingState:
+        """What the end of the agent makes of a posting: see NixlPosting."""
         ...
 
 
@@ -86,32 +95,47 @@ class NixlPosting:
 
     What an error of NIXL means was found by experiment (NIXL 1.5.1, UCX 1.23, host memory; TCP and
     CMA): the peer killed, its agent closed, connections cut while the peer ran or was stopped. Each
-    time all reads of that peer ended with an error in the same poll, and not a byte changed later:
-    this process writes the bytes inside its own calls, and UCX drops a connection's requests before
-    it reports. There an error is FAILED. Elsewhere (an RDMA adapter writes by itself, and a GPU's
-    copies are its own) nobody has shown it: the posting stays PENDING with `error` set, and becomes
-    FAILED when the path is closed.
+    time all postings on that peer ended with an error in the same poll, and UCX had dropped the
+    connection's requests before it reported. This process touches its own memory inside its own calls
+    only, so that is at rest then. What else it means:
 
-    A stopped peer is no error: PENDING until it goes on. NIXL has no cancel.
+    * READ: not a byte changed later: an error is FAILED.
+    * WRITE over CMA: this process writes into the peer's memory inside its own calls: FAILED, too.
+    * WRITE over TCP: bytes that have left are written by the peer's process when it gets to them, in
+      every trial with a peer that was stopped for a moment, also after this agent's end: UNPROVED.
+    * Elsewhere (an RDMA adapter reads and writes by itself, and a GPU's copies are its own) nobody has
+      shown anything: the posting stays PENDING with `error` set, until the path is closed. That makes
+      a READ FAILED and a WRITE UNPROVED.
+
+    DONE of a WRITE is the peer's acknowledgement over TCP; over CMA the bytes are there, though the
+    peer may be stopped. Else a stopped peer is no error: PENDING until it goes on. NIXL has no cancel.
 
     DONE has one hole: NIXL keeps no request of a list but the last, so where a peer unmaps part of
     its memory during a read over CMA, those bytes are missing and nothing says so. Memory that was
     offered must stay mapped while it may be read.
     """
 
-    def __init__(self, connection: Connection, slices: Iterator[Slice], wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        slices: Iterator[Slice],
+        wake: Callable[[], None],
+        operation: Operation = Operation.READ,
+    ) -> None:
         self._connection = connection
+        self._operation = operation
         self._slices = slices
         self._next = next(slices, None)
         self._wake = wake
         self._running: list[Transfer] = []
         self._state = PostingState.PENDING
         self._error = ""
-        self._may_go_on = False
+        self._end = PostingState.FAILED
+        """What it becomes if it breaks."""
 
     @property
     def error(self) -> str:
-        """Why it FAILED or, while PENDING, why it will not end by itself; else empty."""
+        """Why it FAILED or is UNPROVED or, while PENDING, why it will not end by itself; else empty."""
         return self._error
 
     def poll(self) -> PostingState:
@@ -125,8 +149,9 @@ class NixlPosting:
             return self._state
 
     def _drop(self) -> None:
+        if self._end is PostingState.PENDING or self._running:
+            self._end = self._connection.after_close(self._operation)
         self._running.clear()
-        self._may_go_on = False
         self._error = self._error or "the data path was closed"
 
     def _check(self) -> None:
@@ -136,7 +161,7 @@ class NixlPosting:
     def _post(self) -> None:
         while self._next and not self._error and len(self._running) < SLICES_IN_FLIGHT:
             try:
-                transfer = self._connection.prepare(self._next)
+                transfer = self._connection.prepare(self._next, self._operation)
             except DataPathFailed as error:
                 self._error = error.message
                 return
@@ -157,13 +182,13 @@ class NixlPosting:
         transfer.release()
         if state is PostingState.FAILED:
             self._error = self._error or error
-            self._may_go_on = not self._connection.broke(error) or self._may_go_on
+            self._end = min(self._end, self._connection.broke(error, self._operation), key=_PROVED.index)
 
     def _conclude(self) -> None:
-        if self._running or self._may_go_on:
+        if self._running:
             return
         if self._error:
-            self._state = PostingState.FAILED
+            self._state = self._end
         elif not self._next:
             self._state = PostingState.DONE
 

@@ -2,7 +2,8 @@
 
 Order: of one peer, Connected comes before every PostingEnded and Disconnected after the last. Each
 `post` is answered by one PostingEnded, each `connect` by one Connected or ConnectFailed, each
-`offer` by one Offered, each `disconnect` by one Disconnected.
+`offer` by one Offered, each `disconnect` by one Disconnected, each `rekey` by one Rekeyed, after the
+PostingEnded and Disconnected that it caused.
 """
 
 from dataclasses import dataclass
@@ -61,8 +62,11 @@ class PostingEnded:
     error: str
     """Why it FAILED, for people; empty when DONE."""
     quiesced: bool = True
-    """Whether it is proved that no access of this posting follows. False only when a data path
-    broke its promises (raised where it must not): treat the destination as still being written."""
+    """Whether it is proved that no access of this posting follows: else treat the destination as still
+    being written. False when a data path broke its promises (raised where it must not), and for a
+    write whose bytes had left when its connection broke, or when its path was closed under it. The
+    source of a write may be reused all the same: what a late access would send of it goes into a
+    destination that nobody trusts."""
 
 
 @dataclass(frozen=True)
@@ -74,4 +78,12 @@ class Disconnected:
     """Empty: the transport is closed and no access of ours follows. Else why that is not proved."""
 
 
-Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected
+@dataclass(frozen=True)
+class Rekeyed:
+    """What peers could do before with this rank's memory, by paths that write, is over."""
+
+    error: str = ""
+    """Empty: no access of before follows. Else why that is not proved."""
+
+
+Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected | Rekeyed

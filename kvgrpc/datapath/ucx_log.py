@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -23,8 +23,8 @@ AGENT_CHARS_MAX = 31
 LaneSets = list[tuple[str, ...]]
 """Sets of transports and devices, each like ("tcp/eth0", "cma/memory")."""
 
-# The reader's processor moves the bytes, inside its own calls.
-_BY_READER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
+# This process's processor moves the bytes, inside its own calls, or gives them away there.
+_BY_CALLER = frozenset({"tcp", "cma", "sysv", "posix", "self"})
 # Where UCX has nothing else, the process that is read takes part.
 _BY_PEER = frozenset({"tcp", "sysv", "posix"})
 _USERS = ("UCX_LOG_LEVEL", "UCX_LOG_FILE")
@@ -35,9 +35,22 @@ _LANE = re.compile(r"[\w.]+/[\w.:]+")
 _COMPLAINT = re.compile(r"UCX +(?:WARN|ERROR|FATAL) +(.*)")
 
 
-def moved_by_reader(lanes: LaneSets) -> bool:
-    """Whether, of host memory, all bytes arrive inside calls of the reading process."""
-    return _all_of(_BY_READER, lanes)
+def moved_by_caller(lanes: LaneSets) -> bool:
+    """Whether the process that posts touches its own host memory inside its calls only."""
+    return _all_of(_BY_CALLER, lanes)
+
+
+def written_by_caller(lanes: LaneSets) -> bool:
+    """Whether writes of any length leave by CMA: inside calls of the writing process, straight into the peer's memory.
+
+    UCX takes it for all of them wherever it is among the lanes, and leaves wire-up and keep-alive to the others.
+    """
+    return bool(lanes) and all("cma" in _transports(some) for some in lanes) and _all_of(_BY_CALLER, lanes)
+
+
+def received_by_callee(lanes: LaneSets) -> bool:
+    """Whether peers' writes arrive inside calls of the process that is written to."""
+    return _all_of(frozenset({"tcp"}), lanes)
 
 
 def moved_by_peer(lanes: LaneSets) -> bool:
@@ -46,8 +59,12 @@ def moved_by_peer(lanes: LaneSets) -> bool:
 
 
 def _all_of(transports: frozenset[str], lanes: LaneSets) -> bool:
-    named = {lane.partition("/")[0] for some in lanes for lane in some}
+    named = set().union(*map(_transports, lanes))
     return bool(named) and named <= transports
+
+
+def _transports(lanes: Iterable[str]) -> set[str]:
+    return {lane.partition("/")[0] for lane in lanes}
 
 
 class UcxLog:
@@ -75,6 +92,11 @@ class UcxLog:
             for name in _USERS:
                 os.environ.pop(name, None)
             self._flush = _flush_function()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is UCX's log, so that what is not in it did not happen."""
+        return self._flush is not None
 
     def lanes(self, agent: str) -> LaneSets:
         """The sets of lanes that `agent` has to its peers; empty where unknown.

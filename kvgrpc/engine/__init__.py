@@ -14,8 +14,9 @@ what is there.
 
 from kvgrpc.engine.connection import LeadDied
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
+from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PullOpened, Received, Reserved
 from kvgrpc.engine.handles import Content, HandOver, Pull, content
+from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.rank import Rank
 from kvgrpc.engine.ticket import RankTicket
 
@@ -26,11 +27,15 @@ __all__ = [
     "Event",
     "Failed",
     "HandOver",
+    "LayersReceived",
     "LeadDied",
     "Pull",
     "PullOpened",
+    "Push",
     "Rank",
     "RankTicket",
     "Received",
+    "Reservation",
+    "Reserved",
     "content",
 ]

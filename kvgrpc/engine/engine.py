@@ -24,14 +24,15 @@ from typing import Any, Self, TypeVar
 
 from kvgrpc.core import grants
 from kvgrpc.core.content import largest_use
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN, mint_lease_id
+from kvgrpc.core.ids import mint_lease_id
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.engine.connection import Connection, LeadDied
 from kvgrpc.engine.events import BlocksReturned, Event, Received
-from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks
+from kvgrpc.engine.handles import BlockIds, Content, Handle, HandOver, Pull, check_key, group_blocks
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.engine.outbox import Outbox
+from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.engine.transfers import Transfers
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
@@ -145,9 +146,7 @@ class Engine:
         The blocks belong to the hand-over until BlocksReturned. What the lead refuses arrives as Failed and
         BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
-        if len(transfer_key) < TRANSFER_KEY_BYTES_MIN:
-            what = f"transfer_key needs at least {TRANSFER_KEY_BYTES_MIN} random bytes"
-            raise InvalidRequest(Reason.INVALID_FIELD, what)
+        check_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
         rows = group_blocks(blocks)
         self._leases += 1
@@ -211,6 +210,58 @@ class Engine:
         pull.unsent = self._ask(pull, traceparent, pull_blocks=request).pull_blocks
         self._unsent.append(pull)
         return pull
+
+    def reserve(  # noqa: PLR0913 - by name, each with a default
+        self,
+        blocks: BlockIds,
+        content: Content,
+        *,
+        transfer_key: bytes,
+        have_tokens: int = 0,
+        use_tokens: int = 0,
+        source_address: str = "",
+        source_engine_id: str = "",
+        request_id: str = "",
+        priority: int = 0,
+        after_step: int = 0,
+        traceparent: str = "",
+    ) -> Reservation:
+        """Reserves blocks that a push will fill: from the first that is not wholly held (`have_tokens`) to the one of
+        the last of `use_tokens`.
+
+        With `source_address` the lead registers the push there by itself; else `Reservation.grant`, which Reserved
+        announces, must reach the source. What the lead refuses arrives as Failed and BlocksReturned.
+        """
+        check_key(transfer_key)
+        request = handoff_pb2.ReserveBlocksRequest(
+            transfer_key=transfer_key,
+            request_id=request_id,
+            blocks=group_blocks(blocks),
+            have_tokens=have_tokens,
+            content=content.message,
+            use_tokens=use_tokens,
+            after_step=after_step,
+            priority=priority,
+        )
+        if source_address:
+            request.source.address, request.source.engine_id = source_address, source_engine_id
+        reservation = Reservation(ask=self._ask, request_id=request_id, use_tokens=use_tokens or content.tokens)
+        self._ask(reservation, traceparent, reserve_blocks=request)
+        return reservation
+
+    def push(
+        self, content: Content, *, transfer_key: bytes, request_id: str = "", priority: int = 0, traceparent: str = ""
+    ) -> Push:
+        """The source's side of a push: `Push.finished` hands its parts over as they come."""
+        check_key(transfer_key)
+        return Push(
+            ask=self._ask,
+            request_id=request_id,
+            transfer_key=transfer_key,
+            content=content,
+            priority=priority,
+            traceparent=traceparent,
+        )
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
         """Cancels everything under a key, also what is still to come: for one transfer, use its handle's `cancel`."""
@@ -288,7 +339,7 @@ class Engine:
 
     # -- the session
 
-    def _ask(self, handle: HandOver | Pull | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
+    def _ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
         call = self._outbox.add(traceparent, **request)
         if handle is not None:
             self._transfers.asked(call.call_id, handle)

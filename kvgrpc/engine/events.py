@@ -1,9 +1,10 @@
-"""What `Engine.poll` tells. `transfer` is the Pull or HandOver that the event is about."""
+"""What `Engine.poll` tells. `transfer` is the handle that the event is about."""
 
 from dataclasses import dataclass
 
 from kvgrpc.core.transfers import Next
-from kvgrpc.engine.handles import HandOver, Pull
+from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.pushes import Reservation
 from kvgrpc.errors import Reason
 
 
@@ -16,10 +17,30 @@ class PullOpened:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """The blocks of a push are reserved: `transfer.grant` can go to the source."""
+
+    transfer: Reservation
+
+
+@dataclass(frozen=True)
+class LayersReceived:
+    """Every block of these layers is there, provisionally: nothing that is computed from them leaves the engine before
+    Received. Each replaces the last: one with fewer layers says that the prefill started over, and that what was
+    computed from the others is to be discarded. Failed discards all.
+    """
+
+    transfer: Reservation
+    layers_done: tuple[tuple[int, int], ...]
+    """(first, count), in order."""
+    part_epoch: int
+
+
+@dataclass(frozen=True)
 class Received:
     """The KV of the first `use_tokens` tokens is in the blocks, and the blocks are the engine's again."""
 
-    transfer: Pull
+    transfer: Pull | Reservation
     use_tokens: int
 
 
@@ -27,7 +48,7 @@ class Received:
 class Failed:
     """It is over without success. Returns nothing: BlocksReturned follows."""
 
-    transfer: Pull | HandOver
+    transfer: Handle
     reason: Reason
     message: str
     next: Next
@@ -38,7 +59,7 @@ class Failed:
 class BlocksReturned:
     """The transfer's blocks are the engine's again."""
 
-    transfer: Pull | HandOver
+    transfer: Handle
 
 
-Event = PullOpened | Received | Failed | BlocksReturned
+Event = PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned

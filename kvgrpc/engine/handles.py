@@ -9,6 +9,7 @@ import numpy as np
 
 from kvgrpc.core import grants
 from kvgrpc.core.descriptors import to_runs
+from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
@@ -54,7 +55,7 @@ def content(
 class Ask(Protocol):
     """Queues a call of an engine; `handle` gets what comes of it."""
 
-    def __call__(self, handle: "HandOver | Pull | None", traceparent: str = "", **request: Any) -> session_pb2.Call: ...
+    def __call__(self, handle: "Handle | None", traceparent: str = "", **request: Any) -> session_pb2.Call: ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -146,6 +147,13 @@ def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:
         return [common_pb2.GroupBlocks(group=index, blocks=_runs(ids)) for index, ids in enumerate(groups) if len(ids)]
     except (TypeError, ValueError) as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"block ids lie in [0, 2**32): {error}") from error
+
+
+def check_key(transfer_key: bytes) -> None:
+    """Raises InvalidRequest for a key that somebody could guess."""
+    if len(transfer_key) < TRANSFER_KEY_BYTES_MIN:
+        what = f"transfer_key needs at least {TRANSFER_KEY_BYTES_MIN} random bytes"
+        raise InvalidRequest(Reason.INVALID_FIELD, what)
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:

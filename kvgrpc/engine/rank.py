@@ -173,7 +173,8 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.unmap_peer(command.disconnect.peer)
         case "post":
             wire.check_peer_rank(rank, command.post)
-            mover.post(command.post.posting_id, command.post.peer, wire.runs_of(command.post))
+            post = command.post
+            mover.post(post.posting_id, post.peer, wire.runs_of(post), wire.operation_of(post))
         case "expect":
             mover.expect(command.expect.access, command.expect.open)
         case _:

@@ -7,8 +7,9 @@ BlocksReturned; before the latter at most one Failed.
 from collections.abc import Iterator
 
 from kvgrpc.core.transfers import Next
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, PullOpened, Received
-from kvgrpc.engine.handles import HandOver, Pull
+from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PullOpened, Received, Reserved
+from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.values import core_reason
@@ -25,38 +26,39 @@ class Transfers:
     """Every handle that is not over."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, HandOver | Pull] = {}
+        self._asked: dict[int, Handle] = {}
         """By call, until it is answered."""
-        self._known: dict[str, HandOver | Pull] = {}
+        self._known: dict[str, Handle] = {}
         """By transfer id, until the end."""
 
-    def asked(self, call_id: int, handle: HandOver | Pull) -> None:
+    def asked(self, call_id: int, handle: Handle) -> None:
         """A call about a handle waits for its answer."""
         self._asked[call_id] = handle
 
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
         """What the engine is told of a row of the session."""
-        match event.WhichOneof("event"):
-            case "answer":
-                yield from self._answered(event.answer)
-            case "opened":
-                handle = self._known.get(event.opened.transfer_id)
-                if isinstance(handle, Pull):
-                    yield PullOpened(handle, event.opened.use_tokens)
-            case "received":
-                handle = self._known.pop(event.received.transfer_id, None)
-                if isinstance(handle, Pull):
-                    yield Received(handle, event.received.use_tokens)
-            case "failed":
-                handle = self._known.get(event.failed.transfer_id)
-                if handle is not None:
-                    yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
-            case "blocks_returned":
-                handle = self._known.pop(event.blocks_returned.transfer_id, None)
-                if handle is not None:
-                    yield BlocksReturned(handle)
-            case _:
-                return  # of a newer lead
+        kind = event.WhichOneof("event")
+        if kind == "answer":
+            yield from self._answered(event.answer)
+            return
+        row = getattr(event, kind) if kind else None  # None: of a newer lead
+        handle = self._known.get(row.transfer_id) if row is not None else None
+        if handle is None:
+            return
+        if kind in ("received", "blocks_returned"):
+            del self._known[handle.transfer_id]
+        match kind, handle:
+            case "opened", Pull():
+                yield PullOpened(handle, event.opened.use_tokens)
+            case "layers_received", Reservation():
+                layers = tuple((row.first, row.count) for row in event.layers_received.layers_done)
+                yield LayersReceived(handle, layers, event.layers_received.part_epoch)
+            case "received", Pull() | Reservation():
+                yield Received(handle, event.received.use_tokens)
+            case "failed", _:
+                yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
+            case "blocks_returned", _:
+                yield BlocksReturned(handle)
 
     def _answered(self, answer: session_pb2.CallAnswer) -> Iterator[Event]:
         handle = self._asked.pop(answer.call_id, None)
@@ -64,7 +66,7 @@ class Transfers:
             return
         if not answer.HasField("failure"):
             if not handle.transfer_id:
-                self._begin(handle, answer)
+                yield from self._begin(handle, answer)
         elif not handle.transfer_id:
             yield from _fail(handle, answer.failure)
             yield BlocksReturned(handle)
@@ -73,17 +75,23 @@ class Transfers:
             yield from _fail(handle, answer.failure)
             handle.cancel(f"its blocks were refused: {answer.failure.message}")
 
-    def _begin(self, handle: HandOver | Pull, answer: session_pb2.CallAnswer) -> None:
+    def _begin(self, handle: Handle, answer: session_pb2.CallAnswer) -> Iterator[Event]:
         """The lead knows the transfer."""
-        response = answer.finished_blocks if isinstance(handle, HandOver) else answer.pull_blocks
+        response = getattr(answer, answer.WhichOneof("response") or "finished_blocks")
         handle.transfer_id = response.transfer.transfer_id
+        if not handle.transfer_id and isinstance(handle, Push):
+            yield BlocksReturned(handle)  # given up before there was anything to move
+            return
         self._known[handle.transfer_id] = handle
+        if isinstance(handle, Reservation):
+            handle.grant = response.grant.token
+            yield Reserved(handle)
         later, handle.later = handle.later, []
         for work in later:
             work()
 
 
-def _fail(handle: HandOver | Pull, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:
+def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:
     """Failed, once: what else goes wrong with a transfer that failed is no news."""
     if handle.failed:
         return

@@ -35,7 +35,7 @@ class _Method:
     """One kind of call: to the core's event, and from its answer into the reply."""
 
     name: str
-    to_event: Callable[[Any, events.Call], events.Event]
+    to_event: Callable[[Lead, Any, events.Call], events.Event]
     put_reply: Callable[[ResponseHeader, Any, Any], None]
 
 
@@ -57,10 +57,18 @@ def put_closings(header: ResponseHeader, answer: actions.Closings, into: peer_pb
     into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
 
 
+def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.PartsReadyResponse) -> None:
+    """PartsReady."""
+    into.header.CopyFrom(header)
+
+
 _METHODS = {
-    "open_access": _Method("OpenAccess", requests.open_access, put_openings),
-    "settle_access": _Method("SettleAccess", requests.settle_access, put_verdicts),
-    "close_access": _Method("CloseAccess", requests.close_access, put_closings),
+    "open_access": _Method("OpenAccess", lambda _, row, call: requests.open_access(row, call), put_openings),
+    "settle_access": _Method("SettleAccess", lambda _, row, call: requests.settle_access(row, call), put_verdicts),
+    "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
+    "parts_ready": _Method(
+        "PartsReady", lambda lead, row, call: requests.parts_ready(row, call, lead.block_limit), put_widened
+    ),
 }
 
 
@@ -119,7 +127,7 @@ class Conversation:
 
         self._waiting += 1
         try:
-            event = method.to_event(getattr(call, kind), events.Call(number, ANONYMOUS, trace))
+            event = method.to_event(self._lead, getattr(call, kind), events.Call(number, ANONYMOUS, trace))
         except KVGrpcError as error:
             answered(error)
         except Exception as error:  # noqa: BLE001 - no request may stop the server

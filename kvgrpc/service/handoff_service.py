@@ -1,7 +1,7 @@
 """HandoffService: handing blocks over, and pulling them."""
 
 from kvgrpc.core import actions
-from kvgrpc.errors import PermissionDenied, Reason, Unimplemented
+from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
@@ -20,6 +20,8 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.FinishedBlocksRequest, trace: str
     ) -> handoff_pb2.FinishedBlocksResponse:
         lead = self._lead
+        if request.HasField("failure"):
+            return await self._give_up(request, trace)
         header, answer = await lead.ask(
             actions.HandedOver,
             "FinishedBlocks",
@@ -33,6 +35,20 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
             grant=grant(answer.token) if answer.token else None,
         )
+
+    async def _give_up(
+        self, request: handoff_pb2.FinishedBlocksRequest, trace: str
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.GaveUp,
+            "FinishedBlocks",
+            request,
+            trace,
+            lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        transfer = answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None
+        return handoff_pb2.FinishedBlocksResponse(header=header, transfer=transfer)
 
     @unary
     async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
@@ -55,13 +71,34 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
     async def ReserveBlocks(
         self, request: handoff_pb2.ReserveBlocksRequest, trace: str
     ) -> handoff_pb2.ReserveBlocksResponse:
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+        lead = self._lead
+        if request.HasField("source"):
+            check_dial(lead, request.source.address)
+        header, answer = await lead.ask(
+            actions.Reserved,
+            "ReserveBlocks",
+            request,
+            trace,
+            lambda call: requests.reserve_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.ReserveBlocksResponse(
+            header=header,
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            grant=grant(answer.token) if answer.token else None,
+        )
 
     @unary
     async def RegisterPush(
         self, request: handoff_pb2.RegisterPushRequest, trace: str
     ) -> handoff_pb2.RegisterPushResponse:
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
+        lead = self._lead
+        check_dial(lead, claims_of(request.grant).address)
+        header, answer = await lead.ask(
+            actions.Registered, "RegisterPush", request, trace, lambda call: requests.register_push(request, call)
+        )
+        return handoff_pb2.RegisterPushResponse(
+            header=header, transfer=answers.transfer(answer.transfer, lead.runner.now)
+        )
 
 
 def check_dial(lead: Lead, address: str) -> None:

@@ -55,6 +55,18 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         put_closings(header, answer, reply)
         return reply
 
+    @unary
+    async def PartsReady(self, request: peer_pb2.PartsReadyRequest, trace: str) -> peer_pb2.PartsReadyResponse:
+        lead = self._lead
+        header, _ = await lead.ask(
+            actions.Widened,
+            "PartsReady",
+            request,
+            trace,
+            lambda call: requests.parts_ready(request, call, lead.block_limit),
+        )
+        return peer_pb2.PartsReadyResponse(header=header)
+
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         """Answers are written by the conversation itself, when they are known."""
         try:

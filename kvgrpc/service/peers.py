@@ -5,11 +5,9 @@ list is never dialled.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, TypeVar
 
 import grpc
@@ -30,38 +28,32 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import status, telemetry
-from kvgrpc.service.peer_stream import Answered, PeerStream
+from kvgrpc.service.peer_channel import PeerChannel
+from kvgrpc.service.peer_stream import Answered
 from kvgrpc.service.runner import Runner
-from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
+from kvgrpc.v1 import (
+    common_pb2,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    handshake_pb2,
+    handshake_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+)
 from kvgrpc.wire import accesses, description
-from kvgrpc.wire.values import core_reason
+from kvgrpc.wire.values import core_reason, grant
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 CALL_TIMEOUT_S = 5.0
 """For calls that the peer answers at once; above any pause of a healthy lead."""
-RECONNECT_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Waits between tries to bring a liveness stream back; the last one repeats until the peer is dead."""
 HANG_UP_GRACE_S = 2.0
 """A channel that is given up lets calls under way finish: closings must not be lost."""
 STOP_GRACE_S = 0.1
 """The same, when this server stops: its peers notice its end anyway."""
-
-
-class _Channel:
-    """The connection to one lead."""
-
-    def __init__(self, address: str, options: list[tuple[str, Any]], peer: str = "") -> None:
-        self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=options)
-        self.stub: Any = peer_pb2_grpc.PeerServiceStub(self.channel)
-        self.stream = PeerStream(self.stub, peer or address)
-        self.liveness: asyncio.Task[None] | None = None
-        self.peer = peer
-        self.caller = peer_pb2.Caller()
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,12 @@ class _Call:
     timeout_s: float = CALL_TIMEOUT_S
 
 
-_FIELDS = {"OpenAccess": "open_access", "SettleAccess": "settle_access", "CloseAccess": "close_access"}
+_FIELDS = {
+    "OpenAccess": "open_access",
+    "SettleAccess": "settle_access",
+    "CloseAccess": "close_access",
+    "PartsReady": "parts_ready",
+}
 """Where a call stands in a PeerCall."""
 
 
@@ -88,7 +85,7 @@ class PeerChannels:
         self._limits = limits
         self._may_dial = may_dial
         self._options = channel_options
-        self._channels: dict[str, _Channel] = {}
+        self._channels: dict[str, PeerChannel] = {}
         """By peer key."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._hanging_up: set[asyncio.Task[None]] = set()
@@ -101,7 +98,7 @@ class PeerChannels:
     def hang_up(self, peer: str) -> None:
         channel = self._channels.pop(peer, None)
         if channel is not None:
-            self._hanging_up.add(self._spawn(self._close(channel)))
+            self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
 
     def renew_leases(self, action: actions.SendRenew) -> None:
         self._spawn(self._renew(action))
@@ -117,7 +114,7 @@ class PeerChannels:
         for task in self._hanging_up:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._close(channel, STOP_GRACE_S) for channel in channels), return_exceptions=True)
+        await asyncio.gather(*(channel.close(STOP_GRACE_S) for channel in channels), return_exceptions=True)
 
     # -- the handshake
 
@@ -129,11 +126,11 @@ class PeerChannels:
             )
             self._runner.feed(events.DialFailed(address, error))
             return
-        channel = _Channel(address, self._options)
+        channel = PeerChannel(address, self._options, self._runner, self._limits)
         try:
             peer, endpoints = await self._handshake(channel, action)
             channel.peer = peer_key(peer.engine_id, peer.incarnation)
-            await self._start_liveness(channel)
+            await channel.start_liveness()
         except grpc.aio.AioRpcError as error:
             await channel.channel.close()
             self._runner.feed(events.DialFailed(address, _dial_error(address, error)))
@@ -145,13 +142,13 @@ class PeerChannels:
             return
         old = self._channels.pop(channel.peer, None)
         if old is not None:
-            self._spawn(self._close(old))
+            self._spawn(old.close(HANG_UP_GRACE_S))
         self._channels[channel.peer] = channel
         channel.stream.start()
         self._runner.feed(events.PeerAnswered(address, peer, endpoints))
 
     async def _handshake(
-        self, channel: _Channel, action: actions.Dial
+        self, channel: PeerChannel, action: actions.Dial
     ) -> tuple[EngineDescription, tuple[RankEndpoint, ...]]:
         here = self._runner.node.state.pool
         channel.caller.CopyFrom(peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation))
@@ -175,49 +172,6 @@ class PeerChannels:
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
             ) from error
         return peer, tuple(description.endpoint_from_proto(endpoint) for endpoint in reply.endpoints)
-
-    # -- liveness
-
-    async def _start_liveness(self, channel: _Channel) -> None:
-        """Opens the stream and waits for the first beat, so that what follows finds us admitted."""
-        first = asyncio.get_running_loop().create_future()
-        channel.liveness = asyncio.create_task(self._keep_liveness(channel, first))
-        try:
-            await asyncio.wait_for(first, CALL_TIMEOUT_S)
-        except BaseException:
-            channel.liveness.cancel()
-            raise
-
-    async def _keep_liveness(self, channel: _Channel, first: "asyncio.Future[None]") -> None:
-        for attempt in count():
-            try:
-                await self._beat(channel, first)
-            except grpc.aio.AioRpcError as error:
-                if not first.done():
-                    first.set_exception(error)
-                    return
-            except TimeoutError:
-                _log.debug("peer %s fell silent", channel.peer)
-            self._runner.feed(events.PeerSilent(channel.peer))
-            await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
-
-    async def _beat(self, channel: _Channel, first: "asyncio.Future[None]") -> None:
-        """One stream: beats every fifth of the grace, and expects as many."""
-        interval_s = self._limits.peer_grace_s / 5
-        stream = channel.stub.KeepLiveness()
-        try:
-            while True:
-                with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
-                    await stream.write(peer_pb2.KeepLivenessRequest(caller=channel.caller))
-                beat = await asyncio.wait_for(stream.read(), interval_s * 2.5)
-                if beat is grpc.aio.EOF:
-                    return
-                if not first.done():
-                    first.set_result(None)
-                self._runner.feed(events.PeerAlive(channel.peer))
-                await asyncio.sleep(interval_s)
-        finally:
-            stream.cancel()
 
     # -- accesses
 
@@ -253,7 +207,7 @@ class PeerChannels:
     def close_access(self, action: actions.SendClose) -> None:
         call = _Call("CloseAccess", action.peer, action.trace)
 
-        def request(channel: _Channel) -> peer_pb2.CloseAccessRequest:
+        def request(channel: PeerChannel) -> peer_pb2.CloseAccessRequest:
             # A life that ends closes its accesses: the present one may have no engine any more.
             engine_id = channel.caller.engine_id or self._caller(action.peer).engine_id
             caller = peer_pb2.Caller(engine_id=engine_id, incarnation=action.incarnation)
@@ -265,10 +219,44 @@ class PeerChannels:
 
         self._ask(call, request, lambda _: True, answered)
 
+    def parts_ready(self, action: actions.SendParts) -> None:
+        call = _Call("PartsReady", action.peer, action.trace)
+
+        def answered(result: KVGrpcError | None) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.PartsAnswered(action.access_id, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.parts_request(self._caller(action.peer), action.access_id, action.parts),
+            lambda _: None,
+            answered,
+        )
+
+    def register_push(self, action: actions.SendRegister) -> None:
+        self._spawn(self._register(action))
+
+    async def _register(self, action: actions.SendRegister) -> None:
+        """RegisterPush at the source: a call of the public API, which a router may make in our place."""
+        request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
+        error: KVGrpcError | None = None
+        trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
+        try:
+            stub = handoff_pb2_grpc.HandoffServiceStub(self._channel(action.peer).channel)
+            await stub.RegisterPush(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
+        except grpc.aio.AioRpcError as failed:
+            error = status.from_rpc_error(failed)
+        except KVGrpcError as failed:
+            error = failed
+        ended(error)
+        self._runner.feed(
+            events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
+        )
+
     def _ask(
         self,
         call: "_Call",
-        request: Callable[[_Channel], Any],
+        request: Callable[[PeerChannel], Any],
         convert: Callable[[Any], _T],
         then: Callable[[_T | KVGrpcError], None],
     ) -> None:
@@ -300,7 +288,9 @@ class PeerChannels:
             channel.stream.start()
             self._spawn(self._call_alone(channel, call, message, trace, answered))
 
-    async def _call_alone(self, channel: _Channel, call: "_Call", message: Any, trace: str, answered: Answered) -> None:
+    async def _call_alone(
+        self, channel: PeerChannel, call: "_Call", message: Any, trace: str, answered: Answered
+    ) -> None:
         metadata = telemetry.metadata(trace)
         try:
             reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
@@ -328,7 +318,7 @@ class PeerChannels:
 
     # -- channels
 
-    def _channel(self, peer: str) -> _Channel:
+    def _channel(self, peer: str) -> PeerChannel:
         """The channel to a peer; one that dialled us is dialled back at the address that it gave."""
         channel = self._channels.get(peer)
         if channel is not None:
@@ -337,7 +327,7 @@ class PeerChannels:
         address = known.description.address if known else ""
         if not address or not self._may_dial(address):
             raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
-        channel = _Channel(address, self._options, peer)
+        channel = PeerChannel(address, self._options, self._runner, self._limits, peer)
         self._channels[peer] = channel
         return channel
 
@@ -346,14 +336,6 @@ class PeerChannels:
         if here is None:
             raise Unavailable(Reason.NO_POOL, f"no engine is attached; {peer} cannot be asked")
         return peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation)
-
-    async def _close(self, channel: _Channel, grace_s: float = HANG_UP_GRACE_S) -> None:
-        if channel.liveness is not None:
-            channel.liveness.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await channel.liveness
-        await channel.stream.close(grace_s)
-        await channel.channel.close(grace=grace_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

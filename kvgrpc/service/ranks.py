@@ -5,6 +5,7 @@ from typing import Protocol
 from kvgrpc.core import actions
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.operation import Operation
 
 
 class Rank(Protocol):
@@ -16,7 +17,7 @@ class Rank(Protocol):
 
     def unmap_peer(self, peer: str) -> None: ...
 
-    def post(self, posting_id: str, peer: str, runs: Runs) -> None: ...
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None: ...
 
     def expect(self, access: str, open_: bool) -> None: ...
 
@@ -39,7 +40,7 @@ class Ranks:
             rank.unmap_peer(action.peer)
 
     def post(self, action: actions.Post) -> None:
-        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs)
+        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation)
 
     def expect(self, action: actions.Expect) -> None:
         for rank in self.ranks.values():

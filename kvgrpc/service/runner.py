@@ -34,6 +34,10 @@ class PeerPort(Protocol):
 
     def close_access(self, action: actions.SendClose) -> None: ...
 
+    def parts_ready(self, action: actions.SendParts) -> None: ...
+
+    def register_push(self, action: actions.SendRegister) -> None: ...
+
     def renew_leases(self, action: actions.SendRenew) -> None: ...
 
 
@@ -84,6 +88,8 @@ class Runner:
             actions.SendOpen: peers.open_access,
             actions.SendSettle: peers.settle_access,
             actions.SendClose: peers.close_access,
+            actions.SendParts: peers.parts_ready,
+            actions.SendRegister: peers.register_push,
             actions.SendRenew: peers.renew_leases,
             actions.MakeOffer: ranks.offer,
             actions.MapPeer: ranks.map_peer,

@@ -6,7 +6,7 @@ from typing import Any
 from kvgrpc.core import actions, events
 from kvgrpc.core.pull import NEXT_STEPS
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.transfers import Next, Transfer
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -17,6 +17,8 @@ from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_b
 _METHODS = {
     "finished_blocks": "FinishedBlocks",
     "pull_blocks": "PullBlocks",
+    "reserve_blocks": "ReserveBlocks",
+    "register_push": "RegisterPush",
     "cancel_transfer": "CancelTransfer",
     "renew_leases": "RenewLeases",
     "release_lease": "ReleaseLease",
@@ -31,8 +33,6 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     kind = call.WhichOneof("request")
     if kind == "step_done":
         return _step_done(lead, call.step_done)
-    if kind in ("reserve_blocks", "register_push"):
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
     if kind is None:
         raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
     request = getattr(call, kind)
@@ -40,6 +40,8 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     convert: dict[str, Callable[[], events.Event]] = {
         "finished_blocks": lambda: requests.finished_blocks(request, made, lead.weights, lead.block_limit),
         "pull_blocks": lambda: requests.pull_blocks(request, made, lead.weights, lead.block_limit),
+        "reserve_blocks": lambda: requests.reserve_blocks(request, made, lead.weights, lead.block_limit),
+        "register_push": lambda: requests.register_push(request, made),
         "cancel_transfer": lambda: requests.cancel_transfer(request, made),
         "renew_leases": lambda: requests.renew_leases(request, made),
         "release_lease": lambda: requests.release_lease(request, made),
@@ -78,20 +80,6 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
         case KVGrpcError():
             made.failure.CopyFrom(_failure(answer))
             made.code = answer.code
-        case actions.HandedOver(transfer=None):
-            made.grant_lease.CopyFrom(
-                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
-            )
-        case actions.HandedOver():
-            assert answer.transfer is not None
-            made.finished_blocks.CopyFrom(
-                handoff_pb2.FinishedBlocksResponse(
-                    lease=answers.lease(answer.lease), transfer=answers.transfer(answer.transfer, now)
-                )
-            )
-        case actions.Pulling():
-            transfer = answers.transfer(answer.transfer, now) if answer.transfer else None
-            made.pull_blocks.CopyFrom(handoff_pb2.PullBlocksResponse(transfer=transfer))
         case actions.Cancelled():
             made.cancel_transfer.CopyFrom(
                 transfer_pb2.CancelTransferResponse(
@@ -103,9 +91,42 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
             made.renew_leases.CopyFrom(lease_pb2.RenewLeasesResponse(leases=answers.renewed(answer)))
         case actions.Released():
             made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease)))
-        case _:
+        case actions.Allocated() | actions.Freed():
             _pool_answer(made, answer)
+        case _:
+            _handoff_answer(made, answer, now)
     return made
+
+
+def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float) -> None:
+    match answer:
+        case actions.HandedOver(transfer=None):
+            made.grant_lease.CopyFrom(
+                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
+            )
+        case actions.HandedOver():
+            assert answer.transfer is not None
+            made.finished_blocks.CopyFrom(
+                handoff_pb2.FinishedBlocksResponse(
+                    lease=answers.lease(answer.lease), transfer=answers.transfer(answer.transfer, now)
+                )
+            )
+        case actions.GaveUp():
+            made.finished_blocks.CopyFrom(handoff_pb2.FinishedBlocksResponse(transfer=_transfer(answer.transfer, now)))
+        case actions.Reserved():
+            made.reserve_blocks.CopyFrom(
+                handoff_pb2.ReserveBlocksResponse(
+                    transfer=_transfer(answer.transfer, now), grant=grant(answer.token) if answer.token else None
+                )
+            )
+        case actions.Registered():
+            made.register_push.CopyFrom(handoff_pb2.RegisterPushResponse(transfer=_transfer(answer.transfer, now)))
+        case actions.Pulling():
+            made.pull_blocks.CopyFrom(handoff_pb2.PullBlocksResponse(transfer=_transfer(answer.transfer, now)))
+
+
+def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | None:
+    return answers.transfer(value, now) if value else None
 
 
 def _failure(error: KVGrpcError) -> common_pb2.Failure:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from kvgrpc.core import events
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.operation import Operation
 from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
 from kvgrpc.service.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -44,8 +45,8 @@ class WorkerRank:
     def unmap_peer(self, peer: str) -> None:
         self._send(wire.disconnect_command(peer))
 
-    def post(self, posting_id: str, peer: str, runs: Runs) -> None:
-        self._send(wire.post_command(posting_id, peer, runs))
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
+        self._send(wire.post_command(posting_id, peer, runs, operation))
 
     def expect(self, access: str, open_: bool) -> None:
         self._send(wire.expect_command(access, open_))

@@ -4,13 +4,13 @@ from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core import actions
 from kvgrpc.core.transfers import Transfer
-from kvgrpc.errors import Aborted, Reason, Unimplemented
+from kvgrpc.errors import Aborted, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.values import seconds
+from kvgrpc.wire.values import layer_range, seconds
 
 WAIT_S_MAX = 60.0
 
@@ -34,18 +34,21 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     async def WaitTransfer(
         self, request: transfer_pb2.WaitTransferRequest, trace: str
     ) -> transfer_pb2.WaitTransferResponse:
-        if request.HasField("layers"):
-            raise Unimplemented(
-                Reason.FEATURE_UNAVAILABLE, 'this server does not move by layers yet (feature "layerwise")'
-            )
         lead = self._lead
+        layers = layer_range(request)
         asked_s = seconds(request, "timeout")
         timeout_s = WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)
         returned = request.until == transfer_pb2.WAIT_CONDITION_RETURNED
-        found = await lead.watchers.wait(request.transfer_id, lambda t: t.settled if returned else t.over, timeout_s)
-        return transfer_pb2.WaitTransferResponse(
-            header=lead.header(), transfer=answers.transfer(found, lead.runner.now)
-        )
+
+        def done(transfer: Transfer) -> bool:
+            if layers is not None and transfer.has_layers(*layers):
+                return True
+            return transfer.settled if returned else transfer.over
+
+        header = lead.header()  # of the life that the transfer is of, whatever comes meanwhile
+        found = await lead.watchers.wait(request.transfer_id, done, timeout_s)
+        header.event_seq = max(header.event_seq, found.seq)
+        return transfer_pb2.WaitTransferResponse(header=header, transfer=answers.transfer(found, lead.runner.now))
 
     @unary
     async def ListTransfers(

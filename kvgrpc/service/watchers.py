@@ -33,26 +33,28 @@ class Watchers:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._waiters: dict[str, list[tuple[Condition, asyncio.Future[None]]]] = {}
+        self._waiters: dict[str, list[tuple[Condition, asyncio.Future[Transfer | None]]]] = {}
         self._watches: list[Watch] = []
         runner.on_transfer.append(self._changed)
         runner.on_life.append(self._life_over)
 
     async def wait(self, transfer_id: str, condition: Condition, timeout_s: float) -> Transfer:
-        """The transfer once `condition` holds, or as it is when the time is over. Raises NotFound."""
+        """The transfer as it is when `condition` begins to hold, or when the time is over. Raises NotFound."""
         transfer = self._runner.node.state.transfers.get(transfer_id)
         if condition(transfer):
             return transfer
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        future: asyncio.Future[Transfer | None] = loop.create_future()
         entry = (condition, future)
         self._waiters.setdefault(transfer_id, []).append(entry)
         timer = loop.call_later(timeout_s, _wake, future)
         try:
-            await future
+            found = await future
         finally:
             timer.cancel()
             self._leave(transfer_id, entry)
+        if found is not None:  # not asked for again: its life may be over with it
+            return found
         self._runner.advance()
         return self._runner.node.state.transfers.get(transfer_id)
 
@@ -72,7 +74,7 @@ class Watchers:
     def _changed(self, transfer: Transfer) -> None:
         for condition, future in self._waiters.get(transfer.id, ()):
             if condition(transfer):
-                _wake(future)
+                _wake(future, transfer)
         for watch in self._watches:
             watch.add(transfer)
 
@@ -84,16 +86,16 @@ class Watchers:
         for watch in self._watches:
             watch.end()
 
-    def _leave(self, transfer_id: str, entry: tuple[Condition, asyncio.Future[None]]) -> None:
+    def _leave(self, transfer_id: str, entry: tuple[Condition, asyncio.Future[Transfer | None]]) -> None:
         waiters = self._waiters[transfer_id]
         waiters.remove(entry)
         if not waiters:
             del self._waiters[transfer_id]
 
 
-def _wake(future: "asyncio.Future[None]") -> None:
+def _wake(future: "asyncio.Future[Transfer | None]", transfer: Transfer | None = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(transfer)
 
 
 class Watch:

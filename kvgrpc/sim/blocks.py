@@ -13,6 +13,7 @@ class BlockManager:
         self._free = [list(range(group.blocks)) for group in pool.groups]
         self._uses = [[0] * group.blocks for group in pool.groups]
         self._tokens = [group.block_tokens for group in pool.groups]
+        self._layers = [group.layers for group in pool.groups]
 
     def take(self, tokens: int) -> Blocks | None:
         """Blocks for that many tokens, or None when there is no room."""
@@ -56,6 +57,14 @@ class BlockManager:
     def rest(self, blocks: Blocks, tokens: int) -> Blocks:
         """The others."""
         return tuple(ids[tokens // size :] for ids, size in zip(blocks, self._tokens, strict=True))
+
+    def between(self, blocks: Blocks, first: int, end: int, layers: tuple[int, int] | None) -> Blocks:
+        """Those of a request's blocks that begin from token `first` on and before `end`, in groups with such layers."""
+        found = []
+        for ids, size, count in zip(blocks, self._tokens, self._layers, strict=True):
+            wanted = ids[-(-first // size) : -(-end // size)]
+            found.append(wanted if layers is None or layers[0] < count else ids[:0])
+        return tuple(found)
 
     def check_idle(self) -> None:
         """Asserts that nothing is in use."""

@@ -5,13 +5,20 @@ the one asked for, is found out here.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 
 from kvgrpc.core import grants
-from kvgrpc.core.actions import BlocksReturned, EngineNews, Failed, HandedOver, Pulling, Received
+from kvgrpc.core.actions import (
+    BlocksReturned,
+    EngineNews,
+    Failed,
+    HandedOver,
+    LayersReceived,
+    Pulling,
+    Received,
+    Reserved,
+)
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content, chain, claim
 from kvgrpc.core.events import (
@@ -19,11 +26,13 @@ from kvgrpc.core.events import (
     Call,
     CancelTransfer,
     Destination,
-    Event,
     FinishedBlocks,
     GiveDestination,
     LeasesVoided,
     PullBlocks,
+    PushSource,
+    ReserveBlocks,
+    WaitsFor,
 )
 from kvgrpc.core.ids import mint_lease_id
 from kvgrpc.core.limits import Limits, granted_ttl
@@ -31,52 +40,16 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.jobs import Fetch, HandOver, Lead
 from kvgrpc.sim.memory import Memory, Prompt
-from kvgrpc.sim.network import Ask, Give, Result
-from kvgrpc.sim.requests import Offer, Wish
+from kvgrpc.sim.network import Result
+from kvgrpc.sim.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.steps import Steps, Work
 
 USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
 ROOM_S = 0.1
 """How often it looks for room."""
-
-
-@dataclass(eq=False)
-class HandOver:
-    """A hand-over, as its engine sees it."""
-
-    prompt: Prompt
-    blocks: Blocks
-    lease_id: str
-    step: int
-    """The step that computes it; 0 when that is over."""
-
-
-@dataclass(eq=False)
-class Fetch:
-    """A pull, as its engine sees it."""
-
-    wish: Wish
-    use_tokens: int
-    have_tokens: int
-    ended: Callable[[Failed | None], None]
-    transfer_id: str = ""
-    blocks: Blocks | None = None
-    """All of the request's, those that it holds already included."""
-    over: bool = False
-
-
-class Lead(Protocol):
-    """What an engine knows of its lead."""
-
-    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
-
-    def handle(self, event: Event) -> None: ...
-
-    def soon(self, do: Callable[[], None]) -> None: ...
-
-    def later(self, delay_s: float, do: Callable[[], None]) -> None: ...
 
 
 class Engine:
@@ -151,6 +124,41 @@ class Engine:
         if destination is None:
             self._lead.later(wish.blocks_after_s or ROOM_S, lambda: self._give(fetch))
 
+    def push(self, offer: Offer, plans: Sequence[PartPlan], ids: bytes) -> None:
+        """Computes a prompt and hands it over to be pushed, part by part; `ids` are 32 random bytes."""
+        blocks = self._blocks.take(len(offer.prompt.tokens))
+        if blocks is None:
+            return
+        made = HandOver(offer.prompt, blocks, "", self._compute(blocks, offer))
+        at_s = 0.0
+        for plan in plans:
+            at_s += plan.after_s
+            self._lead.later(at_s, lambda plan=plan: self._hand_over_part(offer, made, plan, ids))  # type: ignore[misc]
+
+    def reserve(
+        self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
+        ended: Callable[[Failed | None], None],
+    ) -> None:  # fmt: skip
+        """Reserves blocks for a push; `relay` is given the grant, `ended` is as for `pull`."""
+        tokens = len(wish.prompt.tokens)
+        fetch = Fetch(wish, tokens, min(wish.have_tokens, tokens), ended)
+        if not self._find_room(fetch):
+            return
+        destination, step = self._destination(fetch)
+
+        def ask(call: Call) -> ReserveBlocks:
+            return ReserveBlocks(
+                call, key, destination.blocks, _content(wish.prompt), fetch.have_tokens, 0, source, wish.request_id, 0,
+                step,
+            )  # fmt: skip
+
+        def give(result: Result) -> None:
+            self._pulling(fetch, result)
+            if isinstance(result, Reserved):
+                relay(result.token)
+
+        self._lead.call(ask, ENGINE, give)
+
     def cancel(self, key: bytes) -> None:
         """Cancels by transfer key."""
         self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, lambda _: None)
@@ -172,6 +180,11 @@ class Engine:
             self._lead.soon(lambda: fetch.ended(news))
         elif isinstance(news, BlocksReturned):
             self._returned(news.transfer_id)
+        elif isinstance(news, LayersReceived):
+            fetch = self._fetches[news.transfer_id]
+            assert fetch.blocks is not None
+            for memory in self._memories:
+                memory.check_holds(fetch.blocks, fetch.wish.prompt, fetch.use_tokens, news.layers_done)
 
     def check_idle(self) -> None:
         """Asserts that everything came back."""
@@ -246,6 +259,39 @@ class Engine:
         if isinstance(first[0], HandedOver):
             self._lead.call(ask, ENGINE, give_again, **key)
 
+    def _hand_over_part(self, offer: Offer, made: HandOver, plan: PartPlan, ids: bytes) -> None:
+        if made.over:
+            return
+        blocks = self._blocks.between(made.blocks, plan.first, plan.end, plan.layers)
+
+        def ask(call: Call) -> FinishedBlocks:
+            return FinishedBlocks(
+                call,
+                offer.key,
+                () if plan.failure else tuple(enumerate(blocks)),
+                _content(offer.prompt),
+                request_id=offer.request_id,
+                after_step=made.step,
+                waits_for=WaitsFor.REGISTRATION,
+                last=plan.last,
+                layers=plan.layers,
+                failure=plan.failure,
+                access_id=ids[:16],
+                reverse_access_id=ids[16:],
+            )
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self.refused[result.reason] += 1
+            elif isinstance(result, HandedOver):
+                assert result.transfer is not None
+                self._offers[result.transfer.id] = made
+                made.handed, made.lease_id = True, result.lease.id
+            if plan.last and not made.handed:
+                self._free(made.blocks)
+
+        self._lead.call(ask, ENGINE, give)
+
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
         blocks = self._blocks.take(fetch.use_tokens)
@@ -276,7 +322,7 @@ class Engine:
             if fetch.blocks is not None:
                 self._free(fetch.blocks)
             return
-        assert isinstance(result, Pulling)
+        assert isinstance(result, Pulling | Reserved)
         assert result.transfer is not None
         fetch.transfer_id = result.transfer.id
         self._fetches[fetch.transfer_id] = fetch
@@ -321,8 +367,11 @@ class Engine:
         self._acknowledge(transfer_id)
         made = self._offers.pop(transfer_id, None)
         if made is not None:
+            made.over = True
             self._free(made.blocks)
             return
+        if transfer_id not in self._fetches:
+            return  # a registration that no part followed
         fetch = self._fetches.pop(transfer_id)
         assert fetch.over, "blocks came back before the end"
         if fetch.blocks is not None:

@@ -16,6 +16,8 @@ from kvgrpc.core.actions import (
     Reply,
     SendClose,
     SendOpen,
+    SendParts,
+    SendRegister,
     SendRenew,
     SendSettle,
     TellEngine,
@@ -50,6 +52,8 @@ class Surroundings:
     limits: Limits
     pool: PoolLayout
     ranks: int
+    writers: frozenset[str] = frozenset()
+    """Data paths over which the source of a push writes."""
     store: KvStore = field(default_factory=KvStore)
     memories: dict[str, Memory] = field(default_factory=dict)
     """Of all lives, by the key in their endpoints."""
@@ -99,7 +103,7 @@ class Host:
 
     def start(self) -> None:
         """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
-        self.node = Node(self._world.limits)
+        self.node = Node(self._world.limits, self._world.writers)
         self._skew_s = self._rng.uniform(0, 1e6)
         self._tick_at = NEVER
         self.up = True
@@ -111,13 +115,16 @@ class Host:
             mover.stop()
         self._movers.clear()
         self._end_life()
+        self._world.network.at_rest(self.life)
         self.ledger.crashed()
         self.up = False
 
     def reattach(self) -> None:
         """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
         self._end_life()
+        life, mover = self.life, self._life.mover
         self._attach()
+        mover.retire(lambda: self._world.network.at_rest(life))
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
@@ -212,11 +219,13 @@ class Host:
             SendSettle: peers.settle,
             SendClose: peers.close,
             SendRenew: peers.renew,
+            SendParts: peers.parts,
+            SendRegister: peers.register,
             MakeOffer: self._offer,
             MapPeer: self._map,
             # A life has a mover of its own: looked up when the action comes.
             UnmapPeer: lambda action: self._life.mover.unmap(action),  # noqa: PLW0108
-            Post: lambda action: self._life.mover.post(action),  # noqa: PLW0108
+            Post: self._post,
             Expect: self.ledger.expected,
             TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
             TellEngine: lambda action: self.engine.told(action.news),
@@ -232,11 +241,8 @@ class Host:
         assert loopback is not None
         self._life.mover.map(action, self._world.memories.get(loopback.key))
 
-    def _unmap(self, action: UnmapPeer) -> None:
-        self._life.mover.unmap(action)
-
     def _post(self, action: Post) -> None:
-        self._life.mover.post(action)
+        self._life.mover.post(action, self.node.state.transfers.get(action.transfer_id).peer_transfer_id)
 
     def _describe(self, incarnation: int) -> EngineDescription:
         return EngineDescription(

@@ -83,6 +83,7 @@ class Ledger:
     def _bound_s(self, transfer: Transfer) -> float:
         limits = self._limits
         if transfer.direction is Direction.SEND:
-            return limits.lease_cap_s
+            registered_first = transfer.phases[:1] and transfer.phases[0].name == "rendezvous"
+            return limits.lease_cap_s + (limits.registration_timeout_s if registered_first else 0.0)
         waits = 2 * limits.queue_timeout_s + limits.lease_cap_s
         return waits + limits.transfer_timeout_s + limits.settle_timeout_s

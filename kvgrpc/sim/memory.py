@@ -7,6 +7,7 @@ cell holds a number; `KvStore` knows which KV the number stands for: of which to
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvgrpc.core.events import LayerRange
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.core.pins import Blocks
 
@@ -78,6 +79,9 @@ class Memory:
         self._store = store
         self._targets: dict[int, str] = {}
         """Cells that were given to a transfer to be filled, and to which."""
+        self._filling: set[int] = set()
+        """Cells into which a posting writes."""
+        self._burnt = False
 
     def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
         """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
@@ -108,20 +112,38 @@ class Memory:
             assert cell not in self._targets, f"cell {cell} is freed while {self._targets[cell]} may write into it"
             self.cells[cell] = UNWRITTEN
 
+    def fill(self, cells: Sequence[int]) -> None:
+        """A posting is about to write there: no other may before it has ended."""
+        twice = self._filling.intersection(cells)
+        assert not twice, f"two postings write into cells {sorted(twice)}"
+        self._filling.update(cells)
+
+    def filled(self, cells: Sequence[int]) -> None:
+        """The posting has ended."""
+        self._filling.difference_update(cells)
+
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
-        """A mover's write."""
+        """A mover's write. What is written after the life ended is nobody's."""
+        if self._burnt:
+            return
         owner = self._targets.get(cell)
         assert owner == transfer_id, f"{transfer_id} writes into cell {cell}, which belongs to {owner or 'the engine'}"
         self.cells[cell] = number
 
-    def check_holds(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> None:
+    def check_holds(
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),)
+    ) -> None:
         """Asserts that blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else."""
         for cell, wanted in self._expected(blocks, prompt, use_tokens, 0):
+            layer = self._pool.regions[wanted.region].first_layer
+            if not any(first <= layer < first + count for first, count in layers):
+                continue
             assert self._store.holds(self.cells[cell], wanted), f"cell {cell} holds other KV than was asked for"
 
     def burn(self) -> None:
         """The life is over: whoever still reads here reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
+        self._burnt = True
 
     def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int) -> list[tuple[int, Cell]]:
         found = []

@@ -6,6 +6,7 @@ from random import Random
 
 from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
+from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
 from kvgrpc.sim.memory import Memory
@@ -18,9 +19,13 @@ NEVER = -1
 @dataclass(eq=False)
 class _Posting:
     post: Post
+    owner: str
+    """The transfer to which what it fills was given."""
     source: Memory
+    sink: Memory
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
+    filled: list[int] = field(default_factory=list)
     breaks_at: int = NEVER
     """Cells left when it ends with an error."""
     lost_at: int = NEVER
@@ -41,6 +46,9 @@ class Mover:
         self._report = report
         self._mapped: dict[tuple[int, str], Memory] = {}
         self._stopped = False
+        self._postings: dict[_Posting, None] = {}
+        """Those that are not over."""
+        self._at_rest: Callable[[], None] | None = None
 
     def map(self, action: MapPeer, memory: Memory | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
@@ -60,11 +68,17 @@ class Mover:
         """New postings from that peer are impossible; those in flight go on."""
         self._mapped.pop((action.rank, action.peer), None)
 
-    def post(self, action: Post) -> None:
-        """Starts a posting."""
-        posting = _Posting(action, self._mapped[action.rank, action.peer])
+    def post(self, action: Post, owner: str = "") -> None:
+        """Starts a posting. `owner` is the peer's transfer, for one that writes into its memory."""
+        own, theirs = self._memories[action.rank], self._mapped[action.rank, action.peer]
+        writes = action.operation is Operation.WRITE
+        source, sink = (own, theirs) if writes else (theirs, own)
+        posting = _Posting(action, owner if writes else action.transfer_id, source, sink)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
+        posting.filled = [dst for _, dst in posting.cells]
+        posting.sink.fill(posting.filled)
+        self._postings[posting] = None
         posting.cells.reverse()
         posting.breaks_at = self._somewhere(posting, self._faults.break_posting)
         posting.lost_at = self._somewhere(posting, self._faults.lose_posting)
@@ -73,7 +87,18 @@ class Mover:
 
     def stop(self) -> None:
         """The process is gone: nothing is written or reported any more."""
+        for posting in self._postings:
+            posting.sink.filled(posting.filled)
         self._stopped = True
+
+    def retire(self, at_rest: Callable[[], None]) -> None:
+        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
+        self._at_rest = at_rest
+        self._check_at_rest()
+
+    def _check_at_rest(self) -> None:
+        if not self._postings and self._at_rest is not None:
+            self._at_rest()
 
     def _somewhere(self, posting: _Posting, probability: float) -> int:
         return self._rng.randrange(len(posting.cells)) if self._faults.hits(self._rng, probability) else NEVER
@@ -86,20 +111,25 @@ class Mover:
         self._later(delay_s, lambda: self._copy(posting, chunk))
 
     def _copy(self, posting: _Posting, chunk: int) -> None:
-        own = self._memories[posting.post.rank]
         for _ in range(min(chunk, len(posting.cells))):
             left = len(posting.cells)
             if left == posting.lost_at:
                 self._tell(posting, done=False, quiesced=False)
             if left == posting.breaks_at:
-                self._tell(posting, done=False)
+                self._end(posting, done=False)
                 return
             src, dst = posting.cells.pop()
-            own.arrive(dst, posting.source.cells[src], posting.post.transfer_id)
+            posting.sink.arrive(dst, posting.source.cells[src], posting.owner)
         if posting.cells:
             self._step(posting, chunk)
         else:
-            self._tell(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
+            self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
+
+    def _end(self, posting: _Posting, *, done: bool) -> None:
+        posting.sink.filled(posting.filled)
+        self._tell(posting, done=done)
+        del self._postings[posting]
+        self._check_at_rest()
 
     def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
         post = posting.post

@@ -5,7 +5,7 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent
+from kvgrpc.core.events import Call, Event, PeerAlive, PeerAtRest, PeerSilent
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
@@ -71,6 +71,16 @@ class Network:
                 lead.handle(PeerAlive(dialler.life))
                 return True
         return False
+
+    def at_rest(self, life: str) -> None:
+        """No mover of that life moves anything any more: whoever hears of it sooner or later has a proof."""
+        for lead in self._leads.values():
+
+            def tell(lead: Lead = lead) -> None:
+                if lead.up:
+                    lead.handle(PeerAtRest(life))
+
+            self._agenda.after(self.faults.draw(self._rng, self.faults.silence_s), tell)
 
     def hang_up(self, lead: Lead, life: str) -> None:
         """A lead closes its channel to a life of a peer: the stream ends at both."""

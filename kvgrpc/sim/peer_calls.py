@@ -1,5 +1,6 @@
 """Calls of one lead to others: a node's actions as messages, and the answers as events."""
 
+from random import Random
 from typing import Protocol
 
 from kvgrpc.core.accesses import Verdict
@@ -11,6 +12,8 @@ from kvgrpc.core.actions import (
     Renewed,
     SendClose,
     SendOpen,
+    SendParts,
+    SendRegister,
     SendRenew,
     SendSettle,
     Verdicts,
@@ -26,7 +29,11 @@ from kvgrpc.core.events import (
     LeaseRef,
     OpenAccess,
     Opened,
+    PartsAnswered,
+    PartsReady,
     PeerAnswered,
+    RegisterAnswered,
+    RegisterPush,
     RenewAnswered,
     RenewLeases,
     SettleAccess,
@@ -51,6 +58,7 @@ class PeerCalls:
         self._host = host
         self._network = network
         self._lives = lives
+        self._rng = Random(host.address)  # noqa: S311 - a simulation, no secrets
 
     def dial(self, action: Dial) -> None:
         """Handshake, and the liveness stream after it."""
@@ -125,6 +133,32 @@ class PeerCalls:
 
         def ask(call: Call) -> CloseAccess:
             return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
+
+        self._network.rpc(self._host, _address(action.peer), ask, give)
+
+    def parts(self, action: SendParts) -> None:
+        """PartsReady."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            error = result if isinstance(result, KVGrpcError) else None
+            self._host.handle(PartsAnswered(action.access_id, error, isinstance(error, Unavailable)))
+
+        def ask(call: Call) -> PartsReady:
+            return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
+
+        self._network.rpc(self._host, _address(action.peer), ask, give)
+
+    def register(self, action: SendRegister) -> None:
+        """RegisterPush."""
+
+        def give(result: Result) -> None:
+            error = result if isinstance(result, KVGrpcError) else None
+            self._host.handle(RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable)))
+
+        def ask(call: Call) -> RegisterPush:
+            ids = self._rng.randbytes(16), self._rng.randbytes(16)
+            return RegisterPush(call, action.token, action.request_id, *ids)
 
         self._network.rpc(self._host, _address(action.peer), ask, give)
 

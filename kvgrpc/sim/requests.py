@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvgrpc.core.events import LayerRange
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.sim.memory import Prompt
 
@@ -39,3 +40,15 @@ class Wish:
     """When it looks for room; 0 gives the blocks with the call, if there is room."""
     in_step: bool = False
     """A step that runs still touches the blocks."""
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """One part of a push: the blocks of the tokens from `first` to `end`, in some layers, handed over some time on."""
+
+    first: int
+    end: int
+    layers: LayerRange | None
+    after_s: float
+    last: bool
+    failure: str = ""

@@ -1,14 +1,25 @@
 """A seeded workload: a router that sends requests through engines, cancels some, retries others, and meddles."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 from kvgrpc.core.actions import Failed
-from kvgrpc.core.events import ConnectPeer, Event, LeaseRef, ReleaseLease, RenewLeases
+from kvgrpc.core.events import (
+    ConnectPeer,
+    Event,
+    LayerRange,
+    LeaseRef,
+    PushSource,
+    RegisterPush,
+    ReleaseLease,
+    RenewLeases,
+)
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.transfers import Next
 from kvgrpc.sim.host import Host
 from kvgrpc.sim.memory import Prompt
-from kvgrpc.sim.requests import Offer, Wish
+from kvgrpc.sim.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.world import World
 
 RETRIES = 2
@@ -18,10 +29,13 @@ TOKENS = 1000
 
 
 class Traffic:
-    """Requests of all shapes. `meddling` is how often somebody cancels, preempts, renews or releases in the middle."""
+    """Requests of all shapes. `meddling` is how often somebody cancels, preempts, renews or releases in the middle,
+    `pushes` how many requests are pushed instead of pulled.
+    """
 
-    def __init__(self, world: World, meddling: float = 0.1) -> None:
+    def __init__(self, world: World, meddling: float = 0.1, pushes: float = 0.0) -> None:
         self._world = world
+        self._pushes = pushes
         self._rng = world.rng("traffic")
         self._meddling = meddling
         self._stems = [self._tokens(96) for _ in range(3)]
@@ -29,8 +43,10 @@ class Traffic:
         self._count = 0
         self.received = 0
         """Pulls that brought their KV."""
+        self.pushed = 0
+        """Pushes that brought theirs."""
         self.given_up = 0
-        """Pulls that failed for good."""
+        """Pulls and pushes that failed for good."""
 
     def requests(self, count: int, over_s: float) -> None:
         """Puts `count` requests on the agenda, spread over the next `over_s` seconds."""
@@ -39,6 +55,9 @@ class Traffic:
 
     def _request(self) -> None:
         rng = self._rng
+        if self._pushes and rng.random() < self._pushes:
+            self._push()
+            return
         source, *consumers = rng.sample(self._world.hosts, min(len(self._world.hosts), rng.choice((2, 2, 3))))
         self._count += 1
         offer = Offer(
@@ -59,6 +78,51 @@ class Traffic:
         for host in (source, *consumers):
             if rng.random() < self._meddling:
                 self._after(rng.expovariate(10.0), self._meddle(source, host, offer, token))
+
+    def _push(self) -> None:
+        """A push between two engines: reservation, registration and parts in any order."""
+        rng = self._rng
+        source, host = rng.sample(self._world.hosts, 2)
+        self._count += 1
+        offer = Offer(rng.randbytes(16), f"r{self._count}", self._prompt(), in_step=rng.random() < 0.3)
+        ids = rng.randbytes(64)
+        plans = self._plans(len(offer.prompt.tokens))
+        if rng.randrange(20):
+            self._after(self._relay_s(), lambda: source.engine.push(offer, plans, ids[:32]) if source.up else None)
+        wish = replace(self._wish(offer), prompt=offer.prompt if rng.randrange(10) else self._prompt())
+        known = PushSource(source.address) if rng.randrange(2) else None
+
+        def relay(token: bytes) -> None:
+            if known is None:
+                self._after(self._relay_s(), lambda: self._register(source, token, ids[32:]))
+
+        def reserve() -> None:
+            if host.up:
+                host.engine.reserve(wish, offer.key, known, relay, self._push_ended)
+
+        self._after(self._relay_s(), reserve)
+        for lead in (source, host):
+            if rng.random() < self._meddling:
+                self._after(rng.expovariate(10.0), self._meddle(source, lead, offer, b""))
+
+    def _register(self, source: Host, token: bytes, ids: bytes) -> None:
+        if source.up:
+            source.call(lambda call: RegisterPush(call, token, "", ids[:16], ids[16:]), "router", lambda _: None)
+
+    def _push_ended(self, failed: Failed | None) -> None:
+        self.pushed += failed is None
+        self.given_up += failed is not None
+
+    def _plans(self, tokens: int) -> list[PartPlan]:
+        """The whole prompt, chunks of it, or layer by layer; now and then it fails in the middle."""
+        rng = self._rng
+        cuts = [0, *sorted({rng.randrange(0, tokens, 32) for _ in range(rng.choice((0, 0, 1, 3)))} - {0}), tokens]
+        ranges: list[LayerRange | None] = [None] if rng.randrange(3) else [(0, 1), (1, 1)]
+        steps = [(first, end, layers) for first, end in pairwise(cuts) for layers in ranges]
+        plans = [PartPlan(*step, after_s=rng.choice((0.0, 0.01, 0.1)), last=step is steps[-1]) for step in steps]
+        if rng.randrange(10) == 0:
+            plans[-1] = replace(plans[-1], failure="the simulator says so")
+        return plans
 
     def _pull(self, host: Host, offer: Offer, token: bytes, retries: int) -> Callable[[], None]:
         """A pull by one consumer, tried again while that may help."""

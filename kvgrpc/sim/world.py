@@ -15,16 +15,16 @@ IDLE_AFTER_S = 3_600.0
 
 
 class World:
-    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group."""
+    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
-        limits: Limits | None = None,
+        limits: Limits | None = None, writers: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self.seed = seed
         self.agenda = Agenda()
         self.network = Network(self.agenda, self.rng("network"), faults or Faults())
-        around = Surroundings(self.agenda, self.network, limits or Limits(), layout(blocks), ranks)
+        around = Surroundings(self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers)
         self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
         for host in self.hosts:
             host.start()
@@ -45,6 +45,10 @@ class World:
         for host in self.hosts:
             if not host.up:
                 host.start()
+        assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
+        for host in self.hosts:
+            # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
+            self.network.at_rest(host.life)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts:
             host.check_idle()

@@ -66,7 +66,10 @@ class HandoffServiceServicer:
         consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
         if it frees them in its own tables. Safe to repeat with the same idempotency key.
 
-        With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push").
+        With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
+        those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
+        says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. With `failure` it ends
+        the push; nothing else is looked at then but the transfer key.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -78,10 +81,12 @@ class HandoffServiceServicer:
         was never allocated.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+        * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
+        last one, or of an epoch that was replaced.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push", to several consumers, or that starts over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,12 +122,23 @@ class HandoffServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReserveBlocks(self, request, context):
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"). Called by the
-        destination's engine or a router.
+        """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+        Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
+        grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
+        touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
+        first part or between two, fails the transfer.
 
-        Errors:
+        Errors (all before anything changed):
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+        * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+        * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-        * otherwise as PullBlocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,9 +148,18 @@ class HandoffServiceServicer:
         """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 
+        Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
+        The same grant again is the same registration.
+
         Errors:
+        * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+        * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * ALREADY_EXISTS TRANSFER_EXISTS: the push has another destination already.
+        * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+        * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-        * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

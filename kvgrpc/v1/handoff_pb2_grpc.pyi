@@ -38,7 +38,10 @@ class HandoffServiceStub:
     consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
     if it frees them in its own tables. Safe to repeat with the same idempotency key.
 
-    With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push").
+    With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
+    those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
+    says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. With `failure` it ends
+    the push; nothing else is looked at then but the transfer key.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -50,10 +53,12 @@ class HandoffServiceStub:
       was never allocated.
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+    * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
+      last one, or of an epoch that was replaced.
     * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push", to several consumers, or that starts over.
     """
     PullBlocks: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.PullBlocksRequest, _handoff_pb2.PullBlocksResponse]
     """Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
@@ -81,20 +86,40 @@ class HandoffServiceStub:
     transfer's failure.
     """
     ReserveBlocks: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.ReserveBlocksRequest, _handoff_pb2.ReserveBlocksResponse]
-    """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"). Called by the
-    destination's engine or a router.
+    """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+    Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
+    grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
+    touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
+    first part or between two, fails the transfer.
 
-    Errors:
+    Errors (all before anything changed):
+    * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+    * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+    * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-    * otherwise as PullBlocks.
     """
     RegisterPush: _grpc.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]
     """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 
+    Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
+    The same grant again is the same registration.
+
     Errors:
+    * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+    * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+    * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * ALREADY_EXISTS TRANSFER_EXISTS: the push has another destination already.
+    * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-    * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS.
     """
 
 @_typing.type_check_only
@@ -107,7 +132,10 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
     if it frees them in its own tables. Safe to repeat with the same idempotency key.
 
-    With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push").
+    With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
+    those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
+    says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. With `failure` it ends
+    the push; nothing else is looked at then but the transfer key.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -119,10 +147,12 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
       was never allocated.
     * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+    * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
+      last one, or of an epoch that was replaced.
     * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
     * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
     * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push", to several consumers, or that starts over.
     """
     PullBlocks: _aio.UnaryUnaryMultiCallable[_handoff_pb2.PullBlocksRequest, _handoff_pb2.PullBlocksResponse]  # type: ignore[assignment]
     """Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
@@ -150,20 +180,40 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     transfer's failure.
     """
     ReserveBlocks: _aio.UnaryUnaryMultiCallable[_handoff_pb2.ReserveBlocksRequest, _handoff_pb2.ReserveBlocksResponse]  # type: ignore[assignment]
-    """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"). Called by the
-    destination's engine or a router.
+    """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+    Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
+    grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
+    touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
+    first part or between two, fails the transfer.
 
-    Errors:
+    Errors (all before anything changed):
+    * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+    * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+    * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+    * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-    * otherwise as PullBlocks.
     """
     RegisterPush: _aio.UnaryUnaryMultiCallable[_handoff_pb2.RegisterPushRequest, _handoff_pb2.RegisterPushResponse]  # type: ignore[assignment]
     """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
     at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 
+    Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
+    The same grant again is the same registration.
+
     Errors:
+    * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+    * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+    * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * ALREADY_EXISTS TRANSFER_EXISTS: the push has another destination already.
+    * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+    * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-    * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS.
     """
 
 class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -179,7 +229,10 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
         if it frees them in its own tables. Safe to repeat with the same idempotency key.
 
-        With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push").
+        With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
+        those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
+        says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. With `failure` it ends
+        the push; nothing else is looked at then but the transfer key.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -191,10 +244,12 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
           was never allocated.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+        * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
+          last one, or of an epoch that was replaced.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: `waits_for` REGISTRATION without the feature "push".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push", to several consumers, or that starts over.
         """
 
     @_abc_1.abstractmethod
@@ -234,12 +289,23 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _handoff_pb2.ReserveBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handoff_pb2.ReserveBlocksResponse, _abc.Awaitable[_handoff_pb2.ReserveBlocksResponse]]:
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"). Called by the
-        destination's engine or a router.
+        """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+        Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
+        grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
+        touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
+        first part or between two, fails the transfer.
 
-        Errors:
+        Errors (all before anything changed):
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+        * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
+        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+        * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
+        * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-        * otherwise as PullBlocks.
         """
 
     @_abc_1.abstractmethod
@@ -251,9 +317,18 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
 
+        Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
+        The same grant again is the same registration.
+
         Errors:
+        * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
+        * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
+        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
+        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * ALREADY_EXISTS TRANSFER_EXISTS: the push has another destination already.
+        * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
+        * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
-        * PERMISSION_DENIED GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS.
         """
 
 def add_HandoffServiceServicer_to_server(servicer: HandoffServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -474,7 +474,7 @@ class WaitTransferRequest(_message.Message):
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Also answer when these layers are done (feature "layerwise"; refused without it)."""
+        """Also answer when these layers are done (feature "layerwise"). Of a pull they are done when it has succeeded."""
 
     def __init__(
         self,

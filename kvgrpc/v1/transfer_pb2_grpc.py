@@ -88,7 +88,6 @@ class TransferServiceServicer:
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

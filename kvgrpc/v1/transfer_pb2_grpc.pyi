@@ -46,7 +46,6 @@ class TransferServiceStub:
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
     """
     ListTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -101,7 +100,6 @@ class TransferServiceAsyncStub(TransferServiceStub):
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
     """
     ListTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]  # type: ignore[assignment]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -165,7 +163,6 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
         """
 
     @_abc_1.abstractmethod

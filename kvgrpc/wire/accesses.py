@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.events import Closing, Opened, Settling
+from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.wire.values import block_lists, core_reason, reason
+from kvgrpc.wire.packed import put_runs
+from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
 
@@ -20,7 +21,11 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
         transfer_id=opening.transfer_id,
         request_id=opening.request_id,
         data_paths=opening.data_paths,
+        reverse_access_id=opening.reverse_access_id,
+        part_epoch=opening.part_epoch,
     )
+    if opening.push_content is not None:
+        put_content(opening.push_content, row.push_content)
     if opening.claim is not None:
         claim = opening.claim
         row.content.CopyFrom(
@@ -31,7 +36,13 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
 
 def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.SettleAccessRequest:
     """SettleAccess with one row."""
-    row = peer_pb2.AccessSettling(access_id=settling.access_id, last=settling.last, bytes=settling.nbytes)
+    row = peer_pb2.AccessSettling(
+        access_id=settling.access_id,
+        last=settling.last,
+        bytes=settling.nbytes,
+        part=settling.part,
+        layers_done=layer_ranges(settling.layers_done),
+    )
     return peer_pb2.SettleAccessRequest(caller=caller, settlings=[row])
 
 
@@ -39,9 +50,26 @@ def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAc
     """CloseAccess with one row."""
     outcome = peer_pb2.CLOSE_OUTCOME_DROPPED if closing.dropped else peer_pb2.CLOSE_OUTCOME_FAILED
     row = peer_pb2.AccessClosing(
-        access_id=closing.access_id, outcome=outcome, quiesced=closing.quiesced, token=closing.token
+        access_id=closing.access_id,
+        outcome=outcome,
+        quiesced=closing.quiesced,
+        token=closing.token,
+        message=closing.message,
     )
     return peer_pb2.CloseAccessRequest(caller=caller, closings=[row])
+
+
+def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
+    """PartsReady."""
+    request = peer_pb2.PartsReadyRequest(caller=caller, access_id=access_id)
+    for part in parts:
+        row = request.parts.add(number=part.number, last=part.last)
+        for group, ids in part.blocks:
+            if len(ids):
+                put_runs(ids, row.blocks.add(group=group).blocks)
+        if part.layers is not None:
+            row.layers.first, row.layers.count = part.layers
+    return request
 
 
 def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:

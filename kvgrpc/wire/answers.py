@@ -11,7 +11,7 @@ from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.packed import put_runs
-from kvgrpc.wire.values import duration, error_row, failure, pool_blocks, reason
+from kvgrpc.wire.values import duration, error_row, failure, layer_ranges, pool_blocks, reason
 
 DIRECTIONS = {
     Direction.SEND: transfer_pb2.DIRECTION_SEND,
@@ -77,6 +77,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         bytes_done=value.nbytes_done,
         phases=[_phase(phase, value.created, end) for phase in value.phases],
         paths=[_path(path) for path in value.paths],
+        layers_done=layer_ranges(value.layers_done),
         failure=failure(value.failure) if value.failure else None,
         age=duration(now - value.created),
         consumers_done=value.consumers_done,

@@ -9,10 +9,20 @@ from kvgrpc.core import events
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.content import Claim
 from kvgrpc.core.ids import ACCESS_ID_BYTES
-from kvgrpc.errors import PreconditionFailed, Reason, Unimplemented
+from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire.values import block_lists, claims_of, content, invalid, on_abort, seconds, timeout_s
+from kvgrpc.wire.values import (
+    block_lists,
+    claims_of,
+    content,
+    invalid,
+    layer_range,
+    on_abort,
+    push_content,
+    seconds,
+    timeout_s,
+)
 
 CONSUMERS_MAX = 1024
 LABELS_MAX = 16
@@ -40,21 +50,20 @@ def make_call(call_id: int, principal: str, trace: str, method: str, request: Me
 def finished_blocks(
     request: handoff_pb2.FinishedBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.FinishedBlocks:
-    """FinishedBlocks for readers. Parts of a push are refused while the server lacks them."""
-    if request.waits_for == handoff_pb2.WAITS_FOR_REGISTRATION:
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server does not push yet (feature "push")')
-    if not request.last or request.HasField("layers") or request.part_epoch:
+    """FinishedBlocks: a whole prompt for readers, or one part of a push."""
+    push = request.waits_for == handoff_pb2.WAITS_FOR_REGISTRATION
+    if not push and (not request.last or request.HasField("layers") or request.part_epoch):
         raise PreconditionFailed(
             Reason.WAITS_FOR_MISMATCH,
             "for READERS a hand-over is exactly one part: set last, leave layers and epoch out",
         )
-    if request.HasField("failure"):
+    if not push and request.HasField("failure"):
         raise PreconditionFailed(Reason.EMPTY_FINISH, "a failure ends a push; there is nothing to end for READERS")
     return events.FinishedBlocks(
         call=call,
         key=request.transfer_key,
         blocks=block_lists(request.blocks, limit),
-        content=content(request.content, weights),
+        content=content(request.content, weights) if not push or request.HasField("content") else None,
         ttl_s=seconds(request, "ttl"),
         consumers=_consumers(request.consumers),
         on_abort=on_abort(request.on_abort),
@@ -62,6 +71,51 @@ def finished_blocks(
         priority=request.priority,
         after_step=request.after_step,
         lease_id=_text("lease_id", request.lease_id),
+        validate_only=request.validate_only,
+        waits_for=events.WaitsFor.REGISTRATION if push else events.WaitsFor.READERS,
+        last=request.last,
+        layers=layer_range(request),
+        part_epoch=request.part_epoch,
+        failure=(request.failure.message or "the source cannot deliver") if request.HasField("failure") else "",
+        access_id=os.urandom(ACCESS_ID_BYTES) if push else b"",
+        reverse_access_id=os.urandom(ACCESS_ID_BYTES) if push else b"",
+    )
+
+
+def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -> events.RegisterPush:
+    """RegisterPush."""
+    if not request.HasField("grant"):
+        raise invalid("grant", "is required: the WRITE grant of ReserveBlocks")
+    return events.RegisterPush(
+        call=call,
+        token=request.grant.token,
+        request_id=_text("request_id", request.request_id),
+        access_id=os.urandom(ACCESS_ID_BYTES),
+        reverse_access_id=os.urandom(ACCESS_ID_BYTES),
+    )
+
+
+def reserve_blocks(
+    request: handoff_pb2.ReserveBlocksRequest, call: events.Call, weights: str, limit: int
+) -> events.ReserveBlocks:
+    """ReserveBlocks."""
+    source = None
+    if request.HasField("source"):
+        if not request.source.address:
+            raise invalid("source.address", "is required where a source is named")
+        source = events.PushSource(request.source.address, request.source.engine_id)
+    return events.ReserveBlocks(
+        call=call,
+        key=request.transfer_key,
+        blocks=block_lists(request.blocks, limit),
+        content=content(request.content, weights, also_at=request.use_tokens),
+        have_tokens=request.have_tokens,
+        use_tokens=request.use_tokens,
+        source=source,
+        request_id=_text("request_id", request.request_id),
+        priority=request.priority,
+        after_step=request.after_step,
+        registration_timeout_s=timeout_s(request, "registration_timeout"),
         validate_only=request.validate_only,
     )
 
@@ -183,6 +237,9 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> event
             transfer_id=row.transfer_id,
             request_id=row.request_id,
             data_paths=tuple(row.data_paths),
+            reverse_access_id=row.reverse_access_id,
+            push_content=push_content(row.push_content) if row.HasField("push_content") else None,
+            part_epoch=row.part_epoch,
         )
         for row in request.openings
     )
@@ -190,20 +247,38 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> event
 
 
 def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
-    """SettleAccess. What is settled part by part is a push."""
-    if any(row.part for row in request.settlings):
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, 'this server settles no parts (feature "push")')
-    rows = tuple(events.Settling(row.access_id, row.last, row.bytes) for row in request.settlings)
+    """SettleAccess."""
+    rows = tuple(
+        events.Settling(
+            row.access_id,
+            row.last,
+            row.bytes,
+            row.part,
+            tuple((layers.first, layers.count) for layers in row.layers_done),
+        )
+        for row in request.settlings
+    )
     return events.SettleAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
 
 
 def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
     """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
     rows = tuple(
-        events.Closing(row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token)
+        events.Closing(
+            row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token, row.message
+        )
         for row in request.closings
     )
     return events.CloseAccess(call, request.caller.engine_id, request.caller.incarnation, rows)
+
+
+def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
+    """PartsReady."""
+    parts = tuple(
+        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last)
+        for row in request.parts
+    )
+    return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
 def _life(request: Message) -> int:

@@ -7,10 +7,16 @@ import numpy as np
 from kvgrpc.core import actions, events
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.operation import Operation
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.values import duration, failure
+from kvgrpc.wire.values import duration, failure, layer_ranges
+
+_OPERATION = {
+    Operation.READ: rank_pb2.POST_OPERATION_READ,
+    Operation.WRITE: rank_pb2.POST_OPERATION_WRITE,
+}
 
 
 def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
@@ -22,6 +28,11 @@ def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
             event.received.CopyFrom(session_pb2.Received(**ids, use_tokens=news.use_tokens))
         case actions.PullOpened():
             event.opened.CopyFrom(session_pb2.PullOpened(**ids, use_tokens=news.use_tokens))
+        case actions.LayersReceived():
+            layers = layer_ranges(news.layers_done)
+            event.layers_received.CopyFrom(
+                session_pb2.LayersReceived(**ids, layers_done=layers, part_epoch=news.part_epoch)
+            )
         case actions.Failed():
             event.failed.CopyFrom(session_pb2.Failed(**ids, failure=failure(news.failure), cancelled=news.cancelled))
         case actions.BlocksReturned():
@@ -46,7 +57,7 @@ def disconnect_command(peer: str) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer))
 
 
-def post_command(posting_id: str, peer: str, runs: Runs) -> rank_pb2.RankCommand:
+def post_command(posting_id: str, peer: str, runs: Runs, operation: Operation) -> rank_pb2.RankCommand:
     """Move bytes."""
     return rank_pb2.RankCommand(
         post=rank_pb2.PostCommand(
@@ -55,12 +66,13 @@ def post_command(posting_id: str, peer: str, runs: Runs) -> rank_pb2.RankCommand
             src=runs.src.tolist(),
             dst=runs.dst.tolist(),
             nbytes=runs.nbytes.tolist(),
+            operation=_OPERATION[operation],
         )
     )
 
 
 def expect_command(access: str, open_: bool) -> rank_pb2.RankCommand:
-    """A peer may, or may no longer, read."""
+    """A peer may, or may no longer, access this rank's memory."""
     return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_))
 
 
@@ -78,6 +90,16 @@ def check_peer_rank(
 def runs_of(command: rank_pb2.PostCommand) -> Runs:
     """The runs of a posting."""
     return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
+
+
+def operation_of(command: rank_pb2.PostCommand) -> Operation:
+    """Which way. Raises Unimplemented (FEATURE_UNAVAILABLE) where it is not said, or by a newer lead."""
+    for operation, value in _OPERATION.items():
+        if value == command.operation:
+            return operation
+    raise Unimplemented(
+        Reason.FEATURE_UNAVAILABLE, f"posting {command.posting_id} is neither a READ nor a WRITE: {command.operation}"
+    )
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:

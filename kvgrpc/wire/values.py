@@ -1,7 +1,7 @@
 """Values that many messages share: durations, block lists, content, enums, failures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -161,6 +161,37 @@ def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) 
         items=items,
         also_at=also_at,
     )
+
+
+def push_content(value: common_pb2.Content) -> contents.Content:
+    """The content of a push, as its source says it: a chain or an opaque id. Raises InvalidRequest for others."""
+    made = content(value, "") if value.WhichOneof("form") in ("chain", "opaque_id") else None
+    if made is None:
+        raise invalid("push_content", "is a chain or an opaque id")
+    return made
+
+
+def put_content(value: contents.Content, into: common_pb2.Content) -> None:
+    """A chain or an opaque id."""
+    if value.opaque:
+        into.opaque_id, into.opaque_tokens = value.opaque, value.tokens
+    else:
+        into.chain.digests, into.chain.token_count = value.digests, value.tokens
+
+
+def layer_range(message: Message) -> tuple[int, int] | None:
+    """Field `layers` of a message: (first, count), or None when it is unset. Raises InvalidRequest for no layers."""
+    if not message.HasField("layers"):
+        return None
+    layers: common_pb2.LayerRange = message.layers  # type: ignore[attr-defined]
+    if not layers.count:
+        raise invalid("layers.count", "must be positive")
+    return layers.first, layers.count
+
+
+def layer_ranges(value: Iterable[tuple[int, int]]) -> list[common_pb2.LayerRange]:
+    """Ranges of layers."""
+    return [common_pb2.LayerRange(first=first, count=count) for first, count in value]
 
 
 def grant(token: bytes) -> common_pb2.Grant:

@@ -3,7 +3,8 @@
 import pytest
 
 from kvgrpc.core.grants import Access, Claims
-from kvgrpc.core.pull import NEXT_STEPS, PULL_TIMERS, STAGES, TIMEOUTS, Pull, Stage, pull_failure
+from kvgrpc.core.moves import MOVE_TIMERS, STAGES, Stage
+from kvgrpc.core.pull import NEXT_STEPS, TIMEOUTS, Pull, move_failure
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Next, Side
 from kvgrpc.errors import Reason
@@ -13,7 +14,7 @@ CLAIMS = Claims(Access.READ, "p", 1, "p:1", "l", KEY, 1.0, 1, 16)
 
 
 def make(stage: Stage = Stage.CONNECTING) -> Pull:
-    return Pull("t", b"token", CLAIMS, claim(16), access_id(), "", 1.0, 1.0, stage=stage)
+    return Pull("t", b"token", CLAIMS, access_id(), "", claim(16), stage=stage)
 
 
 def test_every_move_of_the_table_happens_and_no_other() -> None:
@@ -46,13 +47,13 @@ def test_a_destination_that_is_given_and_empty_moves_nothing() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_says_what_would_help(reason: Reason) -> None:
-    failure = pull_failure(make(Stage.WIRE), reason, "why", rank=3)
+    failure = move_failure(make(Stage.WIRE), reason, "why", rank=3)
     assert failure.next is NEXT_STEPS.get(reason, Next.RECOMPUTE)
     assert (failure.phase, failure.rank, failure.message) == ("wire", 3, "why")
 
 
 def test_a_lost_source_is_computed_anew_and_a_slow_one_tried_again() -> None:
-    steps = {reason: pull_failure(make(), reason, "").next for reason in Reason}
+    steps = {reason: move_failure(make(), reason, "").next for reason in Reason}
     for reason in (Reason.LEASE_EXPIRED, Reason.INCARNATION_CHANGED, Reason.PEER_LOST, Reason.MEMORY_CHANGED):
         assert steps[reason] is Next.RECOMPUTE
     for reason in (Reason.TRANSFER_TIMEOUT, Reason.SETTLE_TIMEOUT, Reason.DATA_PATH_FAILED):
@@ -64,11 +65,11 @@ def test_a_lost_source_is_computed_anew_and_a_slow_one_tried_again() -> None:
 
 
 def test_a_failure_names_its_side() -> None:
-    sides = {reason: pull_failure(make(), reason, "").side for reason in Reason}
+    sides = {reason: move_failure(make(), reason, "").side for reason in Reason}
     assert sides[Reason.DATA_PATH_FAILED] is sides[Reason.QUEUE_TIMEOUT] is Side.DESTINATION
     assert sides[Reason.LEASE_EXPIRED] is sides[Reason.SETTLE_TIMEOUT] is sides[Reason.PEER_LOST] is Side.SOURCE
 
 
 def test_every_deadline_of_a_pull_is_cleared_at_its_end() -> None:
-    assert set(TIMEOUTS) <= set(PULL_TIMERS)
-    assert {Timer.OPEN_RETRY, Timer.SETTLE_RETRY, Timer.RENEW} <= set(PULL_TIMERS)
+    assert set(TIMEOUTS) <= set(MOVE_TIMERS)
+    assert {Timer.OPEN_RETRY, Timer.SETTLE_RETRY, Timer.RENEW} <= set(MOVE_TIMERS)

@@ -86,6 +86,23 @@ class Held:
         self.closed = True
 
 
+class HeldWritten(Held):
+    """Another that peers may write by, and that writes."""
+
+    late_writes = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rekeyed = 0
+
+    def connect(self, endpoint: RankEndpoint) -> Remote:
+        return HeldWritableRemote(self)
+
+    def rekey(self) -> None:
+        self.step("rekey")
+        self.rekeyed += 1
+
+
 class HeldRemote:
     why = "held by the test"
 
@@ -100,6 +117,11 @@ class HeldRemote:
     def close(self) -> None:
         self.path.step("remote close")
         self.path.remote_closed = True
+
+
+class HeldWritableRemote(HeldRemote):
+    def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
+        return self.read(runs, wake)
 
 
 class HeldPosting:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.loopback import LoopbackPath
@@ -86,17 +87,19 @@ class Case:
     own_memory: Callable[[tuple[int, ...]], tuple[Any, list[Bytes]]]
     in_process: bool = False
     method: CopyMethod | None = None
+    writes: bool = False
+    """Whether the source may move the bytes, too."""
 
 
 CASES = [
-    Case("loopback", make_loopback, private, private, in_process=True),
+    Case("loopback", make_loopback, private, private, in_process=True, writes=True),
     Case("shm", make_shm, shared, private),
     Case("shm-pools", make_shm, shared, shared),
     Case("shm-kernel", make_shm_kernel, shared, private, method=CopyMethod.KERNEL),
     Case("shm-loop", make_shm_loop, shared, private, method=CopyMethod.LOOP),
     Case("cma", make_cma, private, private),
     Case("cma-pools", make_cma, shared, shared),
-    *([Case("nixl", make_nixl, private, private)] if HAS_NIXL else []),
+    *([Case("nixl", make_nixl, private, private, writes=True)] if HAS_NIXL else []),
 ]
 
 
@@ -109,6 +112,10 @@ class Peer:
     def endpoint(self) -> RankEndpoint:
         raise NotImplementedError
 
+    def bytes(self) -> Bytes:
+        """All of its memory, as it is now."""
+        raise NotImplementedError
+
     def close(self) -> None:
         raise NotImplementedError
 
@@ -118,12 +125,15 @@ class LocalPeer(Peer):
 
     def __init__(self, case: Case, seed: int, sizes: tuple[int, ...]) -> None:
         super().__init__(case, seed, sizes)
-        self._memory, parts = case.peer_memory(sizes)
-        fill(parts, self.content)
+        self._memory, self._parts = case.peer_memory(sizes)
+        fill(self._parts, self.content)
         self._path = case.make(self._memory, f"peer-{seed}")
 
     def endpoint(self) -> RankEndpoint:
         return self._path.offer(RankEndpoint(0))
+
+    def bytes(self) -> Bytes:
+        return gather(self._parts)
 
     def close(self) -> None:
         self._path.close()
@@ -144,15 +154,22 @@ class ProcessPeer(Peer):
         theirs.close()
 
     def endpoint(self) -> RankEndpoint:
-        self._pipe.send("offer")
-        assert self._pipe.poll(DEADLINE_S)
-        answer = self._pipe.recv()
+        answer = self._ask("offer")
         assert isinstance(answer, RankEndpoint), answer
+        return answer
+
+    def bytes(self) -> Bytes:
+        answer: Bytes = self._ask("bytes")
         return answer
 
     def kill(self) -> None:
         self.process.kill()
         self.process.join(DEADLINE_S)
+
+    def _ask(self, what: str) -> Any:
+        self._pipe.send(what)
+        assert self._pipe.poll(DEADLINE_S)
+        return self._pipe.recv()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -169,7 +186,7 @@ def serve(
     seed: int,
     sizes: tuple[int, ...],
 ) -> None:
-    """What a peer's process does: owns memory, offers it as often as it is asked."""
+    """What a peer's process does: owns memory, offers and shows it as often as it is asked."""
     memory, parts = make_memory(sizes)
     fill(parts, content(seed, sum(sizes)))
     path = make(memory, f"peer-{seed}")
@@ -177,11 +194,12 @@ def serve(
         while not pipe.poll(0.0002 if path.needs_polling else None):
             path.progress()
         try:
-            if pipe.recv() != "offer":
-                break
+            wanted = pipe.recv()
         except EOFError:
             break
-        pipe.send(path.offer(RankEndpoint(0)))
+        if wanted == "exit":
+            break
+        pipe.send(path.offer(RankEndpoint(0)) if wanted == "offer" else gather(parts))
     path.close()
     memory.close()
 
@@ -257,9 +275,16 @@ def finish(path: DataPath, posting: Posting, wake: Wake) -> PostingState:
     return state
 
 
-def move(path: DataPath, remote: Remote, runs: Runs) -> Posting:
+def start(remote: Remote, operation: Operation, runs: Runs, wake: Wake) -> Posting:
+    if operation is Operation.READ:
+        return remote.read(runs, wake)
+    assert isinstance(remote, WritableRemote)
+    return remote.write(runs, wake)
+
+
+def move(path: DataPath, remote: Remote, runs: Runs, operation: Operation = Operation.READ) -> Posting:
     wake = Wake()
-    posting = remote.read(runs, wake)
+    posting = start(remote, operation, runs, wake)
     finish(path, posting, wake)
     return posting
 

@@ -1,7 +1,8 @@
-"""One contract over all data paths: what the mover and the lead may rely on.
+"""One contract over all data paths, both ways: what the mover and the lead may rely on.
 
-Each case is a data path with the kinds of memory that it is for. Peers are processes of their own,
-except for loopback. Every test looks at every byte of the destination, which held guard bytes.
+Each case is a data path with the kinds of memory that it is for, and reads or, where the source may
+move the bytes, writes. Peers are processes of their own, except for loopback. Every test looks at
+every byte of the destination, which held guard bytes or, where it is the peer, others.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.copying import available_methods
 from tests.datapath.peers import (
     CASES,
@@ -28,17 +30,33 @@ from tests.datapath.peers import (
     move,
     own_rank,
     runs_of,
+    start,
 )
 
 # Odd sizes, so that segments end within runs and off every boundary.
 PEER_SIZES = (3_000_001, 1_048_576, 5_000_003)
 OWN_SIZES = (2_000_003, 4_194_304, 1_000_001)
 PEER_BYTES, OWN_BYTES = sum(PEER_SIZES), sum(OWN_SIZES)
+READ, WRITE = Operation
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def case(request: pytest.FixtureRequest) -> Case:
-    chosen: Case = request.param
+BOTH_WAYS = [(case, READ) for case in CASES] + [(case, WRITE) for case in CASES if case.writes]
+
+
+@pytest.fixture(scope="module", params=BOTH_WAYS, ids=lambda both: f"{both[0].name}-{both[1].value}")
+def both(request: pytest.FixtureRequest) -> tuple[Case, Operation]:
+    chosen: tuple[Case, Operation] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def operation(both: tuple[Case, Operation]) -> Operation:
+    return both[1]
+
+
+@pytest.fixture(scope="module")
+def case(both: tuple[Case, Operation]) -> Case:
+    chosen = both[0]
     if chosen.method is not None and chosen.method not in available_methods():
         pytest.skip(f"this machine cannot copy by the method {chosen.method.value}")
     return chosen
@@ -73,13 +91,25 @@ SHAPES = {
 }
 
 
+def there(operation: Operation, runs: Runs) -> Runs:
+    """Runs from the peer's memory into the own, or the same the other way."""
+    return runs if operation is READ else Runs(runs.dst, runs.src, runs.nbytes)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_byte_arrives_and_no_other_changes(peer: Peer, own: Own, shape: str) -> None:
-    runs = SHAPES[shape]
-    posting = move(own.path, own.connect(peer), runs)
+def test_every_byte_arrives_and_no_other_changes(peer: Peer, own: Own, operation: Operation, shape: str) -> None:
+    runs = there(operation, SHAPES[shape])
+    own.parts[0][:] = np.arange(len(own.parts[0])) % 251
+    sources = own.bytes(), peer.bytes()
+    posting = move(own.path, own.connect(peer), runs, operation)
     assert (posting.poll(), posting.error) == (PostingState.DONE, "")
-    guard = np.full(OWN_BYTES, GUARD, dtype=np.uint8)
-    assert np.array_equal(own.bytes(), expected(guard, peer.content, runs))
+    mine, theirs = sources
+    if operation is READ:
+        mine = expected(mine, theirs, runs)
+    else:
+        theirs = expected(theirs, mine, runs)
+    assert np.array_equal(own.bytes(), mine)
+    assert np.array_equal(peer.bytes(), theirs)
 
 
 LAST = 2**63 - 1
@@ -102,63 +132,75 @@ LAST = 2**63 - 1
     ],
 )
 def test_a_run_out_of_range_is_refused_before_anything_is_touched(
-    peer: Peer, own: Own, bad: tuple[int, int, int]
+    peer: Peer, own: Own, operation: Operation, bad: tuple[int, int, int]
 ) -> None:
     remote = own.connect(peer)
+    before = peer.bytes()
     with pytest.raises(DataPathFailed):
-        remote.read(runs_of((0, 0, 4096), bad), Wake())
+        start(remote, operation, there(operation, runs_of((0, 0, 4096), bad)), Wake())
     assert (own.bytes() == GUARD).all()
+    assert np.array_equal(peer.bytes(), before)
 
 
-def test_runs_of_unequal_columns_are_refused(peer: Peer, own: Own) -> None:
+def test_runs_of_unequal_columns_are_refused(peer: Peer, own: Own, operation: Operation) -> None:
     remote = own.connect(peer)
     good = runs_of((0, 0, 64), (64, 64, 64))
     with pytest.raises(DataPathFailed):
-        remote.read(Runs(good.src, good.dst[:1], good.nbytes), Wake())
+        start(remote, operation, Runs(good.src, good.dst[:1], good.nbytes), Wake())
 
 
-def test_no_runs_end_done(peer: Peer, own: Own) -> None:
-    posting = move(own.path, own.connect(peer), runs_of())
+def test_no_runs_end_done(peer: Peer, own: Own, operation: Operation) -> None:
+    posting = move(own.path, own.connect(peer), runs_of(), operation)
     assert posting.poll() is PostingState.DONE
     assert (own.bytes() == GUARD).all()
 
 
-def test_an_end_stays_the_same(peer: Peer, own: Own) -> None:
-    posting = move(own.path, own.connect(peer), runs_of((0, 0, 4096)))
+def test_only_a_path_whose_source_may_move_the_bytes_writes(case: Case, peer: Peer, own: Own) -> None:
+    assert isinstance(own.connect(peer), WritableRemote) is case.writes
+
+
+def test_an_end_stays_the_same(peer: Peer, own: Own, operation: Operation) -> None:
+    posting = move(own.path, own.connect(peer), runs_of((0, 0, 4096)), operation)
     assert [posting.poll() for _ in range(3)] == [PostingState.DONE] * 3
 
 
-def test_postings_on_one_peer_run_side_by_side(peer: Peer, own: Own) -> None:
+def test_postings_on_one_peer_run_side_by_side(peer: Peer, own: Own, operation: Operation) -> None:
     remote = own.connect(peer)
     parts = [runs_of((i * 70_001, i * 70_001, 70_001)) for i in range(20)]
     wakes = [Wake() for _ in parts]
-    postings = [remote.read(part, wake) for part, wake in zip(parts, wakes, strict=True)]
+    postings = [start(remote, operation, part, wake) for part, wake in zip(parts, wakes, strict=True)]
     states = [finish(own.path, p, wake) for p, wake in zip(postings, wakes, strict=True)]
     assert states == [PostingState.DONE] * 20
-    assert np.array_equal(own.bytes()[: 20 * 70_001], peer.content[: 20 * 70_001])
+    assert np.array_equal(own.bytes()[: 20 * 70_001], peer.bytes()[: 20 * 70_001])
 
 
-def test_two_peers_at_once(case: Case, peer: Peer, own: Own) -> None:
+def test_two_peers_at_once(case: Case, peer: Peer, own: Own, operation: Operation) -> None:
     other = make_peer(case, seed=2)
     try:
         remotes = [own.connect(peer), own.connect(other)]
-        half = runs_of((0, 0, 3_000_000)), runs_of((1000, 3_000_000, 3_000_000))
+        for part in own.parts:
+            part[:] = 77
+        half = [there(operation, runs) for runs in (runs_of((0, 0, 3_000_000)), runs_of((1000, 3_000_000, 3_000_000)))]
+        before = own.bytes()
         wakes = Wake(), Wake()
-        postings = [remotes[i].read(half[i], wakes[i]) for i in range(2)]
+        postings = [start(remotes[i], operation, half[i], wakes[i]) for i in range(2)]
         assert [finish(own.path, postings[i], wakes[i]) for i in range(2)] == [PostingState.DONE] * 2
-        after = expected(np.full(OWN_BYTES, GUARD, dtype=np.uint8), peer.content, half[0])
-        assert np.array_equal(own.bytes(), expected(after, other.content, half[1]))
+        if operation is READ:
+            after = expected(before, peer.bytes(), half[0])
+            assert np.array_equal(own.bytes(), expected(after, other.content, half[1]))
+        else:
+            assert np.array_equal(other.bytes(), expected(other.content, before, half[1]))
         remotes[1].close()
         own.remotes.pop()
-        assert move(own.path, remotes[0], half[0]).poll() is PostingState.DONE
+        assert move(own.path, remotes[0], half[0], operation).poll() is PostingState.DONE
     finally:
         other.close()
 
 
-def test_a_closed_peer_can_be_connected_again(peer: Peer, own: Own) -> None:
+def test_a_closed_peer_can_be_connected_again(peer: Peer, own: Own, operation: Operation) -> None:
     own.connect(peer).close()
     own.remotes.clear()
-    assert move(own.path, own.connect(peer), runs_of((5, 6, 7))).poll() is PostingState.DONE
+    assert move(own.path, own.connect(peer), runs_of((5, 6, 7)), operation).poll() is PostingState.DONE
 
 
 def test_it_says_how_the_bytes_will_move(peer: Peer, own: Own) -> None:
@@ -170,14 +212,14 @@ def test_a_peer_that_does_not_offer_this_path_is_refused_with_a_reason(own: Own)
         own.path.connect(RankEndpoint(0))
 
 
-def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own) -> None:
+def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own, operation: Operation) -> None:
     """A shared pool outlives its process, so that shm finds the bytes; elsewhere a typed failure."""
     if case.in_process:
         pytest.skip("a rank in this process dies with it")
     victim = ProcessPeer(case, 3, PEER_SIZES)
     remote = own.connect(victim)
     victim.kill()
-    state, error = outcome(own, remote, runs_of((0, 0, 1_000_000)))
+    state, error = outcome(own, remote, runs_of((0, 0, 1_000_000)), operation)
     if case.name.startswith("shm"):
         assert state is PostingState.DONE
         assert np.array_equal(own.bytes()[:1_000_000], victim.content[:1_000_000])
@@ -187,26 +229,28 @@ def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own) -> N
     victim.close()
 
 
-def outcome(own: Own, remote: Remote, runs: Runs) -> tuple[PostingState, str]:
+def outcome(own: Own, remote: Remote, runs: Runs, operation: Operation) -> tuple[PostingState, str]:
     """The end of a posting, also when nothing was started."""
     try:
-        posting = move(own.path, remote, runs)
+        posting = move(own.path, remote, runs, operation)
     except DataPathFailed as error:
         return PostingState.FAILED, error.message
     return posting.poll(), posting.error
 
 
-def test_close_is_idempotent_and_ends_all_access(case: Case, peer: Peer) -> None:
-    """A posting that close cut short is FAILED or still PENDING, never DONE afterwards."""
+def test_close_is_idempotent_and_ends_all_access(case: Case, peer: Peer, operation: Operation) -> None:
+    """A posting that close cut short never becomes DONE afterwards."""
     with own_rank(case, OWN_SIZES) as own:
         remote = own.connect(peer)
-        posting = remote.read(runs_of((0, 0, OWN_BYTES)), Wake())
+        posting = start(remote, operation, runs_of((0, 0, OWN_BYTES)), Wake())
         own.path.close()
         own.path.close()
         own.remotes.clear()
         state = posting.poll()
-        done = np.array_equal(own.bytes(), peer.content[:OWN_BYTES])
+        done = np.array_equal(own.bytes(), peer.bytes()[:OWN_BYTES])
         assert state is not PostingState.DONE or done
         own.reset()
+        theirs = peer.bytes()
         assert posting.poll() is state
         assert (own.bytes() == GUARD).all()
+        assert state is PostingState.UNPROVED or np.array_equal(peer.bytes(), theirs)

@@ -108,10 +108,10 @@ def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(linked: R
     assert (ended.state, ended.nbytes, ended.quiesced) == (FAILED, 0, True)
     assert "told to fail" in ended.error
     faults.fail_after_bytes = None
-    faults.fail_read = "told to refuse"
+    faults.fail_post = "told to refuse"
     linked.mover.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).error == "told to refuse"
-    faults.fail_read = ""
+    faults.fail_post = ""
     linked.mover.post("a", "p", WHOLE)
     assert linked.next(PostingEnded).state is DONE
 

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
-from kvgrpc.datapath import nixl, nixl_metadata
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath import nixl_agent, nixl_metadata
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.nixl import NixlPath
 from kvgrpc.datapath.nixl_posting import SLICE_ROWS, NixlPosting, Slice, slices
 from tests.datapath.nixl_peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
 
-PENDING, DONE, FAILED = PostingState.PENDING, PostingState.DONE, PostingState.FAILED
+PENDING, DONE, FAILED, UNPROVED = PostingState
 
 
 def nixl_of(endpoint: RankEndpoint) -> NixlEndpoint:
@@ -231,7 +232,7 @@ def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> N
 
 
 def test_without_nixl_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl, "_PACKAGES", ("no_such_nixl",))
+    monkeypatch.setattr(nixl_agent, "_PACKAGES", ("no_such_nixl",))
     with pytest.raises(DataPathUnavailable, match=r"pip install 'kvgrpc\[server\]'; shm and cma work without it"):
         Rank()
 
@@ -319,35 +320,52 @@ class ScriptedTransfer:
 
 
 class ScriptedConnection:
-    def __init__(self, transfers: list[ScriptedTransfer], errors_are_ends: bool) -> None:
+    def __init__(self, transfers: list[ScriptedTransfer], after_an_error: PostingState) -> None:
         self.lock = threading.RLock()
         self.closed = False
         self._transfers = iter(transfers)
-        self._errors_are_ends = errors_are_ends
+        self._after_an_error = after_an_error
 
-    def prepare(self, piece: Slice) -> ScriptedTransfer:
+    def prepare(self, piece: Slice, operation: Operation) -> ScriptedTransfer:
         return next(self._transfers)
 
-    def broke(self, error: str) -> bool:
-        return self._errors_are_ends
+    def broke(self, error: str, operation: Operation) -> PostingState:
+        return self._after_an_error
+
+    def after_close(self, operation: Operation) -> PostingState:
+        return UNPROVED if operation is Operation.WRITE else FAILED
 
 
-def scripted(transfers: list[ScriptedTransfer], errors_are_ends: bool) -> tuple[ScriptedConnection, NixlPosting]:
-    connection = ScriptedConnection(transfers, errors_are_ends)
+def scripted(
+    transfers: list[ScriptedTransfer], after_an_error: PostingState, operation: Operation = Operation.READ
+) -> tuple[ScriptedConnection, NixlPosting]:
+    connection = ScriptedConnection(transfers, after_an_error)
     empty = np.empty((1, 3), dtype=np.uint64)
-    return connection, NixlPosting(connection, iter([Slice(empty, "DRAM", empty, "DRAM")] * 3), nothing)
+    return connection, NixlPosting(connection, iter([Slice(empty, "DRAM", empty, "DRAM")] * 3), nothing, operation)
 
 
-def test_a_failed_slice_ends_the_posting_only_when_the_other_has_ended_too() -> None:
+@pytest.mark.parametrize("end", [FAILED, UNPROVED])
+def test_a_broken_slice_ends_the_posting_only_when_the_other_has_ended_too(end: PostingState) -> None:
     first, second = ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, PENDING, DONE)
-    _, posting = scripted([first, second], errors_are_ends=True)
-    assert [posting.poll() for _ in range(4)] == [PENDING, PENDING, FAILED, FAILED]
+    _, posting = scripted([first, second], end)
+    assert [posting.poll() for _ in range(4)] == [PENDING, PENDING, end, end]
     assert (first.released, second.released) == (True, True)
 
 
-def test_where_an_error_proves_nothing_only_closing_the_path_ends_the_posting() -> None:
-    connection, posting = scripted([ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, DONE)], False)
+@pytest.mark.parametrize(("operation", "end"), [(Operation.READ, FAILED), (Operation.WRITE, UNPROVED)])
+def test_where_an_error_proves_nothing_only_closing_the_path_ends_the_posting(
+    operation: Operation, end: PostingState
+) -> None:
+    transfers = [ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, DONE)]
+    connection, posting = scripted(transfers, PENDING, operation)
     assert [posting.poll() for _ in range(3)] == [PENDING] * 3
     assert posting.error == "it broke"
     connection.closed = True
-    assert (posting.poll(), posting.error) == (FAILED, "it broke")
+    assert (posting.poll(), posting.error) == (end, "it broke")
+
+
+def test_a_write_that_was_under_way_when_its_path_closed_proves_nothing_of_the_peer_s_memory() -> None:
+    connection, posting = scripted([ScriptedTransfer(PENDING), ScriptedTransfer(PENDING)], FAILED, Operation.WRITE)
+    assert posting.poll() is PENDING
+    connection.closed = True
+    assert (posting.poll(), posting.error) == (UNPROVED, "the data path was closed")

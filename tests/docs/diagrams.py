@@ -11,14 +11,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core import accesses, leases, peers, pull, transfers
+from kvgrpc.core import accesses, leases, moves, peers, transfers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 TABLES: dict[str, Mapping[Any, frozenset[Any]]] = {
     "kvgrpc.core.transfers.STATES": transfers.STATES,
     "kvgrpc.core.transfers.DISPOSITIONS": transfers.DISPOSITIONS,
-    "kvgrpc.core.pull.STAGES": pull.STAGES,
+    "kvgrpc.core.moves.STAGES": moves.STAGES,
     "kvgrpc.core.leases.STATES": leases.STATES,
     "kvgrpc.core.accesses.STATES": accesses.STATES,
     "kvgrpc.core.peers.STATES": peers.STATES,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import closing, grants, limits, pulling
+from kvgrpc.core import closing, grants, limits, moving
 from kvgrpc.core.content import DIGEST_BYTES, chain
 from kvgrpc.core.ids import mint_lease_id
 from kvgrpc.core.limits import Limits
@@ -78,8 +78,8 @@ def test_what_would_help_is_what_the_core_says() -> None:
 
 def test_retries_between_leads_are_as_often_as_it_says() -> None:
     shown = {row[0]: row[1] for row in table("## Retries")}
-    assert f"every {pulling.RETRY_DELAY_S:g} s" in shown["OpenAccess"]
-    assert f"every {pulling.RETRY_DELAY_S:g} s" in shown["SettleAccess"]
+    assert f"every {moving.RETRY_DELAY_S:g} s" in shown["OpenAccess"]
+    assert f"every {moving.RETRY_DELAY_S:g} s" in shown["SettleAccess"]
     assert f"every {closing.RETRY_DELAY_S:g} s" in shown["CloseAccess"]
 
 

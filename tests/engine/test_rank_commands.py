@@ -1,4 +1,6 @@
-"""What a worker does with commands that it cannot perform: it ends its connection, which its lead cannot overlook."""
+"""What a worker does with its lead's commands; for one that it cannot perform it ends its connection, which no lead
+overlooks.
+"""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -7,23 +9,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvgrpc.core import events
+from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.operation import Operation
 from kvgrpc.engine import Rank, RankTicket
 from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
-from kvgrpc.wire.frames import encode
+from kvgrpc.wire.frames import FrameReader, encode
 from tests.engine.made import layout
 from tests.engine.support import WAIT_S
 
 COMMANDS = {
     "connect": rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer="p", peer_rank=1)),
     "disconnect": rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer="p", peer_rank=1)),
-    "post": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p", peer_rank=1)),
+    "post": rank_pb2.RankCommand(
+        post=rank_pb2.PostCommand(posting_id="t/0", peer="p", peer_rank=1, operation=rank_pb2.POST_OPERATION_READ)
+    ),
+    "post neither way": rank_pb2.RankCommand(post=rank_pb2.PostCommand(posting_id="t/0", peer="p")),
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_about_another_rank_of_a_peer_ends_the_session(tmp_path: Path, command: rank_pb2.RankCommand) -> None:
+def test_a_command_that_the_worker_cannot_perform_ends_the_session(
+    tmp_path: Path, command: rank_pb2.RankCommand
+) -> None:
     path = str(tmp_path / "lead.sock")
     pool = layout()
     attached = session_pb2.AttachRankResponse(pool=pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
@@ -37,6 +48,74 @@ def test_a_command_about_another_rank_of_a_peer_ends_the_session(tmp_path: Path,
         memory = np.zeros(pool.total_bytes, dtype=np.uint8)
         with Rank(RankTicket(path, b"ticket", pool.total_bytes), 0, [memory], data_paths=("cma",)):
             ended.result(WAIT_S)
+
+
+class Lead:
+    """A lead of one worker, so far as a test of commands needs one."""
+
+    def __init__(self, folder: Path, memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        path = str(folder / f"lead-{id(self)}.sock")
+        pool = layout()
+        attached = session_pb2.AttachRankResponse(pool=pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
+        self._reader = FrameReader(session_pb2.ClientFrame)
+        with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
+            listener.bind(path)
+            listener.listen()
+            listener.settimeout(WAIT_S)
+            accepted = thread.submit(self._accept, listener, encode(session_pb2.ServerFrame(rank_attached=attached)))
+            self.rank = Rank(RankTicket(path, b"ticket", pool.total_bytes), 0, [memory], data_paths=("nixl",))
+            accepted.result(WAIT_S)
+
+    def _accept(self, listener: socket.socket, said: bytes) -> None:
+        self._worker, _ = listener.accept()
+        self._worker.settimeout(WAIT_S)
+        self._worker.sendall(said)
+
+    def command(self, command: rank_pb2.RankCommand) -> None:
+        batch = session_pb2.RankCommandBatch(commands=[command])
+        self._worker.sendall(encode(session_pb2.ServerFrame(commands=batch)))
+
+    def report(self) -> events.Event:
+        """The next one."""
+        while True:
+            for frame in self._reader.feed(self._worker.recv(1 << 16)):
+                for report in frame.reports.reports:
+                    event = wire.report_to_event(0, report)
+                    assert event is not None
+                    return event
+
+    def close(self) -> None:
+        self._worker.close()
+        self.rank.close()
+
+
+def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: Path) -> None:
+    nbytes = layout().total_bytes
+    own, theirs = (np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8) for seed in (1, 2))
+    lead, peer = Lead(tmp_path, own), Lead(tmp_path, theirs)
+    try:
+        peer.command(wire.offer_command("key"))
+        offered = peer.report()
+        assert isinstance(offered, events.EndpointOffered)
+        peer.command(wire.expect_command("access", True))
+        lead.command(wire.connect_command("p", offered.endpoint, ["nixl"]))
+        mapped = lead.report()
+        assert isinstance(mapped, events.PeerMapped)
+        assert mapped.data_path == "nixl"
+        for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
+            before, sent = destination.copy(), source.copy()
+            runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))
+            lead.command(wire.post_command("t", "p", runs, operation))
+            ended = lead.report()
+            assert isinstance(ended, events.PostingEnded)
+            assert (ended.done, ended.nbytes, ended.quiesced) == (True, 164, True)
+            before[500:600], before[3000:3064] = sent[10:110], sent[2000:2064]
+            assert np.array_equal(destination, before)
+            assert np.array_equal(source, sent)
+            source[:] = source[::-1].copy()
+    finally:
+        lead.close()
+        peer.close()
 
 
 def _play(lead: socket.socket, said: bytes) -> None:

@@ -141,7 +141,8 @@ BAD_HAND_OVERS: list[Any] = [
     pytest.param({"failure": {"message": "x"}}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="a failure"),
     pytest.param({"blocks": []}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="nothing"),
     pytest.param(
-        {"waits_for": handoff_pb2.WAITS_FOR_REGISTRATION}, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE", id="a push"
+        {"waits_for": handoff_pb2.WAITS_FOR_REGISTRATION, "consumers": 2}, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE",
+        id="a push to two",
     ),
 ]  # fmt: skip
 
@@ -444,13 +445,6 @@ def test_transfers_are_bounded(start: Start) -> None:
     refusal = engine.api.refusal(lambda: engine.pull(grant, TOKENS, None))
     assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
     assert refusal.retry_delay_s
-
-
-@pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush"])
-def test_a_push_is_refused_while_this_server_lacks_the_feature(source: Engine, rpc: str) -> None:
-    request = getattr(handoff_pb2, f"{rpc}Request")()
-    with unchanged(source), refused(source.api, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE"):
-        getattr(source.api.handoff, rpc)(request)
 
 
 def test_a_message_over_the_limit_is_refused(source: Engine) -> None:

@@ -55,13 +55,13 @@ def test_waiting_for_what_is_over_answers_at_once(source: Engine, destination: E
     assert wait(destination, pulled.transfer_id, until, 0.0).state == SUCCEEDED
 
 
-def test_waiting_for_layers_is_refused_where_nothing_moves_by_layers(source: Engine) -> None:
-    handed = source.hand_over(prompt(16))
+def test_layers_of_a_pull_are_done_when_it_has_succeeded(source: Engine, destination: Engine) -> None:
+    tokens = prompt(16)
+    pulled = destination.pull(source.hand_over(tokens).grant, tokens, destination.allocate(1))
     request = transfer_pb2.WaitTransferRequest(
-        transfer_id=handed.transfer.transfer_id, layers=common_pb2.LayerRange(first=0, count=1), timeout=dur(0.1)
+        transfer_id=pulled.transfer_id, layers=common_pb2.LayerRange(first=0, count=1), timeout=dur(20)
     )
-    with unchanged(source), refused(source.api, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE"):
-        source.api.transfers.WaitTransfer(request)
+    assert destination.api.transfers.WaitTransfer(request).transfer.state == SUCCEEDED
 
 
 def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engine) -> None:

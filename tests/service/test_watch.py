@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.events import FinishedBlocks
-from kvgrpc.errors import Exhausted, NotFound
+from kvgrpc.errors import Exhausted, NotFound, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.transfer_service import TransferService
 from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, Watch
@@ -323,3 +323,14 @@ async def test_a_watcher_that_is_too_slow_is_told_so_after_what_was_kept_for_it(
             assert (await watch.next()).seq == seq
         with pytest.raises(Exhausted):
             await watch.next()
+
+
+async def test_who_waits_learns_the_end_that_comes_with_the_end_of_the_life(server: Server) -> None:
+    await hand_over(server)
+    (transfer,) = server._runner.node.state.transfers
+    waiting = asyncio.ensure_future(server._lead.watchers.wait(transfer.id, lambda t: t.over, 60.0))
+    await asyncio.sleep(0)
+    await server._begin_idle()
+    end = await asyncio.wait_for(waiting, 10)
+    assert end.failure is not None
+    assert end.failure.reason is Reason.ENGINE_LOST

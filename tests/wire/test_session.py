@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.operation import Operation
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2
@@ -74,12 +75,24 @@ def test_a_rank_reaches_the_rank_of_its_own_number_only(kind: Any) -> None:
         assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 
-@given(st.lists(st.tuples(U63, U63, U63), max_size=20))
-def test_the_runs_of_a_posting_come_back_as_they_went(rows: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(U63, U63, U63), max_size=20), st.sampled_from(Operation))
+def test_the_runs_of_a_posting_and_its_operation_come_back_as_they_went(
+    rows: list[tuple[int, int, int]], operation: Operation
+) -> None:
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
-    command = session.post_command("p", "peer", Runs(*columns))
-    found = session.runs_of(rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    command = session.post_command("p", "peer", Runs(*columns), operation)
+    post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
+    found = session.runs_of(post)
     assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
+    assert session.operation_of(post) is operation
+
+
+def test_a_posting_that_does_not_say_which_way_is_refused() -> None:
+    newer = rank_pb2.PostCommand.FromString(bytes([rank_pb2.PostCommand.OPERATION_FIELD_NUMBER << 3, 3]))
+    for command in (rank_pb2.PostCommand(), newer):
+        with pytest.raises(Unimplemented) as refused:
+            session.operation_of(command)
+        assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
 
 
 def message(key: str) -> rank_pb2.RankCommand:

@@ -140,7 +140,6 @@ class AccessOpening(_message.Message):
     REVERSE_ACCESS_ID_FIELD_NUMBER: _builtins.int
     PUSH_CONTENT_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required. 16 random bytes, never used before."""
     token: _builtins.bytes
@@ -152,7 +151,7 @@ class AccessOpening(_message.Message):
     reverse_access_id: _builtins.bytes
     """The READ access that the opener holds on its own lease for the issuer (push moved by the destination)."""
     part_epoch: _builtins.int
-    """Epoch and layers of the part that this access is for."""
+    """WRITE: epoch of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
     @_builtins.property
     def content(self) -> Global___ContentClaim:
         """The prefix to read; required for READ grants."""
@@ -163,11 +162,7 @@ class AccessOpening(_message.Message):
 
     @_builtins.property
     def push_content(self) -> _common_pb2.Content:
-        """Content of a push, on its first part."""
-
-    @_builtins.property
-    def layers(self) -> _common_pb2.LayerRange:
-        """Layers of that part; unset means all."""
+        """WRITE: the content of the whole prompt, as a chain or an opaque id."""
 
     def __init__(
         self,
@@ -181,11 +176,10 @@ class AccessOpening(_message.Message):
         reverse_access_id: _builtins.bytes = ...,
         push_content: _common_pb2.Content | None = ...,
         part_epoch: _builtins.int = ...,
-        layers: _common_pb2.LayerRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "layers", b"layers", "push_content", b"push_content"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "push_content", b"push_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "layers", b"layers", "part_epoch", b"part_epoch", "push_content", b"push_content", "request_id", b"request_id", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "push_content", b"push_content", "request_id", b"request_id", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -353,16 +347,19 @@ class AccessSettling(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    LAYERS_DONE_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required."""
     last: _builtins.bool
     """This was its last part: close it."""
     bytes: _builtins.int
-    """Bytes moved under it, for the issuer's accounts."""
+    """Bytes moved under it since its last settling, for the issuer's accounts."""
     part: _builtins.int
-    """The part that is settled, counted from 0. Another one than 0 needs the feature "push": without it the call is
-    refused with FEATURE_UNAVAILABLE.
-    """
+    """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
+    @_builtins.property
+    def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
+        """From a source that writes: the layers of which every block is there."""
+
     def __init__(
         self,
         *,
@@ -370,10 +367,11 @@ class AccessSettling(_message.Message):
         last: _builtins.bool = ...,
         bytes: _builtins.int = ...,
         part: _builtins.int = ...,
+        layers_done: _abc.Iterable[_common_pb2.LayerRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "bytes", b"bytes", "last", b"last", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "bytes", b"bytes", "last", b"last", "layers_done", b"layers_done", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -481,6 +479,7 @@ class AccessClosing(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     QUIESCED_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required."""
     outcome: Global___CloseOutcome.ValueType
@@ -488,7 +487,9 @@ class AccessClosing(_message.Message):
     quiesced: _builtins.bool
     """The caller's movers are proved to be at rest."""
     token: _builtins.bytes
-    """The grant's token, so that the closing of an access never opened reaches its lease."""
+    """The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks."""
+    message: _builtins.str
+    """Why, for people."""
     def __init__(
         self,
         *,
@@ -496,10 +497,11 @@ class AccessClosing(_message.Message):
         outcome: Global___CloseOutcome.ValueType = ...,
         quiesced: _builtins.bool = ...,
         token: _builtins.bytes = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "outcome", b"outcome", "quiesced", b"quiesced", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "message", b"message", "outcome", b"outcome", "quiesced", b"quiesced", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,6 +560,102 @@ class ClosedAccess(_message.Message):
 Global___ClosedAccess: _TypeAlias = ClosedAccess  # noqa: Y015
 
 @_typing.final
+class PartsReadyRequest(_message.Message):
+    """Parts of a push that may be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    ACCESS_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    access_id: _builtins.bytes
+    """Required. The WRITE access that the source opened."""
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """Required. Who calls."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
+        """In their order."""
+
+    def __init__(
+        self,
+        *,
+        caller: Global___Caller | None = ...,
+        access_id: _builtins.bytes = ...,
+        parts: _abc.Iterable[Global___ReadyPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "caller", b"caller", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartsReadyRequest: _TypeAlias = PartsReadyRequest  # noqa: Y015
+
+@_typing.final
+class ReadyPart(_message.Message):
+    """One part of a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counted from 0 within the access."""
+    last: _builtins.bool
+    """No part follows."""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+        """Blocks of the source, one entry a group: those that follow the ones of the same layers in earlier parts."""
+
+    @_builtins.property
+    def layers(self) -> _common_pb2.LayerRange:
+        """Layers that it covers; unset means all."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        layers: _common_pb2.LayerRange | None = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "last", b"last", "layers", b"layers", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadyPart: _TypeAlias = ReadyPart  # noqa: Y015
+
+@_typing.final
+class PartsReadyResponse(_message.Message):
+    """They are known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartsReadyResponse: _TypeAlias = PartsReadyResponse  # noqa: Y015
+
+@_typing.final
 class ConverseRequest(_message.Message):
     """Calls of one lead."""
 
@@ -592,6 +690,7 @@ class PeerCall(_message.Message):
     OPEN_ACCESS_FIELD_NUMBER: _builtins.int
     SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    PARTS_READY_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the caller; not used again while it is not answered."""
     traceparent: _builtins.str
@@ -608,6 +707,10 @@ class PeerCall(_message.Message):
     def close_access(self) -> Global___CloseAccessRequest:
         """As CloseAccess."""
 
+    @_builtins.property
+    def parts_ready(self) -> Global___PartsReadyRequest:
+        """As PartsReady."""
+
     def __init__(
         self,
         *,
@@ -616,12 +719,13 @@ class PeerCall(_message.Message):
         open_access: Global___OpenAccessRequest | None = ...,
         settle_access: Global___SettleAccessRequest | None = ...,
         close_access: Global___CloseAccessRequest | None = ...,
+        parts_ready: Global___PartsReadyRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "close_access", b"close_access", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "close_access", b"close_access", "open_access", b"open_access", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -662,6 +766,7 @@ class PeerAnswer(_message.Message):
     OPEN_ACCESS_FIELD_NUMBER: _builtins.int
     SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
+    PARTS_READY_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call's."""
     @_builtins.property
@@ -680,6 +785,10 @@ class PeerAnswer(_message.Message):
     def close_access(self) -> Global___CloseAccessResponse:
         """As of CloseAccess."""
 
+    @_builtins.property
+    def parts_ready(self) -> Global___PartsReadyResponse:
+        """As of PartsReady."""
+
     def __init__(
         self,
         *,
@@ -688,12 +797,13 @@ class PeerAnswer(_message.Message):
         open_access: Global___OpenAccessResponse | None = ...,
         settle_access: Global___SettleAccessResponse | None = ...,
         close_access: Global___CloseAccessResponse | None = ...,
+        parts_ready: Global___PartsReadyResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "settle_access", b"settle_access"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 

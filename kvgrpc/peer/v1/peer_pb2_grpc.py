@@ -55,6 +55,11 @@ class PeerServiceStub:
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.FromString,
                 _registered_method=True)
+        self.PartsReady = channel.unary_unary(
+                '/kvgrpc.peer.v1.PeerService/PartsReady',
+                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
+                _registered_method=True)
         self.Converse = channel.stream_stream(
                 '/kvgrpc.peer.v1.PeerService/Converse',
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ConverseRequest.SerializeToString,
@@ -95,9 +100,6 @@ class PeerServiceServicer:
         the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
         the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
         caller's movers are at rest.
-
-        Errors:
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,8 +113,24 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PartsReady(self, request, context):
+        """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+        that they may be read under the READ access that the source opened for the destination. Parts are counted within
+        the WRITE access; those that are known already are skipped, so that the call may be repeated.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+        * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+        this push.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Converse(self, request_iterator, context):
-        """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
         Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
         the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
         are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -150,6 +168,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.CloseAccess,
                     request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.FromString,
                     response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.SerializeToString,
+            ),
+            'PartsReady': grpc.unary_unary_rpc_method_handler(
+                    servicer.PartsReady,
+                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.FromString,
+                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.SerializeToString,
             ),
             'Converse': grpc.stream_stream_rpc_method_handler(
                     servicer.Converse,
@@ -249,6 +272,33 @@ class PeerService:
             '/kvgrpc.peer.v1.PeerService/CloseAccess',
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessRequest.SerializeToString,
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.CloseAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PartsReady(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.peer.v1.PeerService/PartsReady',
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
             options,
             channel_credentials,
             insecure,

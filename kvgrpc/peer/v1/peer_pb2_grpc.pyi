@@ -54,16 +54,25 @@ class PeerServiceStub:
     the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
     the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
     caller's movers are at rest.
-
-    Errors:
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
     """
     CloseAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.CloseAccessRequest, _peer_pb2.CloseAccessResponse]
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
     """
+    PartsReady: _grpc.UnaryUnaryMultiCallable[_peer_pb2.PartsReadyRequest, _peer_pb2.PartsReadyResponse]
+    """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+    that they may be read under the READ access that the source opened for the destination. Parts are counted within
+    the WRITE access; those that are known already are skipped, so that the call may be repeated.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+    * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+    * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+      this push.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    """
     Converse: _grpc.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]
-    """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
     Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
     the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
     are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -103,16 +112,25 @@ class PeerServiceAsyncStub(PeerServiceStub):
     the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
     the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
     caller's movers are at rest.
-
-    Errors:
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
     """
     CloseAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.CloseAccessRequest, _peer_pb2.CloseAccessResponse]  # type: ignore[assignment]
     """Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
     late. Sent again until answered.
     """
+    PartsReady: _aio.UnaryUnaryMultiCallable[_peer_pb2.PartsReadyRequest, _peer_pb2.PartsReadyResponse]  # type: ignore[assignment]
+    """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+    that they may be read under the READ access that the source opened for the destination. Parts are counted within
+    the WRITE access; those that are known already are skipped, so that the call may be repeated.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+    * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+    * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+      this push.
+    * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    """
     Converse: _aio.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]  # type: ignore[assignment]
-    """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
     Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
     the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
     are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -161,9 +179,6 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
         the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
         caller's movers are at rest.
-
-        Errors:
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
         """
 
     @_abc_1.abstractmethod
@@ -177,12 +192,30 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def PartsReady(
+        self,
+        request: _peer_pb2.PartsReadyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.PartsReadyResponse, _abc.Awaitable[_peer_pb2.PartsReadyResponse]]:
+        """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+        that they may be read under the READ access that the source opened for the destination. Parts are counted within
+        the WRITE access; those that are known already are skipped, so that the call may be repeated.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+        * PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+          this push.
+        * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        """
+
+    @_abc_1.abstractmethod
     def Converse(
         self,
         request_iterator: _MaybeAsyncIterator[_peer_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.ConverseResponse], _abc.AsyncIterator[_peer_pb2.ConverseResponse]]:
-        """The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
         Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
         the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
         are not answered: all are idempotent, so the caller asks again, here or by the calls above.

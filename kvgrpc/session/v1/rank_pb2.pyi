@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
 from kvgrpc.v1 import pool_types_pb2 as _pool_types_pb2
 import builtins as _builtins
@@ -20,6 +21,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PostOperation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PostOperationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PostOperation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POST_OPERATION_UNSPECIFIED: _PostOperation.ValueType  # 0
+    """Refused."""
+    POST_OPERATION_READ: _PostOperation.ValueType  # 1
+    """From the peer's memory into that of the commanded rank."""
+    POST_OPERATION_WRITE: _PostOperation.ValueType  # 2
+    """From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+
+class PostOperation(_PostOperation, metaclass=_PostOperationEnumTypeWrapper):
+    """Which way the bytes of a posting go."""
+
+POST_OPERATION_UNSPECIFIED: PostOperation.ValueType  # 0
+"""Refused."""
+POST_OPERATION_READ: PostOperation.ValueType  # 1
+"""From the peer's memory into that of the commanded rank."""
+POST_OPERATION_WRITE: PostOperation.ValueType  # 2
+"""From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's."""
+Global___PostOperation: _TypeAlias = PostOperation  # noqa: Y015
 
 @_typing.final
 class RankCommand(_message.Message):
@@ -50,7 +75,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def expect(self) -> Global___ExpectCommand:
-        """A peer may read this rank's memory: keep the data path going."""
+        """A peer may access this rank's memory: keep the data path going."""
 
     def __init__(
         self,
@@ -175,19 +200,24 @@ class PostCommand(_message.Message):
     DST_FIELD_NUMBER: _builtins.int
     NBYTES_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
     """As in ConnectCommand."""
+    operation: Global___PostOperation.ValueType
+    """Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
+    overwrite memory.
+    """
     @_builtins.property
     def src(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Source offsets, in the memory of the peer's rank."""
+        """Source offsets: of a READ in the memory of the peer's rank, of a WRITE in that of the commanded rank."""
 
     @_builtins.property
     def dst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Destination offsets."""
+        """Destination offsets, in the memory of the other one."""
 
     @_builtins.property
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -202,10 +232,11 @@ class PostCommand(_message.Message):
         dst: _abc.Iterable[_builtins.int] | None = ...,
         nbytes: _abc.Iterable[_builtins.int] | None = ...,
         peer_rank: _builtins.int | None = ...,
+        operation: Global___PostOperation.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "operation", b"operation", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
@@ -215,7 +246,7 @@ Global___PostCommand: _TypeAlias = PostCommand  # noqa: Y015
 
 @_typing.final
 class ExpectCommand(_message.Message):
-    """Starts or ends the progress that a peer's reads need."""
+    """Starts or ends the progress that a peer's reads and writes need."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -401,7 +432,7 @@ class PostingReport(_message.Message):
     """Why it failed."""
     quiesced: _builtins.bool
     """It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
-    fill stay in quarantine.
+    fill, of a WRITE the peer's, stay in quarantine.
     """
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:

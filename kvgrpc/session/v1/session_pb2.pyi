@@ -495,6 +495,7 @@ class Event(_message.Message):
     BLOCKS_RETURNED_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
+    LAYERS_RECEIVED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Grows by one with each event of the session."""
     @_builtins.property
@@ -517,6 +518,10 @@ class Event(_message.Message):
     def opened(self) -> Global___PullOpened:
         """A pull knows how many tokens it will get."""
 
+    @_builtins.property
+    def layers_received(self) -> Global___LayersReceived:
+        """Layers of a push may be used provisionally."""
+
     def __init__(
         self,
         *,
@@ -526,12 +531,13 @@ class Event(_message.Message):
         blocks_returned: Global___BlocksReturned | None = ...,
         answer: Global___CallAnswer | None = ...,
         opened: Global___PullOpened | None = ...,
+        layers_received: Global___LayersReceived | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "failed", b"failed", "opened", b"opened", "received", b"received"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "event_id", b"event_id", "failed", b"failed", "opened", b"opened", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "event_id", b"event_id", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -658,6 +664,45 @@ class PullOpened(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PullOpened: _TypeAlias = PullOpened  # noqa: Y015
+
+@_typing.final
+class LayersReceived(_message.Message):
+    """All blocks of some layers of a push are there, provisionally: nothing that is computed from them leaves the engine
+    before Received. Each replaces the last: one with fewer layers says that the prefill started over, and that what was
+    computed from the others is to be discarded. Failed discards all.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LAYERS_DONE_FIELD_NUMBER: _builtins.int
+    PART_EPOCH_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    """The transfer."""
+    request_id: _builtins.str
+    """The LLM request."""
+    part_epoch: _builtins.int
+    """The epoch that they are of."""
+    @_builtins.property
+    def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
+        """The layers."""
+
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        layers_done: _abc.Iterable[_common_pb2.LayerRange] | None = ...,
+        part_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers_done", b"layers_done", "part_epoch", b"part_epoch", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayersReceived: _TypeAlias = LayersReceived  # noqa: Y015
 
 @_typing.final
 class CallAnswer(_message.Message):

@@ -897,7 +897,7 @@ type WaitTransferRequest struct {
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
 	// At most this long; unset or more than 60 s means 60 s.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// Also answer when these layers are done (feature "layerwise"; refused without it).
+	// Also answer when these layers are done (feature "layerwise"). Of a pull they are done when it has succeeded.
 	Layers        *LayerRange `protobuf:"bytes,4,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -46,7 +46,6 @@ type TransferServiceClient interface {
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
 	WaitTransfer(ctx context.Context, in *WaitTransferRequest, opts ...grpc.CallOption) (*WaitTransferResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
@@ -174,7 +173,6 @@ type TransferServiceServer interface {
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: `layers` without the feature "layerwise".
 	WaitTransfer(context.Context, *WaitTransferRequest) (*WaitTransferResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.

@@ -258,12 +258,10 @@ type AccessOpening struct {
 	DataPaths []string `protobuf:"bytes,6,rep,name=data_paths,json=dataPaths,proto3" json:"data_paths,omitempty"`
 	// The READ access that the opener holds on its own lease for the issuer (push moved by the destination).
 	ReverseAccessId []byte `protobuf:"bytes,7,opt,name=reverse_access_id,json=reverseAccessId,proto3" json:"reverse_access_id,omitempty"`
-	// Content of a push, on its first part.
+	// WRITE: the content of the whole prompt, as a chain or an opaque id.
 	PushContent *v1.Content `protobuf:"bytes,8,opt,name=push_content,json=pushContent,proto3" json:"push_content,omitempty"`
-	// Epoch and layers of the part that this access is for.
-	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
-	// Layers of that part; unset means all.
-	Layers        *v1.LayerRange `protobuf:"bytes,10,opt,name=layers,proto3" json:"layers,omitempty"`
+	// WRITE: epoch of the parts that move under this access. A higher one replaces what moved under earlier accesses.
+	PartEpoch     uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -359,13 +357,6 @@ func (x *AccessOpening) GetPartEpoch() uint32 {
 		return x.PartEpoch
 	}
 	return 0
-}
-
-func (x *AccessOpening) GetLayers() *v1.LayerRange {
-	if x != nil {
-		return x.Layers
-	}
-	return nil
 }
 
 // The opener's own digest of the tokens that it wants.
@@ -667,11 +658,12 @@ type AccessSettling struct {
 	AccessId []byte `protobuf:"bytes,1,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
 	// This was its last part: close it.
 	Last bool `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
-	// Bytes moved under it, for the issuer's accounts.
+	// Bytes moved under it since its last settling, for the issuer's accounts.
 	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// The part that is settled, counted from 0. Another one than 0 needs the feature "push": without it the call is
-	// refused with FEATURE_UNAVAILABLE.
-	Part          uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
+	// The last part that is settled, counted from 0 within the access; all before it are settled with it.
+	Part uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
+	// From a source that writes: the layers of which every block is there.
+	LayersDone    []*v1.LayerRange `protobuf:"bytes,5,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +724,13 @@ func (x *AccessSettling) GetPart() uint32 {
 		return x.Part
 	}
 	return 0
+}
+
+func (x *AccessSettling) GetLayersDone() []*v1.LayerRange {
+	if x != nil {
+		return x.LayersDone
+	}
+	return nil
 }
 
 // The rows.
@@ -918,8 +917,10 @@ type AccessClosing struct {
 	Outcome CloseOutcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=kvgrpc.peer.v1.CloseOutcome" json:"outcome,omitempty"`
 	// The caller's movers are proved to be at rest.
 	Quiesced bool `protobuf:"varint,3,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
-	// The grant's token, so that the closing of an access never opened reaches its lease.
-	Token         []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	// The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks.
+	Token []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
+	// Why, for people.
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -980,6 +981,13 @@ func (x *AccessClosing) GetToken() []byte {
 		return x.Token
 	}
 	return nil
+}
+
+func (x *AccessClosing) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
 }
 
 // The rows.
@@ -1083,6 +1091,189 @@ func (x *ClosedAccess) GetWasOpen() bool {
 	return false
 }
 
+// Parts of a push that may be read.
+type PartsReadyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Who calls.
+	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Required. The WRITE access that the source opened.
+	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	// In their order.
+	Parts         []*ReadyPart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartsReadyRequest) Reset() {
+	*x = PartsReadyRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartsReadyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartsReadyRequest) ProtoMessage() {}
+
+func (x *PartsReadyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartsReadyRequest.ProtoReflect.Descriptor instead.
+func (*PartsReadyRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PartsReadyRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+func (x *PartsReadyRequest) GetAccessId() []byte {
+	if x != nil {
+		return x.AccessId
+	}
+	return nil
+}
+
+func (x *PartsReadyRequest) GetParts() []*ReadyPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// One part of a push.
+type ReadyPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counted from 0 within the access.
+	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Blocks of the source, one entry a group: those that follow the ones of the same layers in earlier parts.
+	Blocks []*v1.GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Layers that it covers; unset means all.
+	Layers *v1.LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	// No part follows.
+	Last          bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadyPart) Reset() {
+	*x = ReadyPart{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadyPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadyPart) ProtoMessage() {}
+
+func (x *ReadyPart) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadyPart.ProtoReflect.Descriptor instead.
+func (*ReadyPart) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ReadyPart) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ReadyPart) GetBlocks() []*v1.GroupBlocks {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *ReadyPart) GetLayers() *v1.LayerRange {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *ReadyPart) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+// They are known.
+type PartsReadyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header        *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartsReadyResponse) Reset() {
+	*x = PartsReadyResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartsReadyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartsReadyResponse) ProtoMessage() {}
+
+func (x *PartsReadyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartsReadyResponse.ProtoReflect.Descriptor instead.
+func (*PartsReadyResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PartsReadyResponse) GetHeader() *v1.ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
 // Calls of one lead.
 type ConverseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1094,7 +1285,7 @@ type ConverseRequest struct {
 
 func (x *ConverseRequest) Reset() {
 	*x = ConverseRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1297,7 @@ func (x *ConverseRequest) String() string {
 func (*ConverseRequest) ProtoMessage() {}
 
 func (x *ConverseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1310,7 @@ func (x *ConverseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConverseRequest.ProtoReflect.Descriptor instead.
 func (*ConverseRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConverseRequest) GetCalls() []*PeerCall {
@@ -1143,6 +1334,7 @@ type PeerCall struct {
 	//	*PeerCall_OpenAccess
 	//	*PeerCall_SettleAccess
 	//	*PeerCall_CloseAccess
+	//	*PeerCall_PartsReady
 	Call          isPeerCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1150,7 +1342,7 @@ type PeerCall struct {
 
 func (x *PeerCall) Reset() {
 	*x = PeerCall{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1354,7 @@ func (x *PeerCall) String() string {
 func (*PeerCall) ProtoMessage() {}
 
 func (x *PeerCall) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1367,7 @@ func (x *PeerCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
 func (*PeerCall) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PeerCall) GetCallId() uint64 {
@@ -1226,6 +1418,15 @@ func (x *PeerCall) GetCloseAccess() *CloseAccessRequest {
 	return nil
 }
 
+func (x *PeerCall) GetPartsReady() *PartsReadyRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_PartsReady); ok {
+			return x.PartsReady
+		}
+	}
+	return nil
+}
+
 type isPeerCall_Call interface {
 	isPeerCall_Call()
 }
@@ -1245,11 +1446,18 @@ type PeerCall_CloseAccess struct {
 	CloseAccess *CloseAccessRequest `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
 }
 
+type PeerCall_PartsReady struct {
+	// As PartsReady.
+	PartsReady *PartsReadyRequest `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
+}
+
 func (*PeerCall_OpenAccess) isPeerCall_Call() {}
 
 func (*PeerCall_SettleAccess) isPeerCall_Call() {}
 
 func (*PeerCall_CloseAccess) isPeerCall_Call() {}
+
+func (*PeerCall_PartsReady) isPeerCall_Call() {}
 
 // Answers to calls.
 type ConverseResponse struct {
@@ -1262,7 +1470,7 @@ type ConverseResponse struct {
 
 func (x *ConverseResponse) Reset() {
 	*x = ConverseResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1482,7 @@ func (x *ConverseResponse) String() string {
 func (*ConverseResponse) ProtoMessage() {}
 
 func (x *ConverseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1495,7 @@ func (x *ConverseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConverseResponse.ProtoReflect.Descriptor instead.
 func (*ConverseResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConverseResponse) GetAnswers() []*PeerAnswer {
@@ -1310,6 +1518,7 @@ type PeerAnswer struct {
 	//	*PeerAnswer_OpenAccess
 	//	*PeerAnswer_SettleAccess
 	//	*PeerAnswer_CloseAccess
+	//	*PeerAnswer_PartsReady
 	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1317,7 +1526,7 @@ type PeerAnswer struct {
 
 func (x *PeerAnswer) Reset() {
 	*x = PeerAnswer{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1538,7 @@ func (x *PeerAnswer) String() string {
 func (*PeerAnswer) ProtoMessage() {}
 
 func (x *PeerAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1551,7 @@ func (x *PeerAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerAnswer.ProtoReflect.Descriptor instead.
 func (*PeerAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PeerAnswer) GetCallId() uint64 {
@@ -1395,6 +1604,15 @@ func (x *PeerAnswer) GetCloseAccess() *CloseAccessResponse {
 	return nil
 }
 
+func (x *PeerAnswer) GetPartsReady() *PartsReadyResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_PartsReady); ok {
+			return x.PartsReady
+		}
+	}
+	return nil
+}
+
 type isPeerAnswer_Answer interface {
 	isPeerAnswer_Answer()
 }
@@ -1419,6 +1637,11 @@ type PeerAnswer_CloseAccess struct {
 	CloseAccess *CloseAccessResponse `protobuf:"bytes,5,opt,name=close_access,json=closeAccess,proto3,oneof"`
 }
 
+type PeerAnswer_PartsReady struct {
+	// As of PartsReady.
+	PartsReady *PartsReadyResponse `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
+}
+
 func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
@@ -1426,6 +1649,8 @@ func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
 func (*PeerAnswer_SettleAccess) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_PartsReady) isPeerAnswer_Answer() {}
 
 // The error of a call, which as a call by itself would be its status.
 type CallError struct {
@@ -1442,7 +1667,7 @@ type CallError struct {
 
 func (x *CallError) Reset() {
 	*x = CallError{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1454,7 +1679,7 @@ func (x *CallError) String() string {
 func (*CallError) ProtoMessage() {}
 
 func (x *CallError) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1467,7 +1692,7 @@ func (x *CallError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallError.ProtoReflect.Descriptor instead.
 func (*CallError) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CallError) GetCode() string {
@@ -1502,7 +1727,7 @@ type KeepLivenessRequest struct {
 
 func (x *KeepLivenessRequest) Reset() {
 	*x = KeepLivenessRequest{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1739,7 @@ func (x *KeepLivenessRequest) String() string {
 func (*KeepLivenessRequest) ProtoMessage() {}
 
 func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1752,7 @@ func (x *KeepLivenessRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLivenessRequest.ProtoReflect.Descriptor instead.
 func (*KeepLivenessRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *KeepLivenessRequest) GetCaller() *Caller {
@@ -1548,7 +1773,7 @@ type KeepLivenessResponse struct {
 
 func (x *KeepLivenessResponse) Reset() {
 	*x = KeepLivenessResponse{}
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1785,7 @@ func (x *KeepLivenessResponse) String() string {
 func (*KeepLivenessResponse) ProtoMessage() {}
 
 func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1798,7 @@ func (x *KeepLivenessResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepLivenessResponse.ProtoReflect.Descriptor instead.
 func (*KeepLivenessResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
@@ -1593,7 +1818,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\x8a\x03\n" +
+	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xdb\x02\n" +
 	"\rAccessOpening\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x126\n" +
@@ -1607,9 +1832,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11reverse_access_id\x18\a \x01(\fR\x0freverseAccessId\x125\n" +
 	"\fpush_content\x18\b \x01(\v2\x12.kvgrpc.v1.ContentR\vpushContent\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\t \x01(\rR\tpartEpoch\x12-\n" +
-	"\x06layers\x18\n" +
-	" \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"d\n" +
+	"part_epoch\x18\t \x01(\rR\tpartEpoch\"d\n" +
 	"\fContentClaim\x12\x1f\n" +
 	"\vtoken_count\x18\x01 \x01(\rR\n" +
 	"tokenCount\x12\x16\n" +
@@ -1632,12 +1855,14 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\blease_id\x18\t \x01(\tR\aleaseId\"\x83\x01\n" +
 	"\x13SettleAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12<\n" +
-	"\tsettlings\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"k\n" +
+	"\tsettlings\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xa3\x01\n" +
 	"\x0eAccessSettling\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\bR\x04last\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x12\n" +
-	"\x04part\x18\x04 \x01(\rR\x04part\"\x82\x01\n" +
+	"\x04part\x18\x04 \x01(\rR\x04part\x126\n" +
+	"\vlayers_done\x18\x05 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
+	"layersDone\"\x82\x01\n" +
 	"\x14SettleAccessResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x127\n" +
 	"\aresults\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.SettledAccessR\aresults\"\x8e\x01\n" +
@@ -1647,29 +1872,43 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\"\x7f\n" +
 	"\x12CloseAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bclosings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\x96\x01\n" +
+	"\bclosings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessClosingR\bclosings\"\xb0\x01\n" +
 	"\rAccessClosing\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x126\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x1c.kvgrpc.peer.v1.CloseOutcomeR\aoutcome\x12\x1a\n" +
 	"\bquiesced\x18\x03 \x01(\bR\bquiesced\x12\x14\n" +
-	"\x05token\x18\x04 \x01(\fR\x05token\"\x80\x01\n" +
+	"\x05token\x18\x04 \x01(\fR\x05token\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\"\x80\x01\n" +
 	"\x13CloseAccessResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x126\n" +
 	"\aresults\x18\x02 \x03(\v2\x1c.kvgrpc.peer.v1.ClosedAccessR\aresults\")\n" +
 	"\fClosedAccess\x12\x19\n" +
-	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"A\n" +
+	"\bwas_open\x18\x01 \x01(\bR\awasOpen\"\x91\x01\n" +
+	"\x11PartsReadyRequest\x12.\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
+	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12/\n" +
+	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\x96\x01\n" +
+	"\tReadyPart\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12.\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
+	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12\x12\n" +
+	"\x04last\x18\x04 \x01(\bR\x04last\"G\n" +
+	"\x12PartsReadyResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
 	"\x0fConverseRequest\x12.\n" +
-	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xa8\x02\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xee\x02\n" +
 	"\bPeerCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
 	"\vopen_access\x18\x03 \x01(\v2!.kvgrpc.peer.v1.OpenAccessRequestH\x00R\n" +
 	"openAccess\x12J\n" +
 	"\rsettle_access\x18\x04 \x01(\v2#.kvgrpc.peer.v1.SettleAccessRequestH\x00R\fsettleAccess\x12G\n" +
-	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccessB\x06\n" +
+	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccess\x12D\n" +
+	"\vparts_ready\x18\x06 \x01(\v2!.kvgrpc.peer.v1.PartsReadyRequestH\x00R\n" +
+	"partsReadyB\x06\n" +
 	"\x04call\"H\n" +
 	"\x10ConverseResponse\x124\n" +
-	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\xc0\x02\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\x87\x03\n" +
 	"\n" +
 	"PeerAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x121\n" +
@@ -1677,7 +1916,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vopen_access\x18\x03 \x01(\v2\".kvgrpc.peer.v1.OpenAccessResponseH\x00R\n" +
 	"openAccess\x12K\n" +
 	"\rsettle_access\x18\x04 \x01(\v2$.kvgrpc.peer.v1.SettleAccessResponseH\x00R\fsettleAccess\x12H\n" +
-	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccessB\b\n" +
+	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccess\x12E\n" +
+	"\vparts_ready\x18\x06 \x01(\v2\".kvgrpc.peer.v1.PartsReadyResponseH\x00R\n" +
+	"partsReadyB\b\n" +
 	"\x06answer\"k\n" +
 	"\tCallError\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
@@ -1694,12 +1935,14 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\fCloseOutcome\x12\x1d\n" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
-	"\x14CLOSE_OUTCOME_FAILED\x10\x022\xd6\x03\n" +
+	"\x14CLOSE_OUTCOME_FAILED\x10\x022\xb0\x04\n" +
 	"\vPeerService\x12X\n" +
 	"\n" +
 	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
 	"\fSettleAccess\x12#.kvgrpc.peer.v1.SettleAccessRequest\x1a$.kvgrpc.peer.v1.SettleAccessResponse\"\x03\x90\x02\x02\x12[\n" +
-	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12Q\n" +
+	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12X\n" +
+	"\n" +
+	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12Q\n" +
 	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
 	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BC\n" +
 	"\x12dev.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
@@ -1717,7 +1960,7 @@ func file_kvgrpc_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(Verdict)(0),                 // 0: kvgrpc.peer.v1.Verdict
 	(CloseOutcome)(0),            // 1: kvgrpc.peer.v1.CloseOutcome
@@ -1735,71 +1978,83 @@ var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(*AccessClosing)(nil),        // 13: kvgrpc.peer.v1.AccessClosing
 	(*CloseAccessResponse)(nil),  // 14: kvgrpc.peer.v1.CloseAccessResponse
 	(*ClosedAccess)(nil),         // 15: kvgrpc.peer.v1.ClosedAccess
-	(*ConverseRequest)(nil),      // 16: kvgrpc.peer.v1.ConverseRequest
-	(*PeerCall)(nil),             // 17: kvgrpc.peer.v1.PeerCall
-	(*ConverseResponse)(nil),     // 18: kvgrpc.peer.v1.ConverseResponse
-	(*PeerAnswer)(nil),           // 19: kvgrpc.peer.v1.PeerAnswer
-	(*CallError)(nil),            // 20: kvgrpc.peer.v1.CallError
-	(*KeepLivenessRequest)(nil),  // 21: kvgrpc.peer.v1.KeepLivenessRequest
-	(*KeepLivenessResponse)(nil), // 22: kvgrpc.peer.v1.KeepLivenessResponse
-	(*v1.Content)(nil),           // 23: kvgrpc.v1.Content
-	(*v1.LayerRange)(nil),        // 24: kvgrpc.v1.LayerRange
-	(*v1.ResponseHeader)(nil),    // 25: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),           // 26: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),       // 27: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),  // 28: google.protobuf.Duration
-	(v1.FailureReason)(0),        // 29: kvgrpc.v1.FailureReason
+	(*PartsReadyRequest)(nil),    // 16: kvgrpc.peer.v1.PartsReadyRequest
+	(*ReadyPart)(nil),            // 17: kvgrpc.peer.v1.ReadyPart
+	(*PartsReadyResponse)(nil),   // 18: kvgrpc.peer.v1.PartsReadyResponse
+	(*ConverseRequest)(nil),      // 19: kvgrpc.peer.v1.ConverseRequest
+	(*PeerCall)(nil),             // 20: kvgrpc.peer.v1.PeerCall
+	(*ConverseResponse)(nil),     // 21: kvgrpc.peer.v1.ConverseResponse
+	(*PeerAnswer)(nil),           // 22: kvgrpc.peer.v1.PeerAnswer
+	(*CallError)(nil),            // 23: kvgrpc.peer.v1.CallError
+	(*KeepLivenessRequest)(nil),  // 24: kvgrpc.peer.v1.KeepLivenessRequest
+	(*KeepLivenessResponse)(nil), // 25: kvgrpc.peer.v1.KeepLivenessResponse
+	(*v1.Content)(nil),           // 26: kvgrpc.v1.Content
+	(*v1.ResponseHeader)(nil),    // 27: kvgrpc.v1.ResponseHeader
+	(*v1.Failure)(nil),           // 28: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),       // 29: kvgrpc.v1.GroupBlocks
+	(*durationpb.Duration)(nil),  // 30: google.protobuf.Duration
+	(*v1.LayerRange)(nil),        // 31: kvgrpc.v1.LayerRange
+	(v1.FailureReason)(0),        // 32: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	23, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
-	24, // 4: kvgrpc.peer.v1.AccessOpening.layers:type_name -> kvgrpc.v1.LayerRange
-	25, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 6: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	26, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	27, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	28, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	28, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
-	2,  // 11: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	9,  // 12: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	25, // 13: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	26, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	27, // 4: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 5: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
+	28, // 6: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	29, // 7: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	30, // 8: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	30, // 9: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	2,  // 10: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	9,  // 11: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
+	31, // 12: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	27, // 13: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	11, // 14: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
 	0,  // 15: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	29, // 16: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	32, // 16: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
 	2,  // 17: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	13, // 18: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
 	1,  // 19: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	25, // 20: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	27, // 20: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	15, // 21: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	17, // 22: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
-	3,  // 23: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 24: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 25: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
-	19, // 26: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	20, // 27: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 28: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 29: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 30: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	29, // 31: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 32: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	25, // 33: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 34: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 35: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 36: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 37: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	21, // 38: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 39: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 40: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 41: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 42: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	22, // 43: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	39, // [39:44] is the sub-list for method output_type
-	34, // [34:39] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	2,  // 22: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	17, // 23: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	29, // 24: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	31, // 25: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	27, // 26: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 27: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
+	3,  // 28: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 29: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 30: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 31: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
+	22, // 32: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 33: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 34: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 35: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 36: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 37: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	32, // 38: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 39: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	27, // 40: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 41: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 42: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 43: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 44: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	19, // 45: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 46: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 47: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 48: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 49: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 50: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	21, // 51: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 52: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	47, // [47:53] is the sub-list for method output_type
+	41, // [41:47] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
@@ -1807,16 +2062,18 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 	if File_kvgrpc_peer_v1_peer_proto != nil {
 		return
 	}
-	file_kvgrpc_peer_v1_peer_proto_msgTypes[15].OneofWrappers = []any{
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[18].OneofWrappers = []any{
 		(*PeerCall_OpenAccess)(nil),
 		(*PeerCall_SettleAccess)(nil),
 		(*PeerCall_CloseAccess)(nil),
+		(*PeerCall_PartsReady)(nil),
 	}
-	file_kvgrpc_peer_v1_peer_proto_msgTypes[17].OneofWrappers = []any{
+	file_kvgrpc_peer_v1_peer_proto_msgTypes[20].OneofWrappers = []any{
 		(*PeerAnswer_Error)(nil),
 		(*PeerAnswer_OpenAccess)(nil),
 		(*PeerAnswer_SettleAccess)(nil),
 		(*PeerAnswer_CloseAccess)(nil),
+		(*PeerAnswer_PartsReady)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1824,7 +2081,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_peer_v1_peer_proto_rawDesc), len(file_kvgrpc_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

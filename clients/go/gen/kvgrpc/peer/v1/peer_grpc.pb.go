@@ -24,6 +24,7 @@ const (
 	PeerService_OpenAccess_FullMethodName   = "/kvgrpc.peer.v1.PeerService/OpenAccess"
 	PeerService_SettleAccess_FullMethodName = "/kvgrpc.peer.v1.PeerService/SettleAccess"
 	PeerService_CloseAccess_FullMethodName  = "/kvgrpc.peer.v1.PeerService/CloseAccess"
+	PeerService_PartsReady_FullMethodName   = "/kvgrpc.peer.v1.PeerService/PartsReady"
 	PeerService_Converse_FullMethodName     = "/kvgrpc.peer.v1.PeerService/Converse"
 	PeerService_KeepLiveness_FullMethodName = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
 )
@@ -52,14 +53,22 @@ type PeerServiceClient interface {
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
 	// the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
 	// caller's movers are at rest.
-	//
-	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
 	SettleAccess(ctx context.Context, in *SettleAccessRequest, opts ...grpc.CallOption) (*SettleAccessResponse, error)
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error)
-	// The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+	// that they may be read under the READ access that the source opened for the destination. Parts are counted within
+	// the WRITE access; those that are known already are skipped, so that the call may be repeated.
+	//
+	// Errors:
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+	//   - PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+	//     this push.
+	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error)
+	// The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
 	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -105,6 +114,16 @@ func (c *peerServiceClient) CloseAccess(ctx context.Context, in *CloseAccessRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CloseAccessResponse)
 	err := c.cc.Invoke(ctx, PeerService_CloseAccess_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PartsReadyResponse)
+	err := c.cc.Invoke(ctx, PeerService_PartsReady_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -161,14 +180,22 @@ type PeerServiceServer interface {
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
 	// the settle timeout, so that a lost reply can be asked for again. `last` closes the access and implies that the
 	// caller's movers are at rest.
-	//
-	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: a row names a `part`, without the feature "push".
 	SettleAccess(context.Context, *SettleAccessRequest) (*SettleAccessResponse, error)
 	// Ends accesses that will not be settled. For an unknown id it leaves a tombstone that refuses an opening that comes
 	// late. Sent again until answered.
 	CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error)
-	// The three calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
+	// that they may be read under the READ access that the source opened for the destination. Parts are counted within
+	// the WRITE access; those that are known already are skipped, so that the call may be repeated.
+	//
+	// Errors:
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
+	//   - PERMISSION_DENIED ACCESS_REUSED: it is one under which the source writes.
+	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE; FAILED_PRECONDITION CONTENT_RANGE: the parts are not those of
+	//     this push.
+	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error)
+	// The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
 	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -198,6 +225,9 @@ func (UnimplementedPeerServiceServer) SettleAccess(context.Context, *SettleAcces
 }
 func (UnimplementedPeerServiceServer) CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CloseAccess not implemented")
+}
+func (UnimplementedPeerServiceServer) PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PartsReady not implemented")
 }
 func (UnimplementedPeerServiceServer) Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error {
 	return status.Error(codes.Unimplemented, "method Converse not implemented")
@@ -280,6 +310,24 @@ func _PeerService_CloseAccess_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_PartsReady_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PartsReadyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PartsReady(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PartsReady_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PartsReady(ctx, req.(*PartsReadyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Converse_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(PeerServiceServer).Converse(&grpc.GenericServerStream[ConverseRequest, ConverseResponse]{ServerStream: stream})
 }
@@ -312,6 +360,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CloseAccess",
 			Handler:    _PeerService_CloseAccess_Handler,
+		},
+		{
+			MethodName: "PartsReady",
+			Handler:    _PeerService_PartsReady_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -25,6 +25,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Which way the bytes of a posting go.
+type PostOperation int32
+
+const (
+	// Refused.
+	PostOperation_POST_OPERATION_UNSPECIFIED PostOperation = 0
+	// From the peer's memory into that of the commanded rank.
+	PostOperation_POST_OPERATION_READ PostOperation = 1
+	// From the memory of the commanded rank into the peer's. Fails by a data path on which no rank writes another's.
+	PostOperation_POST_OPERATION_WRITE PostOperation = 2
+)
+
+// Enum value maps for PostOperation.
+var (
+	PostOperation_name = map[int32]string{
+		0: "POST_OPERATION_UNSPECIFIED",
+		1: "POST_OPERATION_READ",
+		2: "POST_OPERATION_WRITE",
+	}
+	PostOperation_value = map[string]int32{
+		"POST_OPERATION_UNSPECIFIED": 0,
+		"POST_OPERATION_READ":        1,
+		"POST_OPERATION_WRITE":       2,
+	}
+)
+
+func (x PostOperation) Enum() *PostOperation {
+	p := new(PostOperation)
+	*p = x
+	return p
+}
+
+func (x PostOperation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PostOperation) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_session_v1_rank_proto_enumTypes[0].Descriptor()
+}
+
+func (PostOperation) Type() protoreflect.EnumType {
+	return &file_kvgrpc_session_v1_rank_proto_enumTypes[0]
+}
+
+func (x PostOperation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PostOperation.Descriptor instead.
+func (PostOperation) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{0}
+}
+
 // What a lead tells a rank to do. A rank decides nothing.
 type RankCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -149,7 +202,7 @@ type RankCommand_Post struct {
 }
 
 type RankCommand_Expect struct {
-	// A peer may read this rank's memory: keep the data path going.
+	// A peer may access this rank's memory: keep the data path going.
 	Expect *ExpectCommand `protobuf:"bytes,5,opt,name=expect,proto3,oneof"`
 }
 
@@ -345,14 +398,17 @@ type PostCommand struct {
 	PostingId string `protobuf:"bytes,1,opt,name=posting_id,json=postingId,proto3" json:"posting_id,omitempty"`
 	// The peer.
 	Peer string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
-	// Source offsets, in the memory of the peer's rank.
+	// Source offsets: of a READ in the memory of the peer's rank, of a WRITE in that of the commanded rank.
 	Src []uint64 `protobuf:"varint,3,rep,packed,name=src,proto3" json:"src,omitempty"`
-	// Destination offsets.
+	// Destination offsets, in the memory of the other one.
 	Dst []uint64 `protobuf:"varint,4,rep,packed,name=dst,proto3" json:"dst,omitempty"`
 	// Lengths.
 	Nbytes []uint64 `protobuf:"varint,5,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
 	// As in ConnectCommand.
-	PeerRank      *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	PeerRank *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	// Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
+	// overwrite memory.
+	Operation     PostOperation `protobuf:"varint,7,opt,name=operation,proto3,enum=kvgrpc.session.v1.PostOperation" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,7 +485,14 @@ func (x *PostCommand) GetPeerRank() uint32 {
 	return 0
 }
 
-// Starts or ends the progress that a peer's reads need.
+func (x *PostCommand) GetOperation() PostOperation {
+	if x != nil {
+		return x.Operation
+	}
+	return PostOperation_POST_OPERATION_UNSPECIFIED
+}
+
+// Starts or ends the progress that a peer's reads and writes need.
 type ExpectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The access.
@@ -811,7 +874,7 @@ type PostingReport struct {
 	// Why it failed.
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
-	// fill stay in quarantine.
+	// fill, of a WRITE the peer's, stay in quarantine.
 	Quiesced      bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -972,7 +1035,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12 \n" +
 	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
 	"\n" +
-	"_peer_rank\"\xac\x01\n" +
+	"_peer_rank\"\xec\x01\n" +
 	"\vPostCommand\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
@@ -980,7 +1043,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x03src\x18\x03 \x03(\x04R\x03src\x12\x10\n" +
 	"\x03dst\x18\x04 \x03(\x04R\x03dst\x12\x16\n" +
 	"\x06nbytes\x18\x05 \x03(\x04R\x06nbytes\x12 \n" +
-	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12>\n" +
+	"\toperation\x18\a \x01(\x0e2 .kvgrpc.session.v1.PostOperationR\toperationB\f\n" +
 	"\n" +
 	"_peer_rank\";\n" +
 	"\rExpectCommand\x12\x16\n" +
@@ -1018,7 +1082,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +
-	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layersBL\n" +
+	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers*b\n" +
+	"\rPostOperation\x12\x1e\n" +
+	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
+	"\x14POST_OPERATION_WRITE\x10\x02BL\n" +
 	"\x15dev.kvgrpc.session.v1P\x01Z1kvgrpc.dev/kvgrpc/gen/kvgrpc/session/v1;sessionv1b\x06proto3"
 
 var (
@@ -1033,44 +1101,47 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_session_v1_rank_proto_rawDescData
 }
 
+var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
-	(*RankCommand)(nil),         // 0: kvgrpc.session.v1.RankCommand
-	(*OfferCommand)(nil),        // 1: kvgrpc.session.v1.OfferCommand
-	(*ConnectCommand)(nil),      // 2: kvgrpc.session.v1.ConnectCommand
-	(*DisconnectCommand)(nil),   // 3: kvgrpc.session.v1.DisconnectCommand
-	(*PostCommand)(nil),         // 4: kvgrpc.session.v1.PostCommand
-	(*ExpectCommand)(nil),       // 5: kvgrpc.session.v1.ExpectCommand
-	(*RankReport)(nil),          // 6: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 7: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 8: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 9: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 10: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 11: kvgrpc.session.v1.StepReport
-	(*v1.RankEndpoint)(nil),     // 12: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 13: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 14: kvgrpc.v1.LayerRange
+	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
+	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
+	(*OfferCommand)(nil),        // 2: kvgrpc.session.v1.OfferCommand
+	(*ConnectCommand)(nil),      // 3: kvgrpc.session.v1.ConnectCommand
+	(*DisconnectCommand)(nil),   // 4: kvgrpc.session.v1.DisconnectCommand
+	(*PostCommand)(nil),         // 5: kvgrpc.session.v1.PostCommand
+	(*ExpectCommand)(nil),       // 6: kvgrpc.session.v1.ExpectCommand
+	(*RankReport)(nil),          // 7: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 8: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 9: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 10: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 11: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 12: kvgrpc.session.v1.StepReport
+	(*v1.RankEndpoint)(nil),     // 13: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 15: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
-	1,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
-	2,  // 1: kvgrpc.session.v1.RankCommand.connect:type_name -> kvgrpc.session.v1.ConnectCommand
-	3,  // 2: kvgrpc.session.v1.RankCommand.disconnect:type_name -> kvgrpc.session.v1.DisconnectCommand
-	4,  // 3: kvgrpc.session.v1.RankCommand.post:type_name -> kvgrpc.session.v1.PostCommand
-	5,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
-	12, // 5: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	7,  // 6: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	8,  // 7: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	10, // 8: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	11, // 9: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	12, // 10: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	9,  // 11: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	13, // 12: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	14, // 13: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
+	3,  // 1: kvgrpc.session.v1.RankCommand.connect:type_name -> kvgrpc.session.v1.ConnectCommand
+	4,  // 2: kvgrpc.session.v1.RankCommand.disconnect:type_name -> kvgrpc.session.v1.DisconnectCommand
+	5,  // 3: kvgrpc.session.v1.RankCommand.post:type_name -> kvgrpc.session.v1.PostCommand
+	6,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
+	13, // 5: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	0,  // 6: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
+	8,  // 7: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	9,  // 8: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	11, // 9: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	12, // 10: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	13, // 11: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	10, // 12: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	14, // 13: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	15, // 14: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -1100,13 +1171,14 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
-			NumEnums:      0,
+			NumEnums:      1,
 			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_kvgrpc_session_v1_rank_proto_goTypes,
 		DependencyIndexes: file_kvgrpc_session_v1_rank_proto_depIdxs,
+		EnumInfos:         file_kvgrpc_session_v1_rank_proto_enumTypes,
 		MessageInfos:      file_kvgrpc_session_v1_rank_proto_msgTypes,
 	}.Build()
 	File_kvgrpc_session_v1_rank_proto = out.File

@@ -1089,6 +1089,7 @@ type Event struct {
 	//	*Event_BlocksReturned
 	//	*Event_Answer
 	//	*Event_Opened
+	//	*Event_LayersReceived
 	Event         isEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1183,6 +1184,15 @@ func (x *Event) GetOpened() *PullOpened {
 	return nil
 }
 
+func (x *Event) GetLayersReceived() *LayersReceived {
+	if x != nil {
+		if x, ok := x.Event.(*Event_LayersReceived); ok {
+			return x.LayersReceived
+		}
+	}
+	return nil
+}
+
 type isEvent_Event interface {
 	isEvent_Event()
 }
@@ -1212,6 +1222,11 @@ type Event_Opened struct {
 	Opened *PullOpened `protobuf:"bytes,6,opt,name=opened,proto3,oneof"`
 }
 
+type Event_LayersReceived struct {
+	// Layers of a push may be used provisionally.
+	LayersReceived *LayersReceived `protobuf:"bytes,7,opt,name=layers_received,json=layersReceived,proto3,oneof"`
+}
+
 func (*Event_Received) isEvent_Event() {}
 
 func (*Event_Failed) isEvent_Event() {}
@@ -1221,6 +1236,8 @@ func (*Event_BlocksReturned) isEvent_Event() {}
 func (*Event_Answer) isEvent_Event() {}
 
 func (*Event_Opened) isEvent_Event() {}
+
+func (*Event_LayersReceived) isEvent_Event() {}
 
 // The KV is there.
 type Received struct {
@@ -1478,6 +1495,81 @@ func (x *PullOpened) GetUseTokens() uint32 {
 	return 0
 }
 
+// All blocks of some layers of a push are there, provisionally: nothing that is computed from them leaves the engine
+// before Received. Each replaces the last: one with fewer layers says that the prefill started over, and that what was
+// computed from the others is to be discarded. Failed discards all.
+type LayersReceived struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The transfer.
+	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// The LLM request.
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The layers.
+	LayersDone []*v1.LayerRange `protobuf:"bytes,3,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
+	// The epoch that they are of.
+	PartEpoch     uint32 `protobuf:"varint,4,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LayersReceived) Reset() {
+	*x = LayersReceived{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LayersReceived) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LayersReceived) ProtoMessage() {}
+
+func (x *LayersReceived) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LayersReceived.ProtoReflect.Descriptor instead.
+func (*LayersReceived) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LayersReceived) GetTransferId() string {
+	if x != nil {
+		return x.TransferId
+	}
+	return ""
+}
+
+func (x *LayersReceived) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *LayersReceived) GetLayersDone() []*v1.LayerRange {
+	if x != nil {
+		return x.LayersDone
+	}
+	return nil
+}
+
+func (x *LayersReceived) GetPartEpoch() uint32 {
+	if x != nil {
+		return x.PartEpoch
+	}
+	return 0
+}
+
 // The answer to one call.
 type CallAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1508,7 +1600,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1612,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1625,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CallAnswer) GetCallId() uint64 {
@@ -1739,7 +1831,7 @@ type RankCommandBatch struct {
 
 func (x *RankCommandBatch) Reset() {
 	*x = RankCommandBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1843,7 @@ func (x *RankCommandBatch) String() string {
 func (*RankCommandBatch) ProtoMessage() {}
 
 func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1856,7 @@ func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankCommandBatch.ProtoReflect.Descriptor instead.
 func (*RankCommandBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RankCommandBatch) GetCommands() []*RankCommand {
@@ -1785,7 +1877,7 @@ type RankReportBatch struct {
 
 func (x *RankReportBatch) Reset() {
 	*x = RankReportBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1797,7 +1889,7 @@ func (x *RankReportBatch) String() string {
 func (*RankReportBatch) ProtoMessage() {}
 
 func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1810,7 +1902,7 @@ func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReportBatch.ProtoReflect.Descriptor instead.
 func (*RankReportBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RankReportBatch) GetReports() []*RankReport {
@@ -1892,14 +1984,15 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\arequest\">\n" +
 	"\n" +
 	"EventBatch\x120\n" +
-	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xdb\x02\n" +
+	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xa9\x03\n" +
 	"\x05Event\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x129\n" +
 	"\breceived\x18\x02 \x01(\v2\x1b.kvgrpc.session.v1.ReceivedH\x00R\breceived\x123\n" +
 	"\x06failed\x18\x03 \x01(\v2\x19.kvgrpc.session.v1.FailedH\x00R\x06failed\x12L\n" +
 	"\x0fblocks_returned\x18\x04 \x01(\v2!.kvgrpc.session.v1.BlocksReturnedH\x00R\x0eblocksReturned\x127\n" +
 	"\x06answer\x18\x05 \x01(\v2\x1d.kvgrpc.session.v1.CallAnswerH\x00R\x06answer\x127\n" +
-	"\x06opened\x18\x06 \x01(\v2\x1d.kvgrpc.session.v1.PullOpenedH\x00R\x06openedB\a\n" +
+	"\x06opened\x18\x06 \x01(\v2\x1d.kvgrpc.session.v1.PullOpenedH\x00R\x06opened\x12L\n" +
+	"\x0flayers_received\x18\a \x01(\v2!.kvgrpc.session.v1.LayersReceivedH\x00R\x0elayersReceivedB\a\n" +
 	"\x05event\"i\n" +
 	"\bReceived\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -1927,7 +2020,16 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x1d\n" +
 	"\n" +
-	"use_tokens\x18\x03 \x01(\rR\tuseTokens\"\xc3\x06\n" +
+	"use_tokens\x18\x03 \x01(\rR\tuseTokens\"\xa7\x01\n" +
+	"\x0eLayersReceived\x12\x1f\n" +
+	"\vtransfer_id\x18\x01 \x01(\tR\n" +
+	"transferId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x126\n" +
+	"\vlayers_done\x18\x03 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
+	"layersDone\x12\x1d\n" +
+	"\n" +
+	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\"\xc3\x06\n" +
 	"\n" +
 	"CallAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12,\n" +
@@ -1973,7 +2075,7 @@ func file_kvgrpc_session_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(PoolMemory)(0),                   // 0: kvgrpc.session.v1.PoolMemory
 	(*ClientFrame)(nil),               // 1: kvgrpc.session.v1.ClientFrame
@@ -1991,94 +2093,98 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*Failed)(nil),                    // 13: kvgrpc.session.v1.Failed
 	(*BlocksReturned)(nil),            // 14: kvgrpc.session.v1.BlocksReturned
 	(*PullOpened)(nil),                // 15: kvgrpc.session.v1.PullOpened
-	(*CallAnswer)(nil),                // 16: kvgrpc.session.v1.CallAnswer
-	(*RankCommandBatch)(nil),          // 17: kvgrpc.session.v1.RankCommandBatch
-	(*RankReportBatch)(nil),           // 18: kvgrpc.session.v1.RankReportBatch
-	(v1.PoolKind)(0),                  // 19: kvgrpc.v1.PoolKind
-	(*v1.PoolDescription)(nil),        // 20: kvgrpc.v1.PoolDescription
-	(*v1.ResponseHeader)(nil),         // 21: kvgrpc.v1.ResponseHeader
-	(*v1.Limits)(nil),                 // 22: kvgrpc.v1.Limits
-	(v1.FailureReason)(0),             // 23: kvgrpc.v1.FailureReason
-	(*v1.FinishedBlocksRequest)(nil),  // 24: kvgrpc.v1.FinishedBlocksRequest
-	(*v1.PullBlocksRequest)(nil),      // 25: kvgrpc.v1.PullBlocksRequest
-	(*v1.CancelTransferRequest)(nil),  // 26: kvgrpc.v1.CancelTransferRequest
-	(*v1.RenewLeasesRequest)(nil),     // 27: kvgrpc.v1.RenewLeasesRequest
-	(*v1.ReleaseLeaseRequest)(nil),    // 28: kvgrpc.v1.ReleaseLeaseRequest
-	(*v1.GrantLeaseRequest)(nil),      // 29: kvgrpc.v1.GrantLeaseRequest
-	(*v1.AllocateBlocksRequest)(nil),  // 30: kvgrpc.v1.AllocateBlocksRequest
-	(*v1.FreeBlocksRequest)(nil),      // 31: kvgrpc.v1.FreeBlocksRequest
-	(*v1.ReserveBlocksRequest)(nil),   // 32: kvgrpc.v1.ReserveBlocksRequest
-	(*v1.RegisterPushRequest)(nil),    // 33: kvgrpc.v1.RegisterPushRequest
-	(*StepReport)(nil),                // 34: kvgrpc.session.v1.StepReport
-	(*v1.Failure)(nil),                // 35: kvgrpc.v1.Failure
-	(*v1.FinishedBlocksResponse)(nil), // 36: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 37: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 38: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 39: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 40: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 41: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 42: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 43: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 44: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 45: kvgrpc.v1.RegisterPushResponse
-	(*RankCommand)(nil),               // 46: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 47: kvgrpc.session.v1.RankReport
+	(*LayersReceived)(nil),            // 16: kvgrpc.session.v1.LayersReceived
+	(*CallAnswer)(nil),                // 17: kvgrpc.session.v1.CallAnswer
+	(*RankCommandBatch)(nil),          // 18: kvgrpc.session.v1.RankCommandBatch
+	(*RankReportBatch)(nil),           // 19: kvgrpc.session.v1.RankReportBatch
+	(v1.PoolKind)(0),                  // 20: kvgrpc.v1.PoolKind
+	(*v1.PoolDescription)(nil),        // 21: kvgrpc.v1.PoolDescription
+	(*v1.ResponseHeader)(nil),         // 22: kvgrpc.v1.ResponseHeader
+	(*v1.Limits)(nil),                 // 23: kvgrpc.v1.Limits
+	(v1.FailureReason)(0),             // 24: kvgrpc.v1.FailureReason
+	(*v1.FinishedBlocksRequest)(nil),  // 25: kvgrpc.v1.FinishedBlocksRequest
+	(*v1.PullBlocksRequest)(nil),      // 26: kvgrpc.v1.PullBlocksRequest
+	(*v1.CancelTransferRequest)(nil),  // 27: kvgrpc.v1.CancelTransferRequest
+	(*v1.RenewLeasesRequest)(nil),     // 28: kvgrpc.v1.RenewLeasesRequest
+	(*v1.ReleaseLeaseRequest)(nil),    // 29: kvgrpc.v1.ReleaseLeaseRequest
+	(*v1.GrantLeaseRequest)(nil),      // 30: kvgrpc.v1.GrantLeaseRequest
+	(*v1.AllocateBlocksRequest)(nil),  // 31: kvgrpc.v1.AllocateBlocksRequest
+	(*v1.FreeBlocksRequest)(nil),      // 32: kvgrpc.v1.FreeBlocksRequest
+	(*v1.ReserveBlocksRequest)(nil),   // 33: kvgrpc.v1.ReserveBlocksRequest
+	(*v1.RegisterPushRequest)(nil),    // 34: kvgrpc.v1.RegisterPushRequest
+	(*StepReport)(nil),                // 35: kvgrpc.session.v1.StepReport
+	(*v1.Failure)(nil),                // 36: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 37: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 38: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 39: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 40: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 41: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 42: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 43: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 44: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 45: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 46: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 47: kvgrpc.v1.RegisterPushResponse
+	(*RankCommand)(nil),               // 48: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 49: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
 	5,  // 1: kvgrpc.session.v1.ClientFrame.attach_rank:type_name -> kvgrpc.session.v1.AttachRankRequest
 	8,  // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
-	18, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
+	19, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
 	4,  // 4: kvgrpc.session.v1.ServerFrame.attached:type_name -> kvgrpc.session.v1.AttachResponse
 	6,  // 5: kvgrpc.session.v1.ServerFrame.rank_attached:type_name -> kvgrpc.session.v1.AttachRankResponse
 	10, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
-	17, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
+	18, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
 	7,  // 8: kvgrpc.session.v1.ServerFrame.refused:type_name -> kvgrpc.session.v1.RefusedResponse
-	19, // 9: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
-	20, // 10: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
+	20, // 9: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
+	21, // 10: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
 	0,  // 11: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
-	21, // 12: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 13: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	22, // 14: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
-	20, // 15: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	23, // 16: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
+	22, // 12: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 13: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	23, // 14: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
+	21, // 15: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	24, // 16: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
 	9,  // 17: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
-	24, // 18: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
-	25, // 19: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
-	26, // 20: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
-	27, // 21: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
-	28, // 22: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
-	29, // 23: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
-	30, // 24: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
-	31, // 25: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
-	32, // 26: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
-	33, // 27: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
-	34, // 28: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
+	25, // 18: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
+	26, // 19: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
+	27, // 20: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
+	28, // 21: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
+	29, // 22: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
+	30, // 23: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
+	31, // 24: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
+	32, // 25: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
+	33, // 26: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
+	34, // 27: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
+	35, // 28: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
 	11, // 29: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
 	12, // 30: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
 	13, // 31: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
 	14, // 32: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	16, // 33: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	17, // 33: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
 	15, // 34: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	35, // 35: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	35, // 36: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	36, // 37: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	37, // 38: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	38, // 39: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	39, // 40: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	40, // 41: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	41, // 42: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	42, // 43: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	43, // 44: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	44, // 45: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	45, // 46: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	46, // 47: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	47, // 48: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	16, // 35: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	36, // 36: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	37, // 37: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	36, // 38: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	38, // 39: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	39, // 40: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	40, // 41: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	41, // 42: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	42, // 43: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	43, // 44: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	44, // 45: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	45, // 46: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	46, // 47: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	47, // 48: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	48, // 49: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	49, // 50: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2119,8 +2225,9 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Event_BlocksReturned)(nil),
 		(*Event_Answer)(nil),
 		(*Event_Opened)(nil),
+		(*Event_LayersReceived)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[15].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[16].OneofWrappers = []any{
 		(*CallAnswer_FinishedBlocks)(nil),
 		(*CallAnswer_PullBlocks)(nil),
 		(*CallAnswer_CancelTransfer)(nil),
@@ -2138,7 +2245,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_session_proto_rawDesc), len(file_kvgrpc_session_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,26 @@
+"""What calls have in common: who asks, and the forms in which blocks and layers are named."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.descriptors import Ids
+
+BlockLists = tuple[tuple[int, Ids], ...]
+"""Rows (group, block ids) as a caller wrote them."""
+LayerRange = tuple[int, int]
+"""(first, count) of layers, numbered from 0 within each group; a group with fewer layers takes its part of it."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Who asks, and under which idempotency key."""
+
+    id: int
+    principal: str
+    trace: str = ""
+    """W3C traceparent of the call; empty without one."""
+    key: str = ""
+    method: str = ""
+    body: bytes = b""
+    """Digest of the request without its key."""
+    incarnation: int = 0
+    """The life of this engine that the request's block ids are of; 0 where it does not say."""

@@ -1,0 +1,353 @@
+"""Pushes at their destination: ReserveBlocks, the accesses that sources open on the blocks, and what they say then.
+
+A source that moves the bytes itself settles here; for one that does not, this side reads and settles there, with the
+steps of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
+"""
+
+from kvgrpc.core import content as contents
+from kvgrpc.core.accesses import Access, AccessState, Verdict
+from kvgrpc.core.actions import Expect, Reserved, Widened
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.events import (
+    Closing,
+    Destination,
+    LayerRange,
+    Opened,
+    PartsReady,
+    PushSource,
+    ReadyPart,
+    RegisterAnswered,
+    ReserveBlocks,
+    Settling,
+)
+from kvgrpc.core.grants import Access as AccessKind
+from kvgrpc.core.grants import Claims, mint
+from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
+from kvgrpc.core.landing import Landing
+from kvgrpc.core.layout import GroupKind
+from kvgrpc.core.limits import granted_timeout
+from kvgrpc.core.moves import MoveTable, Stage
+from kvgrpc.core.moving import RETRY_DELAY_S
+from kvgrpc.core.parts import Parts
+from kvgrpc.core.peers import Peer
+from kvgrpc.core.pull import Pull
+from kvgrpc.core.pull_checks import check_destination
+from kvgrpc.core.pull_ends import PullEnds
+from kvgrpc.core.pull_steps import PullSteps
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.timers import Timer
+from kvgrpc.core.transfers import Direction, Phase, State
+from kvgrpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+)
+
+
+class Deliveries:
+    """All pushes that land at this engine."""
+
+    def __init__(self, state: NodeState, table: MoveTable[Pull], steps: PullSteps, ends: PullEnds) -> None:
+        self._state = state
+        self._table = table
+        self._steps = steps
+        self._ends = ends
+        self._targets: dict[str, Landing] = {}
+        """Landings that are not forgotten, by the target in their grant."""
+        self._writers: dict[bytes, Landing] = {}
+        """Those into which a source may write, by its access."""
+        self._reserved = 0
+
+    # -- calls
+
+    def reserve(self, event: ReserveBlocks) -> None:
+        """ReserveBlocks: a RECEIVE transfer and a WRITE grant."""
+        state = self._state
+        state.check_open()
+        check_transfer_key(event.key)
+        state.check_key(event.key)
+        if event.content is None:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
+        claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
+        blocks, skip = check_destination(state, Destination(event.blocks, event.have_tokens), claim.tokens)
+        limits = state.limits
+        timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
+        if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
+        state.check_room()
+        me = state.pool
+        target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
+        count = sum(len(ids) for ids in blocks)
+        claims = Claims(
+            AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
+            claim.tokens,
+        )  # fmt: skip
+        token = mint(claims, state.grant_key)
+        if event.validate_only:
+            state.reply(event.call.id, Reserved(None, b""))
+            return
+        self._reserved += 1
+        source = event.source or PushSource("")
+        transfer = state.create(
+            direction=Direction.RECEIVE,
+            key=event.key,
+            owner=event.call.principal,
+            request_id=event.request_id,
+            trace=event.call.trace,
+            peer_engine_id=source.engine_id,
+            peer_address=source.address,
+            use_tokens=claim.tokens,
+            blocks=count,
+            waiting_for="source",
+            phases=(Phase("rendezvous", state.now),),
+            priority=event.priority,
+        )
+        landing = Landing(
+            transfer.id, token, _nobody(source, event.key), b"", event.call.trace, claim,
+            stage=Stage.RENDEZVOUS,
+            transfer_timeout_s=limits.transfer_timeout_s,
+            target_id=target_id,
+            registration_timeout_s=timeout_s,
+            cap=state.now + limits.lease_cap_s,
+        )  # fmt: skip
+        self._table.add(landing)
+        self._targets[target_id] = landing
+        self._steps.take(landing, blocks, skip, event.after_step)
+        self._steps.await_part(landing)
+        state.reply(event.call.id, Reserved(transfer, token))
+        if source.address:
+            self._steps.connect(landing)
+
+    def register_answered(self, event: RegisterAnswered) -> None:
+        """The source knows of our registration, refused it, or did not answer."""
+        landing = self._table.find(event.transfer_id)
+        if landing is None or landing.stage is not Stage.RENDEZVOUS or event.error is None:
+            return
+        if event.retryable:
+            self._state.timers.set(Timer.OPEN_RETRY, landing.transfer_id, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(landing, event.error)
+
+    def parts_ready(self, event: PartsReady, peer: Peer) -> None:
+        """PartsReady: the source widens what we may read."""
+        access = self._state.accesses.get(event.access_id)
+        if access is None or access.peer != peer.key or access.kind is not AccessKind.WRITE:
+            raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
+        if access.state is not AccessState.OPEN:
+            raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
+        landing = self._targets[access.lease_id]
+        if landing.parts is None:
+            raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
+        fresh = [row for row in event.parts if row.number >= len(landing.parts)]
+        for row in fresh:
+            self._add(landing.parts, row, peer.description)
+        if fresh:
+            self._steps.await_part(landing)
+        self._state.reply(event.call.id, Widened())
+        self._steps.try_post(landing)
+
+    # -- accesses of sources
+
+    def missing(self, access: Access) -> bool:
+        """Whether an opening must wait for the engine's step: the source would write too early."""
+        landing = self._landing(access)
+        return not access.opening.reverse_access_id and landing.after_step > self._state.step_done()
+
+    def open(self, access: Access) -> None:
+        """Opens a WAITING access. Raises what refuses it, before anything changed."""
+        state = self._state
+        landing = self._landing(access)
+        opening = access.opening
+        assert opening.push_content is not None, "who states none opens a READ grant"
+        contents.check(opening.push_content, landing.claim)
+        states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
+        if states and opening.push_content.tokens != landing.claim.tokens:
+            raise OutOfRange(Reason.CONTENT_RANGE, "the pool holds states, which stand for the whole prompt only")
+        if landing.stage is not Stage.RENDEZVOUS:
+            raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
+        reverse = opening.reverse_access_id
+        if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
+        peer = state.peers[access.peer]
+        access.move(AccessState.OPEN)
+        state.emit(Expect(access.owner, open=True))
+        landing.write_access = access.id
+        landing.part_epoch = opening.part_epoch
+        self._table.bind(landing, peer.key)
+        landing.claims = _claims_of(peer.description, landing.claims.transfer_key)
+        if reverse:
+            landing.parts = Parts(peer.description.pool, opening.push_content.tokens)
+        else:
+            landing.writers[access.id] = peer.key
+            self._writers[access.id] = landing
+        self._table.index_access(landing, reverse or access.id)
+        landing.move(Stage.OPEN)
+        state.timers.clear(Timer.OPEN_RETRY, landing.transfer_id)
+        state.change(
+            landing.transfer_id,
+            state=State.PENDING if reverse else State.ACTIVE,
+            phases=state.transfers.get(landing.transfer_id).phase_started("queue", state.now),
+            waiting_for="parts",
+            peer_engine_id=peer.description.engine_id,
+            peer_incarnation=peer.description.incarnation,
+            peer_address=peer.description.address,
+            peer_transfer_id=opening.transfer_id,
+        )
+        self._steps.await_part(landing)
+
+    def opened(self, access: Access) -> Opened:
+        """What the opener of an open access may fill."""
+        state = self._state
+        landing = self._landing(access)
+        assert landing.destination is not None
+        return Opened(
+            blocks=tuple(enumerate(landing.destination)),
+            token_count=landing.claim.tokens,
+            offer_tokens=landing.claim.tokens,
+            remaining_s=max((state.timers.when(Timer.REGISTRATION, landing.transfer_id) or state.now) - state.now, 0.0),
+            ttl_s=landing.registration_timeout_s,
+            memory_generation=state.pool.memory_generation,
+            transfer_id=landing.transfer_id,
+            lease_id=landing.target_id,
+        )
+
+    def settle(self, access: Access, row: Settling) -> Verdict:
+        """A source that writes says that parts are there. Asked again, the verdict is the same."""
+        if access.verdict is not None:
+            return access.verdict
+        if access.state is not AccessState.OPEN or access.opening.reverse_access_id:
+            reason = access.stale or Reason.ACCESS_CLOSED
+            verdict = access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
+            if row.last and access.state is AccessState.STALE:
+                self._close(access)
+                self._proved(access.id)
+            return verdict
+        if row.part < access.settled and not row.last:
+            return Verdict(True)
+        landing = self._targets[access.lease_id]
+        access.settled = row.part + 1
+        pool, target = self._state.pool, landing.destination
+        assert target is not None
+        # What a peer says is for people only, and never more than there is.
+        most = pool.world_size * pool.pool.bytes_of([len(ids) for ids in target])
+        moved = min(row.nbytes, most - landing.nbytes)
+        landing.nbytes += moved
+        self._state.bytes_received += moved
+        if row.last:
+            access.verdict = Verdict(True)
+            self._forget_writer(access.id)
+            landing.move(Stage.SETTLING)
+            self._state.change(landing.transfer_id, nbytes=landing.nbytes, nbytes_done=landing.nbytes)
+            self._ends.succeed(landing)
+        else:
+            self._state.change(landing.transfer_id, nbytes_done=landing.nbytes)
+            self._steps.landed(landing, self._within(row.layers_done))
+        return Verdict(True)
+
+    def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
+        """The opener closed its access, or died: it delivers no more."""
+        live = access.state is AccessState.OPEN
+        self._close(access)
+        if quiesced:
+            self._forget_writer(access.id)
+        if live:
+            landing = self._targets[access.lease_id]
+            self._ends.fail_with(landing, reason, message, closed=landing.parts is None)
+
+    def refused(self, peer: Peer, claims: Claims, row: Closing) -> None:
+        """A source that opened nothing says that it cannot deliver."""
+        landing = self._targets.get(claims.lease_id)
+        if landing is not None and landing.stage is Stage.RENDEZVOUS:
+            message = row.message or f"engine {peer.description.engine_id} cannot deliver"
+            self._ends.fail_with(landing, Reason.SOURCE_FAILED, message)
+
+    # -- proofs
+
+    def quiesced(self, engine_id: str, row: Closing) -> None:
+        """A source says that its movers are at rest, though its life may be taken for dead here."""
+        landing = self._writers.get(row.access_id)
+        if landing is None or not row.quiesced or landing.stage is not Stage.ENDED:
+            return
+        if landing.claims.engine_id == engine_id:
+            self._proved(row.access_id)
+
+    def peer_at_rest(self, peer: str) -> None:
+        """It is proved that a life of a peer writes nothing here any more."""
+        for access_id, landing in list(self._writers.items()):
+            if landing.writers[access_id] == peer:
+                if landing.stage is not Stage.ENDED:
+                    self._ends.fail_with(landing, Reason.PEER_LOST, "the source is gone")
+                self._proved(access_id)
+
+    # -- ends
+
+    def ended(self, landing: Landing, reason: Reason | None = None) -> None:
+        """A landing is over: what its source says from now on is too late."""
+        access = self._state.accesses.get(landing.write_access)
+        if access is None or access.state is not AccessState.OPEN:
+            return
+        if access.id in self._writers:
+            access.move(AccessState.STALE)
+            access.stale = reason
+            kept_s = self._state.limits.lease_cap_s
+            self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), self._state.now + kept_s)
+        else:
+            access.stale = reason
+            self._close(access)
+
+    def forgotten(self, landing: Landing) -> None:
+        """Nothing of it is left."""
+        del self._targets[landing.target_id]
+
+    def clear(self) -> None:
+        """The incarnation ends."""
+        self._targets.clear()
+        self._writers.clear()
+
+    def _landing(self, access: Access) -> Landing:
+        landing = self._targets.get(access.lease_id)
+        if landing is None or landing.stage is Stage.ENDED:
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
+        return landing
+
+    def _add(self, parts: Parts, row: ReadyPart, source: EngineDescription) -> None:
+        if row.number != len(parts):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(parts)} comes before part {row.number}")
+        blocks = self._state.resolve_for(source.pool, row.blocks, f"parts[{row.number}]")
+        parts.add(parts.check(blocks, row.layers, last=row.last))
+
+    def _close(self, access: Access) -> None:
+        state = self._state
+        access.move(AccessState.CLOSED)
+        state.emit(Expect(access.owner, open=False))
+        kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+
+    def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
+        """The ranges that a source states, if there are such layers; else none."""
+        most = max(group.layers for group in self._state.pool.pool.groups)
+        sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
+        return layers_done if sound else ()
+
+    def _forget_writer(self, access_id: bytes) -> Landing | None:
+        landing = self._writers.pop(access_id, None)
+        if landing is not None:
+            del landing.writers[access_id]
+        return landing
+
+    def _proved(self, access_id: bytes) -> None:
+        landing = self._forget_writer(access_id)
+        if landing is not None:
+            self._ends.at_rest(landing)
+
+
+def _nobody(source: PushSource, key: bytes) -> Claims:
+    """What names a source that has not opened anything yet."""
+    return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
+
+
+def _claims_of(source: EngineDescription, key: bytes) -> Claims:
+    return Claims(AccessKind.WRITE, source.engine_id, source.incarnation, source.address, "", key, 0.0, 0, 0)

@@ -1,0 +1,64 @@
+"""One push at its destination. Its stages are those of `moves`; RENDEZVOUS lasts until the source opened its access.
+
+Either side may move the bytes. Where the source does, nothing is posted here, and its access may write until it is
+proved to be at rest: so long the blocks cannot come back.
+"""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.events import Settling
+from kvgrpc.core.parts import Parts, plan_parts
+from kvgrpc.core.pull import Pull
+
+
+@dataclass(eq=False)
+class Landing(Pull):
+    """One push at its destination. Before the source opened its access, `claims` name what is known of it."""
+
+    target_id: str = field(kw_only=True)
+    """Names its blocks in the WRITE grant."""
+    registration_timeout_s: float = field(kw_only=True)
+    cap: float = field(kw_only=True)
+    """No part is waited for longer than this."""
+    write_access: bytes = b""
+    """The access that the source opened here last."""
+    writers: dict[bytes, str] = field(default_factory=dict)
+    """Accesses under which a source may write, until that is proved to be over, and its life."""
+    part_epoch: int = 0
+    parts: Parts | None = None
+    """Those of the source's parts that are known, where this side moves the bytes."""
+    posted: int = 0
+    """How many of them were posted."""
+    settled_bytes: int = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.postings or self.writers)
+
+    @property
+    def missing_proof(self) -> str:
+        writes = [f"that {life} writes no more under access {id_.hex()}" for id_, life in self.writers.items()]
+        return "; ".join(filter(None, [super().missing_proof, *writes]))
+
+    @property
+    def has_parts(self) -> bool:
+        return self.parts is not None and self.posted < len(self.parts)
+
+    @property
+    def last_round(self) -> bool:
+        return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
+
+    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
+        assert self.parts is not None
+        assert self.destination is not None
+        fresh = self.parts.since(self.posted)
+        return plan_parts(fresh, there.pool, here.pool, self.destination, self.claim.tokens)
+
+    def begin_round(self) -> None:
+        assert self.parts is not None
+        self.posted = len(self.parts)
+
+    def settling(self) -> Settling:
+        return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)

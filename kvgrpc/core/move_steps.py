@@ -1,0 +1,178 @@
+"""The steps that pulls and pushes have in common: reaching the peer, opening, posting, settling.
+
+Each step is taken once by the events that `moving` hears; what a move waits for meanwhile has a deadline.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Generic, Protocol, TypeVar
+
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.actions import Post, SendOpen, SendSettle
+from kvgrpc.core.lives import Lives
+from kvgrpc.core.moves import Move, MoveTable, Stage, posting_name
+from kvgrpc.core.operation import Operation
+from kvgrpc.core.peering import Peering
+from kvgrpc.core.peers import Peer
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.timers import Timer
+from kvgrpc.core.transfers import Phase, State, TransferPath
+from kvgrpc.errors import KVGrpcError, Reason
+
+M = TypeVar("M", bound=Move)
+M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
+
+
+class Ends(Protocol[M_contra]):
+    """How moves of a kind end."""
+
+    def fail(self, move: M_contra, error: KVGrpcError, *, closed: bool = False) -> None: ...
+
+    def fail_with(
+        self, move: M_contra, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
+    ) -> None: ...
+
+    def at_rest(self, move: M_contra) -> None: ...
+
+
+class MoveSteps(ABC, Generic[M]):
+    """What happens to a move between its making and its end. `operation` is what its postings do."""
+
+    operation: Operation
+
+    def __init__(self, state: NodeState, peering: Peering, lives: Lives, moves: MoveTable[M], ends: Ends[M]) -> None:
+        self._state = state
+        self._peering = peering
+        self._lives = lives
+        self._moves = moves
+        self._ends = ends
+
+    def connect(self, move: M) -> None:
+        """Looks for the peer's lead; the move goes on now, or when the lead is reached."""
+        self._moves.await_address(move)
+        peer = self._want(move)
+        if peer is not None:
+            self.reached(move, peer)
+
+    @abstractmethod
+    def reached(self, move: M, peer: Peer) -> None:
+        """The lead that a move waited for is connected."""
+
+    def reconnect(self, move: M) -> None:
+        """The peer does not know us: a new handshake, then the same access again."""
+        state = self._state
+        state.timers.clear(Timer.OPEN_RETRY, move.transfer_id)
+        move.move(Stage.CONNECTING)
+        self._lives.forget(move.peer)
+        state.change(move.transfer_id, phases=self._phase(move, "handshake"), waiting_for="handshake")
+        self.connect(move)
+
+    def open(self, move: M, peer: Peer) -> None:
+        state = self._state
+        move.move(Stage.OPENING)
+        self._moves.bind(move, peer.key)
+        state.change(
+            move.transfer_id,
+            phases=self._phase(move, "open"),
+            waiting_for="access",
+            peer_incarnation=peer.description.incarnation,
+            paths=tuple(TransferPath(peer.paths[rank]) for rank in sorted(peer.paths)),
+        )
+        self.send_open(move)
+
+    def send_open(self, move: M) -> None:
+        peer = self._state.peers[move.peer]
+        request_id = self._state.transfers.get(move.transfer_id).request_id
+        paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
+        self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
+
+    @abstractmethod
+    def try_post(self, move: M) -> None:
+        """Moves the bytes once everything that they need is known."""
+
+    def settle(self, move: M) -> None:
+        """Asks the peer whether its side held."""
+        state = self._state
+        move.move(Stage.SETTLING)
+        for timer in (Timer.QUEUE, Timer.TRANSFER):
+            state.timers.clear(timer, move.transfer_id)
+        state.timers.set(Timer.SETTLE, move.transfer_id, state.now + state.limits.settle_timeout_s)
+        state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            waiting_for="settle",
+            nbytes_done=move.nbytes,
+            phases=self._phase(move, "settle"),
+        )
+        self.send_settle(move)
+
+    def send_settle(self, move: M) -> None:
+        self._state.emit(SendSettle(move.peer, move.settling(), move.trace))
+
+    @abstractmethod
+    def settled(self, move: M) -> None:
+        """The peer's side held throughout the round."""
+
+    @abstractmethod
+    def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
+        """Of each kind its own."""
+
+    def _want(self, move: M) -> Peer | None:
+        """The peer's lead, or None while it is being reached, or when the move has failed because it cannot be."""
+        claims = move.claims
+        try:
+            return self._peering.want(claims.address, claims.engine_id, claims.incarnation, move.trace)
+        except KVGrpcError as error:
+            self._ends.fail(move, error)
+            return None
+
+    def _post_when_ready(self, move: M) -> None:
+        """The end of `try_post`: what is left to wait for is the engine's step and the mapping of the peer."""
+        state = self._state
+        if move.after_step > state.step_done():
+            self._moves.await_step(move)
+            self._wait_for(move, "step")
+        elif not state.peers[move.peer].reachable:
+            self._moves.await_mapping(move)
+            self._wait_for(move, "handshake")
+            self._want(move)
+        else:
+            self._post(move)
+
+    def _wait_for(self, move: M, what: str) -> None:
+        if self._state.transfers.get(move.transfer_id).waiting_for != what:
+            self._state.change(move.transfer_id, waiting_for=what)
+
+    def _post(self, move: M) -> None:
+        state = self._state
+        peer = state.peers[move.peer]
+        runs = move.runs(state.pool, peer.description)
+        move.begin_round()
+        if not len(runs):
+            self.settle(move)
+            return
+        move.move(Stage.WIRE)
+        move.posted_at = state.now
+        move.planned += runs.total_bytes
+        move.descriptors += len(runs)
+        state.timers.clear(Timer.QUEUE, move.transfer_id)
+        state.timers.clear(Timer.REGISTRATION, move.transfer_id)
+        state.timers.set(Timer.TRANSFER, move.transfer_id, state.now + move.transfer_timeout_s)
+        ranks = range(state.pool.world_size)
+        state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            waiting_for="",
+            phases=self._phase(move, "wire"),
+            blocks=move.block_count,
+            nbytes=move.planned * len(ranks),
+            paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
+        )
+        for rank in ranks:
+            posting_id = posting_name(move.transfer_id, rank)
+            self._moves.posted(move, posting_id)
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation))
+
+    def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
+        """The phases with `name` begun. Only the first round of a move has phases of its own."""
+        transfer = self._state.transfers.get(move.transfer_id)
+        return transfer.phases if move.rounds else transfer.phase_started(name, self._state.now)

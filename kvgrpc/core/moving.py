@@ -1,0 +1,187 @@
+"""What pulls and pushes hear: peers that come and go, answers to their calls, the ends of their postings."""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.events import AccessAnswered, Opened, PostingEnded, SettleAnswered
+from kvgrpc.core.lives import Lives
+from kvgrpc.core.move_steps import Ends, MoveSteps
+from kvgrpc.core.moves import AT_ISSUER, Move, MoveTable, Stage, rank_of
+from kvgrpc.core.operation import Operation
+from kvgrpc.core.peers import Peer
+from kvgrpc.core.pull import TIMEOUTS
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.timers import Timer
+from kvgrpc.errors import KVGrpcError, Reason
+
+RETRY_DELAY_S = 0.2
+"""Between two tries of a call to a peer that did not answer; short against every timeout that bounds the tries."""
+
+M = TypeVar("M", bound=Move)
+
+
+class Moving(ABC, Generic[M]):
+    """All moves of one kind."""
+
+    def __init__(self, state: NodeState, lives: Lives, table: MoveTable[M], steps: MoveSteps[M], ends: Ends[M]) -> None:
+        self._state = state
+        self._lives = lives
+        self._table = table
+        self._steps = steps
+        self._ends = ends
+
+    # -- peers
+
+    def peer_ready(self, address: str, peer: Peer) -> None:
+        """The lead at an address is connected: moves that wait for it go on."""
+        found = peer.description.engine_id
+        for move in [*self._table.take_address(address), *self._table.take_unmapped(address)]:
+            if move.claims.engine_id not in ("", found):
+                message = f"engine {found} answers at {address}, {move.claims.engine_id} was expected"
+                self._ends.fail_with(move, Reason.WRONG_ENGINE, message)
+            elif move.stage in AT_ISSUER:
+                self._steps.try_post(move)
+            else:
+                self._steps.reached(move, peer)
+
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None:
+        """The lead at an address cannot be used; where `expected` is stated, only by those who expect that engine."""
+        for move in [*self._table.take_address(address), *self._table.take_unmapped(address)]:
+            if expected in (None, move.claims.engine_id):
+                self._ends.fail(move, error)
+            elif move.stage in AT_ISSUER:
+                self._steps.try_post(move)
+            else:
+                self._steps.connect(move)
+
+    def peer_dead(self, peer: Peer) -> None:
+        """Moves with a dead life of a peer fail."""
+        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was taken for dead")
+
+    def memory_changed(self, peer: Peer) -> None:
+        """Moves with memory that was registered anew fail."""
+        self._fail_all(peer, Reason.MEMORY_CHANGED, f"engine {peer.description.engine_id} registered its memory anew")
+
+    def access_answered(self, event: AccessAnswered) -> None:
+        """The peer answered OpenAccess."""
+        move = self._table.of_access(event.access_id)
+        if move is None or move.stage is not Stage.OPENING:
+            return
+        if isinstance(event.result, Opened):
+            self._opened(move, event.result)
+        elif event.result.reason is Reason.NO_HANDSHAKE:
+            self._steps.reconnect(move)
+        elif event.retryable:
+            self._state.timers.set(Timer.OPEN_RETRY, move.transfer_id, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(move, event.result)
+
+    def settle_answered(self, event: SettleAnswered) -> None:
+        """The peer gave its verdict."""
+        move = self._table.of_access(event.access_id)
+        if move is None or move.stage is not Stage.SETTLING:
+            return
+        result = event.result
+        if isinstance(result, Verdict):
+            if result.valid:
+                self._steps.settled(move)
+            else:
+                reason = result.reason or Reason.PEER_FAILED
+                self._ends.fail_with(move, reason, result.message, closed=move.last_round)
+        elif result.reason is Reason.NO_HANDSHAKE:
+            self._lives.forget(move.peer)
+            message = "the peer restarted, or took this engine for dead, before it settled"
+            # Whoever does not know us has none of our reads; what we wrote there is proved at rest by the closing only.
+            closed = self._steps.operation is Operation.READ
+            self._ends.fail_with(move, Reason.INCARNATION_CHANGED, message, closed=closed)
+        elif event.retryable:
+            self._state.timers.set(Timer.SETTLE_RETRY, move.transfer_id, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(move, result)
+
+    # -- ranks
+
+    def posting_ended(self, event: PostingEnded) -> None:
+        """A posting is over. The last one of a finished transfer proves its blocks to be at rest."""
+        if not event.quiesced:
+            self._lost(event)
+            return
+        move = self._table.take_posting(event.posting_id)
+        if move is None:
+            return
+        if event.done:
+            move.nbytes += event.nbytes
+            self._account(event.nbytes)
+        if move.stage is Stage.ENDED:
+            if not move.postings:
+                self._ends.at_rest(move)
+        elif not event.done:
+            self._broke(move, event)
+            self._lives.map_anew(move.peer)
+        elif not move.postings:
+            self._steps.settle(move)
+
+    def step_done(self) -> None:
+        """Moves that waited for the engine's step are tried again."""
+        for move in self._table.take_stepping():
+            self._steps.try_post(move)
+
+    # -- timers
+
+    def due(self, timer: Timer, name: str) -> None:
+        """A deadline of a move."""
+        move = self._table.find(name)
+        assert move is not None
+        if timer is Timer.OPEN_RETRY:
+            self._steps.send_open(move)
+        elif timer is Timer.SETTLE_RETRY:
+            self._steps.send_settle(move)
+        else:
+            reason, message = TIMEOUTS[timer]
+            self._ends.fail_with(move, reason, message.format(phase=move.stage.value))
+
+    # -- for people and checks
+
+    def knows(self, transfer_id: str) -> bool:
+        """Whether that transfer is one of these, and not forgotten."""
+        return self._table.find(transfer_id) is not None
+
+    def open_accesses(self, peer: str) -> int:
+        """Accesses that this engine has open at that life of a peer."""
+        return sum(move.stage in AT_ISSUER for move in self._table.of_peer(peer))
+
+    def oldest_posting(self) -> float | None:
+        """When the oldest posting in flight was posted."""
+        move = self._table.oldest_in_flight()
+        return None if move is None else move.posted_at
+
+    def missing_proof(self, transfer_id: str) -> str:
+        """What would prove the blocks of an ended transfer to be at rest; empty when they are, or it is not over."""
+        move = self._table.find(transfer_id)
+        return move.missing_proof if move is not None and move.stage is Stage.ENDED else ""
+
+    @abstractmethod
+    def _opened(self, move: M, opened: Opened) -> None:
+        """Of each kind its own."""
+
+    @abstractmethod
+    def _account(self, nbytes: int) -> None:
+        """Bytes that our ranks moved, for people."""
+
+    def _lost(self, event: PostingEnded) -> None:
+        """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""
+        move = self._table.of_posting(event.posting_id)
+        if move is None:
+            return
+        move.unproved.add(event.posting_id)
+        if move.stage is not Stage.ENDED:
+            self._broke(move, event)
+
+    def _broke(self, move: M, event: PostingEnded) -> None:
+        self._ends.fail_with(move, Reason.DATA_PATH_FAILED, event.message, rank=rank_of(event.posting_id))
+
+    def _fail_all(self, peer: Peer, reason: Reason, message: str) -> None:
+        for move in self._table.of_peer(peer.key):
+            if move.stage is not Stage.ENDED:
+                self._ends.fail_with(move, reason, message)

@@ -1,0 +1,230 @@
+"""The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import (
+    CmaEndpoint,
+    LoopbackEndpoint,
+    NixlEndpoint,
+    RankEndpoint,
+    ShmEndpoint,
+)
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.base import DataPath, DataPathFailed, Posting, Remote, WaitsToConnect, WritableRemote
+from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Report
+from kvgrpc.errors import KVGrpcError
+
+_log = logging.getLogger(__name__)
+_DIALLERS = 4
+
+
+@dataclass
+class Attempt:
+    """A connect that is under way: the paths still to try and why the others were not taken."""
+
+    peer: str
+    endpoint: RankEndpoint
+    allowed: list[str]
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+    cancelled: bool = False
+
+
+class Link:
+    """A connected peer."""
+
+    def __init__(self, peer: str, path: DataPath, remote: Remote, endpoint: RankEndpoint) -> None:
+        self.peer = peer
+        self.path = path
+        self.peer_bytes = _offered_bytes(endpoint, path.name)
+        """Length of the peer's memory."""
+        self.flights = 0
+        self.closing = False
+        self.lost = False
+        """A posting on it was lost: the library may still use what close would free."""
+        self.unproved = False
+        """A write on it ended, and its bytes may still land in the peer's memory."""
+        self._remote = remote
+
+    def check_offers(self, operation: Operation) -> None:
+        """Raises DataPathFailed when its data path does not move bytes that way."""
+        if operation is Operation.WRITE and not isinstance(self._remote, WritableRemote):
+            raise DataPathFailed(
+                f"by {self.path.name} no rank writes another's memory: the destination reads, or both use nixl"
+            )
+
+    def start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> Posting:
+        """Raises as `Remote.read` does."""
+        if operation is Operation.READ:
+            return self._remote.read(runs, wake)
+        assert isinstance(self._remote, WritableRemote)  # see check_offers
+        return self._remote.write(runs, wake)
+
+    def close(self) -> str:
+        """Closes the transport; returns why that is not proved, empty when it is."""
+        if self.lost:
+            return "a posting ended without proof that no access follows"
+        try:
+            self._remote.close()
+        except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+            _log.exception("closing the %s transport to %s failed", self.path.name, self.peer)
+            return text(error)
+        return "bytes of a write may still land in the peer's memory" if self.unproved else ""
+
+
+class Links:
+    """Who is connected, and who is about to be. `later` has the mover's thread perform something."""
+
+    def __init__(
+        self,
+        rank: int,
+        paths: Mapping[str, DataPath],
+        later: Callable[[Callable[[], None]], None],
+        report: Callable[[Report], None],
+    ) -> None:
+        self._paths = paths
+        self._later = later
+        self._report = report
+        self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
+        self._links: dict[str, Link] = {}
+        self._attempts: dict[str, Attempt] = {}
+
+    def get(self, peer: str) -> Link | None:
+        return self._links.get(peer)
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links.values())
+
+    def connect(self, attempt: Attempt) -> None:
+        """Answers with Connected or ConnectFailed."""
+        if attempt.peer in self._links or attempt.peer in self._attempts:
+            why = "the peer is connected, or about to be: disconnect it first"
+            rejected = tuple((name, why) for name in attempt.allowed)
+            self._report(ConnectFailed(attempt.peer, rejected))
+            return
+        self._attempts[attempt.peer] = attempt
+        self._try_next(attempt)
+
+    def _try_next(self, attempt: Attempt) -> None:
+        """Goes through the paths until one connects, or one has to wait for the peer."""
+        while attempt.allowed:
+            name = attempt.allowed.pop(0)
+            path = self._paths.get(name)
+            if path is None:
+                attempt.rejected.append((name, "this rank has no such data path"))
+                continue
+            if isinstance(path, WaitsToConnect) and path.connect_waits:
+                self._diallers.submit(self._dial, attempt, path)
+                return
+            if self._conclude(attempt, path, connect(path, attempt.endpoint)):
+                return
+        del self._attempts[attempt.peer]
+        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected)))
+
+    def _dial(self, attempt: Attempt, path: DataPath) -> None:
+        """Runs in a thread of its own."""
+        outcome = connect(path, attempt.endpoint)
+        self._later(partial(self._after_dial, attempt, path, outcome))
+
+    def _after_dial(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
+        if attempt.cancelled:
+            if not isinstance(outcome, str):
+                Link(attempt.peer, path, outcome, attempt.endpoint).close()
+        elif not self._conclude(attempt, path, outcome):
+            self._try_next(attempt)
+
+    def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
+        """Whether the peer is connected now."""
+        if isinstance(outcome, str):
+            attempt.rejected.append((path.name, outcome))
+            return False
+        del self._attempts[attempt.peer]
+        self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
+        rejected = tuple(attempt.rejected)
+        self._report(Connected(attempt.peer, path.name, outcome.why, rejected))
+        return True
+
+    def disconnect(self, peer: str) -> None:
+        """Answers with Disconnected, at once or when the last posting has ended: see `ended`."""
+        attempt = self._attempts.pop(peer, None)
+        if attempt is not None:
+            self._cancel(attempt, "disconnected before it was connected")
+        link = self._links.pop(peer, None)
+        if link is None:
+            self._report(Disconnected(peer))
+            return
+        link.closing = True
+        self._close_if_idle(link)
+
+    def ended(self, link: Link) -> None:
+        """A posting on it has ended."""
+        link.flights -= 1
+        self._close_if_idle(link)
+
+    def drop(self, path: DataPath) -> list[Link]:
+        """Forgets the links of a path that was closed under them; the caller closes and reports them."""
+        dropped = [link for link in self if link.path is path]
+        for link in dropped:
+            del self._links[link.peer]
+        return dropped
+
+    def begin_close(self) -> None:
+        """Nobody is connected any more."""
+        self._diallers.shutdown(wait=False, cancel_futures=True)
+        for attempt in self._attempts.values():
+            self._cancel(attempt, "the mover is closing")
+        self._attempts.clear()
+
+    def _close_if_idle(self, link: Link) -> None:
+        if link.closing and not link.flights:
+            self._report(Disconnected(link.peer, link.close()))
+
+    def _cancel(self, attempt: Attempt, why: str) -> None:
+        attempt.cancelled = True
+        rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
+        self._report(ConnectFailed(attempt.peer, rejected))
+
+
+def connect(path: DataPath, endpoint: RankEndpoint) -> Remote | str:
+    """The connected peer, or why it cannot be reached this way. Never raises."""
+    try:
+        return path.connect(endpoint)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while connecting", path.name)
+        return text(error)
+
+
+def offer(path: DataPath, endpoint: RankEndpoint) -> RankEndpoint | str:
+    """`endpoint` with this path's part, or why there is none. Never raises."""
+    try:
+        return path.offer(endpoint)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while offering this rank's memory", path.name)
+        return text(error)
+
+
+def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
+    """Length of the peer's memory by that path. None is known for a path of somebody else's: no
+    limit then, since the path itself checks every run, too.
+    """
+    part = getattr(endpoint, path, None)
+    match part:
+        case ShmEndpoint() | LoopbackEndpoint():
+            return part.nbytes
+        case CmaEndpoint() | NixlEndpoint():
+            return memory_bytes(part.segments)
+    return 1 << 62
+
+
+def text(error: Exception) -> str:
+    """An error that is not of ours, for people."""
+    return f"{type(error).__name__}: {error}"

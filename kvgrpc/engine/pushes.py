@@ -1,0 +1,88 @@
+"""Handles of the two sides of a push: blocks that are reserved for one, and the parts that are handed over to one."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgrpc.core import grants
+from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks
+from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.v1 import common_pb2, handoff_pb2
+
+LayerRange = tuple[int, int]
+"""(first, count) of layers."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Reservation(Handle):
+    """Blocks that a push will fill. They belong to the transfer until Received or BlocksReturned."""
+
+    use_tokens: int = 0
+    """Tokens of KV that will be usable, from the start of the prompt."""
+    grant: bytes = field(default=b"", repr=False)
+    """The WRITE grant's token, for the source; empty until Reserved."""
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any]:
+        """The grant in the JSON form that routers relay. Raises PreconditionFailed before Reserved."""
+        if not self.grant:
+            raise PreconditionFailed(Reason.GRANT_INVALID, "the lead has not answered yet: wait for Reserved")
+        return grants.to_json(self.grant)
+
+
+@dataclass(eq=False, kw_only=True)
+class Push(Handle):
+    """What is handed over to the destination of a push, part by part, while prefill runs.
+
+    The blocks of every part belong to the transfer until BlocksReturned. What the lead refuses ends the push: Failed
+    says why.
+    """
+
+    transfer_key: bytes = field(repr=False)
+    content: Content = field(repr=False)
+    priority: int = 0
+    traceparent: str = ""
+
+    def register(self, grant: bytes) -> None:
+        """Where the blocks go, if the destination's lead or a router does not say so by itself. At any time; once.
+
+        Raises InvalidRequest (GRANT_INVALID) for what is no grant.
+        """
+        grants.read_claims(grant)
+        request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=grant), request_id=self.request_id)
+        self._ask(register_push=request)
+
+    def finished(
+        self, blocks: BlockIds, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
+    ) -> None:
+        """Hands one part over: whole blocks that follow those of the same layers handed over before.
+
+        `layers` None: all. `last`: with it every block of the content was handed over, in all layers; only then may
+        the block that holds the prompt's end be partly filled. Without blocks only as the last one after others.
+        """
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=self.transfer_key,
+            request_id=self.request_id,
+            blocks=group_blocks(blocks),
+            content=self.content.message,
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+            last=last,
+            after_step=after_step,
+            priority=self.priority,
+        )
+        if layers is not None:
+            request.layers.first, request.layers.count = layers
+        self._ask(finished_blocks=request)
+
+    def fail(self, message: str) -> None:
+        """This side cannot deliver: the destination learns it at once."""
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=self.transfer_key,
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+            failure=common_pb2.Failure(message=message),
+        )
+        self._ask(finished_blocks=request)
+
+    def _ask(self, **request: Any) -> None:
+        if self.over:
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "this push is over")
+        self.ask(self, self.traceparent, **request)

@@ -1,0 +1,52 @@
+"""What a modelled engine keeps of its hand-overs, pulls and reservations, and what it knows of its lead."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvgrpc.core.actions import Failed
+from kvgrpc.core.events import Event
+from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.memory import Prompt
+from kvgrpc.sim.network import Ask, Give
+from kvgrpc.sim.requests import Wish
+
+
+@dataclass(eq=False)
+class HandOver:
+    """A hand-over, as its engine sees it."""
+
+    prompt: Prompt
+    blocks: Blocks
+    lease_id: str
+    step: int
+    """The step that computes it; 0 when that is over."""
+    handed: bool = False
+    """Of a push: a part of it is, or was, the lead's."""
+    over: bool = False
+
+
+@dataclass(eq=False)
+class Fetch:
+    """A pull, as its engine sees it."""
+
+    wish: Wish
+    use_tokens: int
+    have_tokens: int
+    ended: Callable[[Failed | None], None]
+    transfer_id: str = ""
+    blocks: Blocks | None = None
+    """All of the request's, those that it holds already included."""
+    over: bool = False
+
+
+class Lead(Protocol):
+    """What an engine knows of its lead."""
+
+    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def soon(self, do: Callable[[], None]) -> None: ...
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None: ...

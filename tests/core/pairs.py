@@ -1,0 +1,204 @@
+"""Two leads that talk to each other: a source `p` and a destination `d`, each with its own node and one clock.
+
+What one asks of the other is carried over at once and answered, until nobody has anything to say. Postings wait for
+`moved`. `deaf` names kinds of actions that get lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.actions import Action
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.events import Call
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.node import Node
+from kvgrpc.core.transfers import Transfer
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from tests.core.nodes import KEY, Lead, access_id, content, describe, key_of, lists
+
+READING = frozenset[str]()
+WRITING = frozenset({"loopback"})
+
+
+class Pair:
+    """`writers` are the data paths over which a source writes."""
+
+    def __init__(self, writers: frozenset[str] = READING, p: EngineDescription | None = None, **limits: Any) -> None:
+        self.p = self._lead(p or describe("p", 1), writers, **limits)
+        self.d = self._lead(describe("d", 2, pool=self.p.me.pool), writers, **limits)
+        self.posts: list[tuple[Lead, actions.Post]] = []
+        self.deaf: set[type[Action]] = set()
+        self.lost: list[tuple[Lead, Action]] = []
+        self.told: dict[str, list[Any]] = {"p": [], "d": []}
+        self.sent: list[Action] = []
+        self._todo: deque[tuple[Lead, Action]] = deque()
+        self._numbers = 100
+        self.meet()
+
+    def meet(self) -> None:
+        """Both are connected."""
+        for here, there in ((self.p, self.d), (self.d, self.p)):
+            here.admit(there.me)
+        for here, there in ((self.p, self.d), (self.d, self.p)):
+            here.node.state.peers[key_of(there.me)].dialled = there.me.address
+
+    def other(self, lead: Lead) -> Lead:
+        return self.d if lead is self.p else self.p
+
+    def feed(self, lead: Lead, event: events.Event, after_s: float = 0.0) -> None:
+        """An event, and all that follows from it at both."""
+        self._take(lead, lead.feed(event, after_s))
+        self.run()
+
+    def tick(self, after_s: float) -> None:
+        for lead in (self.p, self.d):
+            self._take(lead, lead.feed(events.Tick(), after_s))
+        self.run()
+
+    def call(self, lead: Lead, make: Callable[[Call], events.Event], principal: str = "engine", **fields: Any) -> Any:
+        """A call and all that follows; its answer."""
+        number = lead.ask(make, principal, **fields)
+        self._take(lead, lead.done)
+        self.run()
+        return lead.answer(number)
+
+    def run(self) -> None:
+        """Carries over what is under way."""
+        while self._todo:
+            lead, action = self._todo.popleft()
+            if isinstance(action, actions.Post):
+                self.posts.append((lead, action))
+            elif isinstance(action, actions.TellEngine):
+                self.told["p" if lead is self.p else "d"].append(action.news)
+            elif type(action) in self.deaf:
+                self.lost.append((lead, action))
+            else:
+                self.sent.append(action)
+                self._carry(lead, action)
+
+    def recover(self) -> None:
+        """What got lost arrives after all."""
+        self.deaf.clear()
+        for lead, action in self.lost:
+            self._todo.append((lead, action))
+        self.lost.clear()
+        self.run()
+
+    def moved(self, count: int | None = None, **fields: Any) -> None:
+        """The oldest postings end."""
+        posts, self.posts = self.posts[:count], self.posts[count:] if count is not None else []
+        for lead, post in posts:
+            made = {"done": True, "nbytes": post.runs.total_bytes} | fields
+            self.feed(lead, events.PostingEnded(post.posting_id, **made))
+
+    # -- the calls of a push
+
+    def reserve(self, tokens: int = 32, *blocks: Sequence[int], key: bytes = KEY, **fields: Any) -> Any:
+        fields.setdefault("content", content(tokens))
+        where = blocks or [range(g.blocks_of(tokens)) for g in self.d.me.pool.groups]
+        return self.call(self.d, lambda c: events.ReserveBlocks(c, key, lists(*where), **fields))
+
+    def register(self, token: bytes, principal: str = "router", number: int = 10, call: Any = None) -> Any:
+        return self.call(
+            self.p,
+            lambda c: events.RegisterPush(
+                c, token, "r", access_id=access_id(number), reverse_access_id=access_id(number + 1)
+            ),
+            principal,
+            **(call or {}),
+        )
+
+    def finish(
+        self, tokens: int = 32, *blocks: Sequence[int], number: int = 20, call: Any = None, **fields: Any
+    ) -> Any:
+        fields.setdefault("key", KEY)
+        fields.setdefault("content", content(tokens))
+        fields.setdefault("waits_for", events.WaitsFor.REGISTRATION)
+        where = blocks or [range(g.blocks_of(tokens)) for g in self.p.me.pool.groups]
+        fields.setdefault("blocks", lists(*where))
+        fields |= {"access_id": access_id(number), "reverse_access_id": access_id(number + 1)}
+        return self.call(self.p, lambda c: events.FinishedBlocks(c, **fields), **(call or {}))
+
+    def both(self) -> tuple[Transfer, Transfer]:
+        """The newest transfer of each."""
+        return next(iter(self.p.state.transfers)), next(iter(self.d.state.transfers))
+
+    def reasons(self) -> list[Reason | None]:
+        """Why the newest transfer of each failed."""
+        return [transfer.failure.reason if transfer.failure else None for transfer in self.both()]
+
+    # -- the wire
+
+    def _lead(self, me: EngineDescription, writers: frozenset[str], **limits: Any) -> Lead:
+        lead = Lead(me)
+        lead.node = Node(Limits(**limits), writers)
+        lead.begin(me)
+        return lead
+
+    def _take(self, lead: Lead, done: list[Action]) -> None:
+        self._todo.extend((lead, action) for action in done)
+
+    def _carry(self, lead: Lead, action: Action) -> None:
+        me = lead.me
+        who = me.engine_id, me.incarnation
+        match action:
+            case actions.SendOpen(opening=opening):
+                self._rpc(
+                    lead,
+                    lambda c: events.OpenAccess(c, *who, (opening,)),
+                    lambda a: events.AccessAnswered(opening.access_id, _first(a)),
+                )
+            case actions.SendSettle(settling=settling):
+                self._rpc(
+                    lead,
+                    lambda c: events.SettleAccess(c, *who, (settling,)),
+                    lambda a: events.SettleAnswered(settling.access_id, _first(a)),
+                )
+            case actions.SendClose(closing=closing, incarnation=incarnation):
+                self._rpc(
+                    lead,
+                    lambda c: events.CloseAccess(c, me.engine_id, incarnation, (closing,)),
+                    lambda a: events.CloseAnswered(closing.access_id, answered=_knows(a)),
+                )
+            case actions.SendParts(access_id=write_access, parts=parts):
+                self._rpc(
+                    lead,
+                    lambda c: events.PartsReady(c, *who, write_access, parts),
+                    lambda a: events.PartsAnswered(write_access, _error(a)),
+                )
+            case actions.SendRegister(transfer_id=transfer_id, token=token, request_id=request_id):
+                self._rpc(
+                    lead,
+                    lambda c: events.RegisterPush(c, token, request_id, access_id(30), access_id(31)),
+                    lambda a: events.RegisterAnswered(transfer_id, _error(a)),
+                )
+
+    def _rpc(self, lead: Lead, make: Callable[[Call], events.Event], answered: Callable[[Any], events.Event]) -> None:
+        there = self.other(lead)
+        number = there.ask(make, principal="peer")
+        self._take(there, there.done)
+        try:
+            answer = there.answer(number)
+        except KVGrpcError as error:
+            answer = error
+        if answer is not None:
+            self._take(lead, lead.feed(answered(answer)))
+
+
+def _first(answer: Any) -> Any:
+    return answer if isinstance(answer, KVGrpcError) else answer.rows[0]
+
+
+def _error(answer: Any) -> KVGrpcError | None:
+    return answer if isinstance(answer, KVGrpcError) else None
+
+
+def _knows(answer: Any) -> bool:
+    return not isinstance(answer, KVGrpcError) or answer.reason is Reason.NO_HANDSHAKE
+
+
+UNREACHABLE = Unavailable(Reason.PEER_UNREACHABLE, "no answer")

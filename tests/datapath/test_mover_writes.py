@@ -1,0 +1,183 @@
+"""Movers of sources and of targets: postings that write, and what ends a peer's writes."""
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.loopback import Faults, LoopbackPath
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, Rekeyed
+from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank
+from tests.datapath.peers import GUARD, Bytes, content, expected, runs_of
+
+DONE, FAILED, UNPROVED = PostingState.DONE, PostingState.FAILED, PostingState.UNPROVED
+WRITE = Operation.WRITE
+KEY = "source"  # where AT_SOURCE leads
+
+
+@pytest.fixture
+def peer() -> Iterator[Bytes]:
+    """The memory of a peer in this process."""
+    memory = content(1, NBYTES)
+    path = LoopbackPath(PrivateMemory.of(memory), KEY)
+    yield memory
+    path.close()
+
+
+@pytest.mark.parametrize("limit", [{}, {"bandwidth_limit_bytes_per_s": 64.0 * NBYTES}], ids=["at once", "in slices"])
+def test_a_write_moves_the_own_bytes_into_the_peer_s_memory_and_no_others(peer: Bytes, limit: dict[str, float]) -> None:
+    rank = Rank(lambda memory: [LoopbackPath(memory, "own")], **limit)
+    rank.bytes[:] = content(2, NBYTES)
+    runs = runs_of((10, 20, 300_000), (400_000, 999_999, 24))
+    before = peer.copy()
+    rank.connect("p", AT_SOURCE)
+    rank.mover.post("a", "p", runs, WRITE)
+    ended = rank.next(PostingEnded)
+    assert (ended.state, ended.nbytes, ended.quiesced) == (DONE, 300_024, True)
+    assert np.array_equal(peer, expected(before, content(2, NBYTES), runs))
+    assert np.array_equal(rank.bytes, content(2, NBYTES))
+    assert rank.mover.close(0.0)
+
+
+def test_a_run_out_of_range_of_either_side_fails_the_write_and_touches_nothing(linked: Rank) -> None:
+    for bad in ((NBYTES, 0, 1), (0, NBYTES, 1), (-1, 0, 1), (0, 0, -1)):
+        linked.mover.post("a", "p", runs_of((0, 0, 4096), bad), WRITE)
+        ended = linked.next(PostingEnded)
+        assert (ended.state, ended.nbytes, ended.wire_s, ended.quiesced) == (FAILED, 0, 0.0, True)
+    linked.mover.post("a", "p", WHOLE)
+    linked.next(PostingEnded)
+    assert np.array_equal(linked.bytes, content(1, NBYTES))
+
+
+def test_a_write_by_a_path_on_which_only_the_destination_moves_fails_before_anything_starts() -> None:
+    held = Held()
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE, WRITE)
+    ended = rank.next(PostingEnded)
+    assert (ended.state, ended.wire_s, ended.quiesced) == (FAILED, 0.0, True)
+    assert "by held no rank writes another's memory" in ended.error
+    assert not held.wakes
+    assert rank.mover.close(0.0)
+
+
+def test_a_write_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Rank, faults: Faults) -> None:
+    faults.fail_after_bytes = 1
+    linked.mover.post("a", "p", WHOLE, WRITE)
+    ended = linked.next(PostingEnded)
+    assert (ended.state, ended.quiesced) == (FAILED, True)
+    faults.fail_after_bytes = None
+    linked.mover.post("a", "p", WHOLE, WRITE)
+    assert linked.next(PostingEnded).state is DONE
+
+
+def test_an_end_that_leaves_bytes_on_their_way_is_a_failure_that_is_not_quiesced_and_closes_all_the_same() -> None:
+    held = HeldWritten()
+    held.state = UNPROVED
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE, WRITE)
+    ended = rank.next(PostingEnded)
+    assert (ended.state, ended.error, ended.quiesced) == (FAILED, "failed as told", False)
+    rank.mover.disconnect("h")
+    assert rank.next(Disconnected).error == "bytes of a write may still land in the peer's memory"
+    assert held.remote_closed
+    assert rank.mover.close(0.0)
+
+
+# ---- the target
+
+
+def test_a_rekey_ends_postings_and_peers_and_says_so_after_them() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE)
+    rank.mover.rekey()
+    ended = rank.next(PostingEnded)
+    assert (ended.posting, ended.state, ended.quiesced) == ("a", FAILED, True)
+    assert rank.next(Disconnected) == Disconnected("h")
+    assert rank.next(Rekeyed) == Rekeyed()
+    assert held.rekeyed == 1
+    rank.mover.post("a", "h", WHOLE)
+    assert rank.next(PostingEnded).error == "the peer h is not connected"
+    rank.mover.connect("h", RankEndpoint(0), ["held"])
+    rank.next(Connected)
+    rank.mover.offer("again")
+    rank.next(Offered)
+    assert rank.mover.close(0.0)
+
+
+def test_a_rekey_that_a_peer_s_write_may_outlive_says_why() -> None:
+    held = HeldWritten()
+    held.late_writes = "nobody knows"
+    rank = held_rank(held)
+    rank.mover.rekey()
+    rank.next(Disconnected)
+    assert rank.next(Rekeyed) == Rekeyed("nobody knows")
+    assert rank.mover.close(0.0)
+
+
+def test_a_rekey_that_breaks_proves_nothing_and_the_mover_goes_on() -> None:
+    held = HeldWritten()
+    held.break_at = "rekey"
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE)
+    rank.mover.rekey()
+    assert not rank.next(PostingEnded).quiesced
+    rank.next(Disconnected)
+    assert rank.next(Rekeyed).error == "held could not be re-keyed: rekey is broken"
+    rank.mover.offer("still there")
+    rank.next(Offered)
+    assert rank.mover.close(0.0)
+
+
+def test_a_rekey_leaves_paths_alone_by_which_no_peer_writes() -> None:
+    rank = held_rank(Held())
+    rank.mover.rekey()
+    assert rank.next(Rekeyed) == Rekeyed()
+    rank.mover.post("a", "h", WHOLE)
+    assert rank.mover.close(0.0)
+    assert rank.next(PostingEnded).error == "the mover was closed before the posting ended"
+
+
+def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(linked: Rank, faults: Faults) -> None:
+    target = Rank(lambda memory: [LoopbackPath(memory, "target")])
+    at_target = RankEndpoint(0, loopback=LoopbackEndpoint("target", NBYTES))
+    linked.connect("t", at_target)
+    faults.begin = threading.Event()
+    linked.mover.post("a", "t", WHOLE, WRITE)
+    target.mover.rekey()
+    assert target.next(Rekeyed) == Rekeyed()
+    faults.begin.set()
+    assert linked.next(PostingEnded).state is FAILED
+    linked.mover.post("b", "t", WHOLE, WRITE)
+    assert "is gone" in linked.next(PostingEnded).error
+    assert (target.bytes == GUARD).all()
+    linked.mover.disconnect("t")
+    linked.next(Disconnected)
+    linked.bytes[:] = content(2, NBYTES)
+    linked.connect("t", at_target)
+    linked.mover.post("c", "t", WHOLE, WRITE)
+    assert linked.next(PostingEnded).state is DONE
+    assert np.array_equal(target.bytes, content(2, NBYTES))
+    assert target.mover.close(0.0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "late", "at_rest"),
+    [(WRITE, "nobody knows", False), (WRITE, "", True), (Operation.READ, "nobody knows", True)],
+)
+def test_memory_is_at_rest_after_close_unless_a_write_is_expected_that_may_outlive_it(
+    operation: Operation, late: str, at_rest: bool
+) -> None:
+    held = HeldWritten()
+    held.late_writes = late
+    rank = held_rank(held)
+    rank.mover.expect("over", WRITE)
+    rank.mover.unexpect("over")
+    rank.mover.expect("open", operation)
+    assert rank.mover.close(0.0) is at_rest
+    assert (rank.bytes == GUARD).all()

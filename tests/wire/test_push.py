@@ -1,0 +1,118 @@
+"""Messages of a push: what one lead says is what the other one hears."""
+
+import numpy as np
+import pytest
+
+from kvgrpc.core import events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.content import Content
+from kvgrpc.core.content import chain as make_chain
+from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.wire import accesses, requests
+
+LIMIT = 1_000
+CALL = events.Call(1, "engine", "")
+CALLER = peer_pb2.Caller(engine_id="p", incarnation=7)
+ACCESS, REVERSE = b"a" * 16, b"r" * 16
+CHAIN = make_chain(range(40))
+OPAQUE = Content(40, opaque=b"prompt")
+
+
+@pytest.mark.parametrize("content", [CHAIN, OPAQUE], ids=["chain", "opaque"])
+def test_the_opening_of_a_push_arrives_as_it_was_sent(content: Content) -> None:
+    opening = Opening(ACCESS, b"token", None, "t-1", "req", ("shm",), REVERSE, content, 3)
+    sent = accesses.open_request(CALLER, opening)
+    (heard,) = requests.open_access(peer_pb2.OpenAccessRequest.FromString(sent.SerializeToString()), CALL).openings
+    assert heard == opening
+
+
+def test_the_content_of_a_push_is_no_list_of_tokens() -> None:
+    row = peer_pb2.AccessOpening(push_content=common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=[1])))
+    with pytest.raises(InvalidRequest):
+        requests.open_access(peer_pb2.OpenAccessRequest(openings=[row]), CALL)
+
+
+def test_what_a_source_settles_arrives_as_it_was_sent() -> None:
+    settling = events.Settling(ACCESS, False, 99, 2, ((0, 4), (8, 2)))
+    sent = accesses.settle_request(CALLER, settling)
+    (heard,) = requests.settle_access(sent, CALL).settlings
+    assert heard == settling
+
+
+def test_a_closing_says_why() -> None:
+    closing = events.Closing(ACCESS, False, True, b"token", "the prefill was aborted")
+    (heard,) = requests.close_access(accesses.close_request(CALLER, closing), CALL).closings
+    assert heard == closing
+
+
+def test_parts_arrive_as_they_were_sent() -> None:
+    parts = (
+        events.ReadyPart(0, ((0, np.array([4, 5, 9])), (1, np.array([7]))), (0, 2), False),
+        events.ReadyPart(1, ((0, np.array([1])),), None, True),
+    )
+    heard = requests.parts_ready(accesses.parts_request(CALLER, ACCESS, parts), CALL, LIMIT)
+    assert (heard.engine_id, heard.incarnation, heard.access_id) == ("p", 7, ACCESS)
+    for sent, part in zip(parts, heard.parts, strict=True):
+        assert (part.number, part.layers, part.last) == (sent.number, sent.layers, sent.last)
+        for (group, ids), (group_heard, ids_heard) in zip(sent.blocks, part.blocks, strict=True):
+            assert group == group_heard
+            assert ids.tolist() == ids_heard.tolist()
+
+
+def test_a_part_of_no_layers_is_refused() -> None:
+    part = peer_pb2.ReadyPart(layers=common_pb2.LayerRange(first=3))
+    with pytest.raises(InvalidRequest) as refused:
+        requests.parts_ready(peer_pb2.PartsReadyRequest(parts=[part]), CALL, LIMIT)
+    assert [violation.field for violation in refused.value.violations] == ["layers.count"]
+
+
+def finish(**fields: object) -> events.FinishedBlocks:
+    request = handoff_pb2.FinishedBlocksRequest(waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, **fields)  # type: ignore[arg-type]
+    return requests.finished_blocks(request, CALL, "", LIMIT)
+
+
+def test_a_part_of_a_push_needs_neither_content_nor_to_be_the_last() -> None:
+    part = finish(layers=common_pb2.LayerRange(first=4, count=2), part_epoch=5)
+    assert part.waits_for is events.WaitsFor.REGISTRATION
+    assert (part.content, part.last, part.layers, part.part_epoch, part.failure) == (None, False, (4, 2), 5, "")
+
+
+def test_every_part_brings_access_ids_that_nobody_can_guess() -> None:
+    first, second = finish(), finish()
+    ids = [first.access_id, first.reverse_access_id, second.access_id, second.reverse_access_id]
+    assert len(set(ids)) == 4
+    assert {len(id_) for id_ in ids} == {16}
+
+
+def test_a_source_that_cannot_deliver_says_so_even_without_words() -> None:
+    assert finish(failure=common_pb2.Failure(message="aborted")).failure == "aborted"
+    assert finish(failure=common_pb2.Failure()).failure
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"last": False}, {"last": True, "part_epoch": 1}, {"last": True, "layers": common_pb2.LayerRange(count=1)}],
+)
+def test_for_readers_a_hand_over_is_one_part(fields: dict[str, object]) -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        requests.finished_blocks(handoff_pb2.FinishedBlocksRequest(**fields), CALL, "", LIMIT)  # type: ignore[arg-type]
+    assert refused.value.reason is Reason.WAITS_FOR_MISMATCH
+
+
+def test_a_reservation_names_its_source_or_none() -> None:
+    request = handoff_pb2.ReserveBlocksRequest(transfer_key=b"k" * 16)
+    assert requests.reserve_blocks(request, CALL, "", LIMIT).source is None
+    request.source.address, request.source.engine_id = "127.0.0.1:1", "p"
+    assert requests.reserve_blocks(request, CALL, "", LIMIT).source == events.PushSource("127.0.0.1:1", "p")
+    request.source.address = ""
+    with pytest.raises(InvalidRequest):
+        requests.reserve_blocks(request, CALL, "", LIMIT)
+
+
+def test_a_registration_takes_a_grant() -> None:
+    with pytest.raises(InvalidRequest):
+        requests.register_push(handoff_pb2.RegisterPushRequest(), CALL)
+    request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"token"))
+    assert requests.register_push(request, CALL).token == b"token"
