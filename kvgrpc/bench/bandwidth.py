@@ -9,7 +9,7 @@ from typing import Any
 
 from kvgrpc.bench.hosts import Host, HostFailed
 from kvgrpc.bench.plan import Case, Plan
-from kvgrpc.bench.pulls import Puller
+from kvgrpc.bench.pulls import Pulled, Puller
 from kvgrpc.bench.result import CaseResult
 from kvgrpc.errors import InternalError, Reason
 
@@ -25,6 +25,8 @@ class Move:
     """Seconds that one case took by one way, in one round."""
 
     ours: float
+    wire: float
+    """Of ours, the part in which postings were in flight."""
     memcpy: float
     nixl: dict[str, float]
     """By mode; empty without NIXL."""
@@ -152,7 +154,7 @@ class Bandwidth:
     async def _measure(self, case: Case, puller: Puller, pairs: dict[str, RawPair]) -> CaseResult:
         self._progress(f"{case.data_path} {case.blocks} x {case.block_bytes >> 10} KB {case.layout}")
         self._baseline.ask("fill")
-        _, descriptors = await self._pull(case, puller)
+        descriptors = (await self._pull(case, puller)).transfer.paths[0].descriptors
         if not self._baseline.ask("check", case=case.to_json())["equal"]:
             raise InternalError(Reason.INTERNAL, f"a pull over {case.data_path} moved other bytes than it was to move")
         # The first round of each way is slower by what it maps and connects, and is not counted.
@@ -165,21 +167,21 @@ class Bandwidth:
     async def _round(self, case: Case, puller: Puller, pairs: dict[str, RawPair]) -> Move:
         """Each way once; ours between the baselines, so that what drifts favours nobody."""
         memcpy = self._baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
-        ours, _ = await self._pull(case, puller)
+        ours = await self._pull(case, puller)
         nixl = {mode: pair.read(case) for mode, pair in pairs.items()}
         uncoalesced = {}
         if case.layout == "contiguous" and case.block_bytes == min(self._plan.block_bytes):
             uncoalesced = {mode: pair.read(case, coalesced=False) for mode, pair in pairs.items()}
-        return Move(ours, memcpy, nixl, uncoalesced)
+        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, uncoalesced)
 
-    async def _pull(self, case: Case, puller: Puller) -> tuple[float, int]:
-        """Seconds and descriptors of one pull of ours."""
+    async def _pull(self, case: Case, puller: Puller) -> Pulled:
+        """One pull of ours."""
         grant = await puller.hand_over(case.ids("source"))
         pulled = await puller.pull(grant, case.ids("destination"))
         path = pulled.transfer.paths[0]
         if path.data_path != case.data_path:
             raise InternalError(Reason.INTERNAL, f"the servers moved over {path.data_path}, not {case.data_path}")
-        return pulled.seconds, path.descriptors
+        return pulled
 
 
 def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> CaseResult:
@@ -194,6 +196,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> CaseR
         threads=case.threads,
         descriptors=descriptors,
         gbps=gbps(lambda move: move.ours),
+        control_ms=statistics.median(move.ours - move.wire for move in moves) * 1e3,
         memcpy_gbps=gbps(lambda move: move.memcpy),
         ratio_memcpy=statistics.median(move.memcpy / move.ours for move in moves),
         raw_nixl_gbps=gbps(lambda move: move.nixl[mode]) if mode else None,

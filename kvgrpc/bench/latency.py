@@ -23,7 +23,7 @@ _SETTLE_DOWN_S = 0.5
 _AT_ONCE = 50
 SWITCH_S = 0.0002
 """Switch interval of the interpreter for the busy figures. With Python's own 5 ms every thread of the server waits so
-long whenever it has something to do: seven times in a pull, where 0.2 ms cost the busy thread a few percent."""
+long whenever it has something to do. Both are measured."""
 LEASES_RENEWED = 1_000
 
 
@@ -57,11 +57,20 @@ class Latency:
         """Pulls of one block by a client in a process of its own."""
         await puller.one_block(_WARM)
         self._destination.ask("stamps")
+        used = self._processor_s()
         pulled = await puller.one_block(self._plan.pulls)
+        spent = [after - before for before, after in zip(used, self._processor_s(), strict=True)]
+        for who, seconds in zip(("source", "destination", "client"), spent, strict=True):
+            found.details[f"processor_ms_{who}"] = seconds / self._plan.pulls * 1e3
         ends = self._destination.ask("stamps")["ended_ns"]
         tails = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ends, strict=True)]
         found.one_block_pull_ms_p50 = statistics.median(one.seconds * 1e3 for one in pulled)
         found.completion_to_waiter_ms_p50 = statistics.median(tails)
+
+    def _processor_s(self) -> list[float]:
+        """Processor time so far of the source, the destination and this process, the client."""
+        servers = [host.ask("processor_s")["seconds"] for host in (self._source, self._destination)]
+        return [*servers, time.process_time()]
 
     def _embedded(self, source: str, found: Result) -> None:
         """Pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""

@@ -31,6 +31,10 @@ class Pulled:
     """When the waiter was back, on the system's monotonic clock."""
     transfer: transfer_pb2.Transfer
 
+    def phase_s(self, name: str) -> float:
+        """How long a phase of the transfer took; 0 where it had none of that name."""
+        return sum(phase.duration.ToNanoseconds() for phase in self.transfer.phases if phase.name == name) / 1e9
+
 
 class Puller:
     """Calls both servers from the running event loop. Use it as a context manager."""

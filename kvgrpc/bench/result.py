@@ -30,6 +30,8 @@ class CaseResult:
     descriptors: int
     gbps: float
     """10^9 bytes a second, from the call to the woken waiter."""
+    control_ms: float
+    """Of one pull, all but the time in which postings were in flight."""
     memcpy_gbps: float
     ratio_memcpy: float
     raw_nixl_gbps: float | None = None

@@ -30,7 +30,7 @@ def _cases(found: Result) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("path", "blocks", "layout"):
         table.add_column(column, no_wrap=True)
-    for column in ("threads", "runs", "GB/s", "memcpy", "ratio", "raw NIXL", "ratio"):
+    for column in ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio"):
         table.add_column(column, justify="right", no_wrap=True)
     for case in found.cases:
         targets = {target.name: target for target in case_targets(case)}
@@ -41,6 +41,7 @@ def _cases(found: Result) -> Table:
             str(case.threads),
             str(case.descriptors),
             f"{case.gbps:.1f}",
+            f"{case.control_ms:.1f}",
             f"{case.memcpy_gbps:.1f}",
             _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
             "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",

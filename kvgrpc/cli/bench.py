@@ -30,6 +30,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str, typer.Option(help="What to measure.")] = "bandwidth,latency,leases",
     repeats: Annotated[int | None, typer.Option(help="Pairs for each ratio. Default 9; with --quick 3.")] = None,
+    pool_mb: Annotated[int | None, typer.Option(help="MB that each pull moves. Default 256; with --quick 4.")] = None,
     copy_threads: Annotated[int, typer.Option(help="Threads that copy for shm and cma.")] = 2,
     quick: Annotated[bool, typer.Option("--quick", help="Little data: shows that it works, not how fast.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")] = False,
@@ -37,9 +38,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 ) -> None:
     """Measure pulls of 256 MB between two servers on this machine, beside memcpy and raw NIXL on the same memory.
 
-    Takes some minutes and about 600 MB. Every ratio is the median over pairs that were measured one right after the
-    other, so that it holds on a machine that does other things, too; single times do not: the load is printed beside
-    them.
+    Takes some minutes, and memory for two pools. Every ratio is the median over pairs that were measured one right
+    after the other, so that it holds on a machine that does other things, too; single times do not: the load is printed
+    beside them.
 
     Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
     """
@@ -48,10 +49,15 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     from kvgrpc.config import DATA_PATHS
 
     base = QUICK if quick else Plan()
+    pool_bytes = base.pool_bytes if pool_mb is None else pool_mb << 20
+    block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes)
+    if pool_bytes <= 0 or any(pool_bytes % size for size in block_bytes):
+        _fail("--pool-mb: a multiple of the block sizes, such as 256")
     plan = replace(
         base,
         data_paths=_choice("data-paths", data_paths, DATA_PATHS),
-        block_bytes=base.block_bytes if sizes is None else _sizes(sizes, base.pool_bytes),
+        block_bytes=block_bytes,
+        pool_bytes=pool_bytes,
         layouts=_choice("layouts", layouts, LAYOUTS),
         parts=_choice("parts", parts, PARTS),
         repeats=base.repeats if repeats is None else max(repeats, 1),

@@ -15,8 +15,8 @@ from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Preconditi
 
 Ids = NDArray[np.int64]
 TABLE_BLOCKS_PER_ID = 64
-"""Ids are told apart by a table up to this size, twenty times as fast as by sorting. The bound of the ids may come from
-a peer, so that a table of any size is not ours to make.
+"""Ids are told apart by a table up to this size: for thousands of ids 8 to 20 times as fast as by sorting. The bound of
+the ids may come from a peer, so that a table of any size is not ours to make.
 """
 
 

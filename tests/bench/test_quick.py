@@ -14,7 +14,24 @@ from kvgrpc.cli.app import app
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 """Seconds on an idle machine: seven processes, four of which load NIXL."""
-CASE = {"datapath", "block_bytes", "blocks", "layout", "threads", "gbps", "ratio_memcpy", "ratio_raw_nixl"}
+CASE = {
+    "datapath",
+    "block_bytes",
+    "blocks",
+    "layout",
+    "threads",
+    "gbps",
+    "control_ms",
+    "ratio_memcpy",
+    "ratio_raw_nixl",
+}
+DETAILS = {
+    "processor_ms_source",
+    "processor_ms_destination",
+    "processor_ms_client",
+    "one_block_pull_empty_ms",
+    "busy_5ms_one_block_pull_ms_p50",
+}
 FIGURES = {
     "one_block_pull_ms_p50",
     "one_block_pull_ms_p50_busy",
@@ -48,10 +65,21 @@ def test_every_figure_is_measured_and_named() -> None:
     assert all(is_measured(case[name]) for name in CASE - {"datapath", "layout"}), case
     assert said.keys() >= FIGURES
     assert all(is_measured(said[name]) for name in FIGURES), said
+    assert all(is_measured(said["details"][name]) for name in DETAILS), said["details"]
     assert said["quick"] is True
 
 
-@pytest.mark.parametrize("flags", [("--data-paths", "pigeon"), ("--sizes", "5"), ("--layouts", ""), ("--parts", "all")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--data-paths", "pigeon"),
+        ("--sizes", "5"),
+        ("--pool-mb", "0"),
+        ("--pool-mb", "-4"),
+        ("--layouts", ""),
+        ("--parts", "all"),
+    ],
+)
 def test_a_choice_that_is_none_is_refused_before_anything_starts(flags: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["bench", "pull", "--quick", *flags])
     assert result.exit_code == 2

@@ -1,18 +1,14 @@
 """A pull over each data path, between two processes: the right bytes, in the right blocks, and only there."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, transfer_pb2
-from tests.service.conftest import Start, starting
+from tests.e2e.conftest import Pair, begin, scattered
+from tests.service.conftest import Start
 from tests.service.engines import (
     CANCELLED,
     FAILED,
     QUARANTINED,
     RETURNED,
     SUCCEEDED,
-    Engine,
     into,
     memory_unchanged,
     wait_until,
@@ -20,49 +16,9 @@ from tests.service.engines import (
 from tests.service.values import content, prompt
 
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
-# Name of the case: flags of both servers, environment.
-PATHS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "shm": (("--data-paths", "shm"), {}),
-    "cma": (("--data-paths", "cma"), {}),
-    "nixl": (("--data-paths", "nixl"), {}),
-    "nixl-tcp": (("--data-paths", "nixl"), {"UCX_TLS": "tcp"}),
-}
 
 
-def begin(start: Start, path: str, *slow: str) -> tuple[Engine, Engine]:
-    flags, environment = PATHS[path]
-    source, destination = start(flags, (*flags, *slow), **environment)
-    return source, destination
-
-
-@pytest.fixture(scope="module", params=PATHS)
-def path(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module")
-def shared(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
-    """Two servers for all tests of a data path."""
-    with starting(tmp_path_factory.mktemp("pair")) as start:
-        yield begin(start, path)
-
-
-@pytest.fixture
-def pair(shared: tuple[Engine, Engine]) -> Iterator[tuple[Engine, Engine]]:
-    """Source and destination, with nothing in them."""
-    yield shared
-    for engine in reversed(shared):
-        engine.reset()
-
-
-def scattered(engine: Engine, count: int) -> list[int]:
-    """Blocks with gaps, in no order: nothing may rely on long runs."""
-    ids = engine.allocate(2 * count)
-    return ids[::2][::-1]
-
-
-def test_a_pull_brings_exactly_the_bytes_of_the_offer(pair: tuple[Engine, Engine], path: str) -> None:
+def test_a_pull_brings_exactly_the_bytes_of_the_offer(pair: Pair, path: str) -> None:
     source, destination = pair
     tokens = prompt(20 * 16 - 5)
     for seed, (here, there) in enumerate([(source, destination), (destination, source)]):
@@ -80,7 +36,7 @@ def test_a_pull_brings_exactly_the_bytes_of_the_offer(pair: tuple[Engine, Engine
         assert here.wait(handed.transfer.transfer_id).state == SUCCEEDED
 
 
-def test_what_the_consumer_holds_or_does_not_want_is_not_moved(pair: tuple[Engine, Engine]) -> None:
+def test_what_the_consumer_holds_or_does_not_want_is_not_moved(pair: Pair) -> None:
     source, destination = pair
     tokens = prompt(100)
     blocks = source.allocate(7)

@@ -1,37 +1,11 @@
 """Pushes between two processes: blocks that D reserved are filled as soon as P has them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
-from tests.e2e.test_data_paths import PATHS, begin, scattered
-from tests.service.conftest import starting
+from tests.e2e.conftest import Pair, scattered
 from tests.service.engines import CANCELLED, FAILED, RETURNED, SUCCEEDED, Engine
 from tests.service.values import content, dur, group, new_key, prompt
-
-Pair = tuple[Engine, Engine]
-
-
-@pytest.fixture(scope="module", params=PATHS)
-def path(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module")
-def shared(path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Two servers for all tests of a data path."""
-    with starting(tmp_path_factory.mktemp("pair")) as start:
-        yield begin(start, path)
-
-
-@pytest.fixture
-def pair(shared: Pair) -> Iterator[Pair]:
-    """Source and destination, with nothing in them."""
-    yield shared
-    for engine in reversed(shared):
-        engine.reset()
 
 
 def reserve(
