@@ -79,7 +79,7 @@ class Access:
     stale: Reason | None = None
     verdict: Verdict | None = None
     waiting_for: str = ""
-    """What a WAITING access misses: lease, step, liveness."""
+    """What a WAITING access misses: lease, step, liveness, postings."""
     kind: Kind = Kind.READ
     settled: int = 0
     """How many parts were settled under it."""

@@ -296,6 +296,8 @@ class Post:
     runs: Runs
     transfer_id: str
     operation: Operation = Operation.READ
+    fills: str = ""
+    """The peer's transfer whose blocks are filled, of a WRITE."""
 
 
 @dataclass(frozen=True)
@@ -353,6 +355,16 @@ class BlocksReturned:
 
 
 @dataclass(frozen=True)
+class PartsReturned:
+    """For the engine: the blocks of parts that were replaced are its own again. Their push goes on."""
+
+    transfer_id: str
+    request_id: str
+    lease_id: str
+    """The lease that ended."""
+
+
+@dataclass(frozen=True)
 class LayersReceived:
     """For the engine: all blocks of these layers are there, provisionally: nothing computed from them leaves the
     engine before Received. Each one replaces the last: one with fewer layers says that the prefill started over, and
@@ -365,7 +377,7 @@ class LayersReceived:
     part_epoch: int
 
 
-EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned
+EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
 
 
 @dataclass(frozen=True)

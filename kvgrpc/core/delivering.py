@@ -21,7 +21,7 @@ from kvgrpc.core.events import (
     Settling,
 )
 from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.grants import Claims, mint
+from kvgrpc.core.grants import Claims, mint, read_claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
 from kvgrpc.core.landing import Landing
 from kvgrpc.core.layout import GroupKind
@@ -127,7 +127,7 @@ class Deliveries:
         if landing is None or landing.stage is not Stage.RENDEZVOUS or event.error is None:
             return
         if event.retryable:
-            self._state.timers.set(Timer.OPEN_RETRY, landing.transfer_id, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.OPEN_RETRY, landing.name, self._state.now + RETRY_DELAY_S)
         else:
             self._ends.fail(landing, event.error)
 
@@ -151,13 +151,17 @@ class Deliveries:
 
     # -- accesses of sources
 
-    def missing(self, access: Access) -> bool:
+    def misses_step(self, access: Access) -> bool:
         """Whether an opening must wait for the engine's step: the source would write too early."""
         landing = self._landing(access)
         return not access.opening.reverse_access_id and landing.after_step > self._state.step_done()
 
-    def open(self, access: Access) -> None:
-        """Opens a WAITING access. Raises what refuses it, before anything changed."""
+    def misses_postings(self, access: Access) -> bool:
+        """Whether an opening must wait for our own postings, of parts that it replaces."""
+        return bool(self._landing(access).postings)
+
+    def check(self, access: Access) -> None:
+        """Raises what refuses the opening of a WAITING access."""
         state = self._state
         landing = self._landing(access)
         opening = access.opening
@@ -166,11 +170,23 @@ class Deliveries:
         states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
         if states and opening.push_content.tokens != landing.claim.tokens:
             raise OutOfRange(Reason.CONTENT_RANGE, "the pool holds states, which stand for the whole prompt only")
-        if landing.stage is not Stage.RENDEZVOUS:
+        if landing.write_access and (access.peer != landing.peer or opening.part_epoch == landing.part_epoch):
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
+        if landing.write_access and opening.part_epoch < landing.part_epoch:
+            raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
         reverse = opening.reverse_access_id
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
+
+    def open(self, access: Access) -> None:
+        """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
+        state = self._state
+        landing = self._landing(access)
+        opening = access.opening
+        reverse = opening.reverse_access_id
+        assert opening.push_content is not None
+        if landing.write_access:
+            self._replace(landing)
         peer = state.peers[access.peer]
         access.move(AccessState.OPEN)
         state.emit(Expect(access.owner, open=True))
@@ -179,17 +195,18 @@ class Deliveries:
         self._table.bind(landing, peer.key)
         landing.claims = _claims_of(peer.description, landing.claims.transfer_key)
         if reverse:
-            landing.parts = Parts(peer.description.pool, opening.push_content.tokens)
+            landing.begin(peer.description.pool, opening.push_content.tokens)
         else:
             landing.writers[access.id] = peer.key
             self._writers[access.id] = landing
         self._table.index_access(landing, reverse or access.id)
         landing.move(Stage.OPEN)
-        state.timers.clear(Timer.OPEN_RETRY, landing.transfer_id)
+        state.timers.clear(Timer.OPEN_RETRY, landing.name)
+        transfer = state.transfers.get(landing.transfer_id)
         state.change(
             landing.transfer_id,
-            state=State.PENDING if reverse else State.ACTIVE,
-            phases=state.transfers.get(landing.transfer_id).phase_started("queue", state.now),
+            state=transfer.state if reverse else State.ACTIVE,
+            phases=transfer.phases if landing.rounds else transfer.phase_started("queue", state.now),
             waiting_for="parts",
             peer_engine_id=peer.description.engine_id,
             peer_incarnation=peer.description.incarnation,
@@ -207,7 +224,7 @@ class Deliveries:
             blocks=tuple(enumerate(landing.destination)),
             token_count=landing.claim.tokens,
             offer_tokens=landing.claim.tokens,
-            remaining_s=max((state.timers.when(Timer.REGISTRATION, landing.transfer_id) or state.now) - state.now, 0.0),
+            remaining_s=max((state.timers.when(Timer.REGISTRATION, landing.name) or state.now) - state.now, 0.0),
             ttl_s=landing.registration_timeout_s,
             memory_generation=state.pool.memory_generation,
             transfer_id=landing.transfer_id,
@@ -257,12 +274,20 @@ class Deliveries:
             landing = self._targets[access.lease_id]
             self._ends.fail_with(landing, reason, message, closed=landing.parts is None)
 
-    def refused(self, peer: Peer, claims: Claims, row: Closing) -> None:
-        """A source that opened nothing says that it cannot deliver."""
-        landing = self._targets.get(claims.lease_id)
-        if landing is not None and landing.stage is Stage.RENDEZVOUS:
+    def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
+        """A source says that it cannot deliver, before it opened anything, or anew."""
+        landing = self._targets.get(target_id)
+        if landing is None:
+            return
+        if row.quiesced:
+            for access_id in [id_ for id_, life in landing.writers.items() if life == peer.key]:
+                self._forget_writer(access_id)
+        mine = not landing.write_access or landing.peer == peer.key
+        if landing.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
             self._ends.fail_with(landing, Reason.SOURCE_FAILED, message)
+        elif landing.stage is Stage.ENDED and not landing.busy:
+            self._ends.at_rest(landing)
 
     # -- proofs
 
@@ -307,9 +332,19 @@ class Deliveries:
         self._targets.clear()
         self._writers.clear()
 
+    def _replace(self, landing: Landing) -> None:
+        """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
+        access = self._state.accesses.get(landing.write_access)
+        if access is not None and access.state is AccessState.OPEN:
+            access.stale = Reason.PREEMPTED
+            self._close(access)
+        self._forget_writer(landing.write_access)
+        self._steps.start_over(landing)
+
     def _landing(self, access: Access) -> Landing:
         landing = self._targets.get(access.lease_id)
         if landing is None or landing.stage is Stage.ENDED:
+            self._state.check_key(read_claims(access.opening.token).transfer_key)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return landing
 

@@ -79,10 +79,6 @@ class FinishedBlocks:
     """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower ones."""
     failure: str = ""
     """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
-    access_id: bytes = b""
-    """16 random bytes: the WRITE access that the push opens at its destination, if this event begins an epoch."""
-    reverse_access_id: bytes = b""
-    """16 random bytes: the READ access for its destination, if that moves the bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +94,9 @@ class RegisterPush:
     """The WRITE grant."""
     request_id: str = ""
     access_id: bytes = b""
-    """16 random bytes, as in FinishedBlocks: used if this event comes before the first part."""
+    """16 random bytes: the WRITE access that is opened at the destination."""
     reverse_access_id: bytes = b""
+    """16 random bytes: the READ access for the destination, if that moves the bytes."""
 
 
 @dataclass(frozen=True)

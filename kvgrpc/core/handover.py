@@ -6,7 +6,7 @@ ends, in the same step, its pins, the accesses that stand on it, and the transfe
 
 from typing import Protocol
 
-from kvgrpc.core.accesses import AccessState
+from kvgrpc.core.accesses import Access, AccessState
 from kvgrpc.core.actions import (
     BlocksReturned,
     Failed,
@@ -45,6 +45,8 @@ class Pushes(Protocol):
     """The pushes from this engine."""
 
     def lease_ended(self, lease: Lease, message: str) -> bool: ...
+
+    def voided(self, lease: Lease) -> None: ...
 
 
 class HandOver:
@@ -156,7 +158,11 @@ class HandOver:
         """The engine took blocks back: whoever reads them will be told."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
-            if lease is not None and lease.live:
+            if lease is None or not lease.live:
+                continue
+            if lease.pushed:
+                self._pushes.voided(lease)
+            else:
                 self.end(lease, LeaseState.VOIDED)
 
     def find(self, ref: LeaseRef) -> Lease:
@@ -193,21 +199,26 @@ class HandOver:
         lease.end(how)
         failure = failure or _send_failure(lease)
         held = lease.pushed and self._pushes.lease_ended(lease, failure.message if failure else "")
-        state.timers.clear(Timer.LEASE, lease.id)
-        for access_id in lease.accesses:
-            access = state.accesses[access_id]
-            access.move(AccessState.STALE)
-            access.stale = END_REASON[how]
-            state.pins.drop(access.owner, PinKind.ACCESS)
-            # Its reader closes it; one that does not is not waited for longer than the longest transfer.
-            state.timers.set(Timer.ACCESS_FORGET, access_id.hex(), state.now + state.limits.lease_cap_s)
-        state.pins.drop(lease.id, PinKind.LEASE)
-        state.leases.ended(lease)
-        lease.forget_blocks()
+        self._close(lease, END_REASON[how])
         if lease.transfer_id:
             self._end_send(lease, failure, cancelled=cancelled, held=held)
         else:
             state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
+
+    def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
+        """Ends the live lease of parts that were replaced; its push goes on. `reason` is what its readers are told."""
+        lease.end(how)
+        self._close(lease, reason)
+
+    def outdate(self, access: Access, reason: Reason) -> None:
+        """Whatever is read under an open access from now on is not vouched for."""
+        state = self._state
+        access.move(AccessState.STALE)
+        access.stale = reason
+        state.pins.drop(access.owner, PinKind.ACCESS)
+        state.leases.get(access.lease_id).closed(access.id)
+        # Its reader closes it; one that does not is not waited for longer than the longest transfer.
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
 
     def view(self, lease: Lease) -> LeaseView:
         """The lease as it is now."""
@@ -230,6 +241,16 @@ class HandOver:
             trace=lease.trace,
             labels=lease.labels,
         )
+
+    def _close(self, lease: Lease, reason: Reason) -> None:
+        """Nothing stands on an ended lease any more."""
+        state = self._state
+        state.timers.clear(Timer.LEASE, lease.id)
+        for access_id in list(lease.accesses):
+            self.outdate(state.accesses[access_id], reason)
+        state.pins.drop(lease.id, PinKind.LEASE)
+        state.leases.ended(lease)
+        lease.forget_blocks()
 
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
         """Everything that can be wrong with a hand-over, before anything changes."""
@@ -355,7 +376,8 @@ def _send_failure(lease: Lease) -> Failure | None:
     reason = Reason.CANCELLED if lease.state is LeaseState.DONE else END_REASON[lease.state]
     if lease.pushed and lease.state is LeaseState.EXPIRED:
         reason = Reason.REGISTRATION_TIMEOUT
-    return Failure(reason, messages[lease.state], "readers", Side.SOURCE, next=Next.RECOMPUTE)
+    message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
+    return Failure(reason, message, "readers", Side.SOURCE, next=Next.RECOMPUTE)
 
 
 def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:

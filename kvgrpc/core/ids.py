@@ -31,6 +31,12 @@ def mint_lease_id(secret: bytes, incarnation: int, minter: str, number: int) -> 
     return f"l-{format_incarnation(incarnation)}-{digest}"
 
 
+def next_access_ids(secret: bytes, access_id: bytes) -> tuple[bytes, bytes]:
+    """Two access ids that follow a random one. Only a holder of the session's secret can predict them."""
+    digest = hmac.new(secret, b"access|" + access_id, hashlib.sha256).digest()
+    return digest[:ACCESS_ID_BYTES], digest[ACCESS_ID_BYTES : 2 * ACCESS_ID_BYTES]
+
+
 def peer_key(engine_id: str, incarnation: int) -> str:
     """One life of one engine, as a key for ranks and logs."""
     return f"{engine_id}@{format_incarnation(incarnation)}"

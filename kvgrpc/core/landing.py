@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.events import Settling
-from kvgrpc.core.parts import Parts, plan_parts
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.parts import Parts, Progress, plan_parts
 from kvgrpc.core.pull import Pull
 
 
@@ -29,9 +30,23 @@ class Landing(Pull):
     part_epoch: int = 0
     parts: Parts | None = None
     """Those of the source's parts that are known, where this side moves the bytes."""
+    progress: Progress | None = None
+    """How far they have come."""
     posted: int = 0
     """How many of them were posted."""
     settled_bytes: int = 0
+
+    def begin(self, source: PoolLayout, tokens: int) -> None:
+        """Parts of a prompt of `tokens` tokens are to come, which this side moves."""
+        self.parts = Parts(source, tokens)
+        self.progress = Progress(source, self.claim.tokens)
+
+    def rewind(self) -> None:
+        """Nothing of the parts counts any more."""
+        self.parts = self.progress = None
+        self.posted = 0
+        self.settled_bytes = self.nbytes
+        self.rounds += 1
 
     @property
     def busy(self) -> bool:

@@ -81,6 +81,8 @@ class Lease:
     """How many of them each consumer has."""
     nbytes_done: int = 0
     """Bytes that its readers say they moved."""
+    trouble: str = ""
+    """Why the last consumer that failed did, for people."""
 
     def renew(self, now: float, ttl_s: float | None) -> None:
         """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""

@@ -36,6 +36,8 @@ class Limits:
     """Accesses of peers, with those whose verdict is still kept."""
     peers: int = 1_024
     """Lives of other engines that are not dead."""
+    registrations: int = 64
+    """Destinations of one push."""
     tombstones: int = 65_536
     """Keys cancelled before their transfer came, and leases refused before their readers came; each for the
     registration timeout."""

@@ -60,7 +60,7 @@ class MoveSteps(ABC, Generic[M]):
     def reconnect(self, move: M) -> None:
         """The peer does not know us: a new handshake, then the same access again."""
         state = self._state
-        state.timers.clear(Timer.OPEN_RETRY, move.transfer_id)
+        state.timers.clear(Timer.OPEN_RETRY, move.name)
         move.move(Stage.CONNECTING)
         self._lives.forget(move.peer)
         state.change(move.transfer_id, phases=self._phase(move, "handshake"), waiting_for="handshake")
@@ -94,8 +94,8 @@ class MoveSteps(ABC, Generic[M]):
         state = self._state
         move.move(Stage.SETTLING)
         for timer in (Timer.QUEUE, Timer.TRANSFER):
-            state.timers.clear(timer, move.transfer_id)
-        state.timers.set(Timer.SETTLE, move.transfer_id, state.now + state.limits.settle_timeout_s)
+            state.timers.clear(timer, move.name)
+        state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
             move.transfer_id,
             state=State.ACTIVE,
@@ -111,6 +111,10 @@ class MoveSteps(ABC, Generic[M]):
     @abstractmethod
     def settled(self, move: M) -> None:
         """The peer's side held throughout the round."""
+
+    @abstractmethod
+    def resume(self, move: M) -> None:
+        """The last posting of parts that were replaced meanwhile is over."""
 
     @abstractmethod
     def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
@@ -154,9 +158,9 @@ class MoveSteps(ABC, Generic[M]):
         move.posted_at = state.now
         move.planned += runs.total_bytes
         move.descriptors += len(runs)
-        state.timers.clear(Timer.QUEUE, move.transfer_id)
-        state.timers.clear(Timer.REGISTRATION, move.transfer_id)
-        state.timers.set(Timer.TRANSFER, move.transfer_id, state.now + move.transfer_timeout_s)
+        state.timers.clear(Timer.QUEUE, move.name)
+        state.timers.clear(Timer.REGISTRATION, move.name)
+        state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
         ranks = range(state.pool.world_size)
         state.change(
             move.transfer_id,
@@ -168,11 +172,13 @@ class MoveSteps(ABC, Generic[M]):
             paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
         )
         for rank in ranks:
-            posting_id = posting_name(move.transfer_id, rank)
+            posting_id = posting_name(move.name, rank)
             self._moves.posted(move, posting_id)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation))
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills))
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
-        """The phases with `name` begun. Only the first round of a move has phases of its own."""
+        """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""
         transfer = self._state.transfers.get(move.transfer_id)
-        return transfer.phases if move.rounds else transfer.phase_started(name, self._state.now)
+        if move.rounds or not move.leading:
+            return transfer.phases
+        return transfer.phase_started(name, self._state.now)

@@ -1,7 +1,7 @@
 """Moves: what a lead knows of a transfer for which it holds an access, from the first word to the last posting.
 
 A pull is a move into this engine's blocks (`pull`), a push that lands here too (`landing`), and a push from here one
-out of them (`push`). The stages are data:
+out of them (`push`: one for each destination). The stages are data:
 
 RENDEZVOUS   a push: the other side, or what it moves, is not known yet
 CONNECTING   the peer's lead is being reached
@@ -11,7 +11,8 @@ WIRE         postings are in flight
 SETTLING     all bytes of the round are there; the peer is asked whether its side held
 ENDED        the transfer is over; the object lives on while somebody may access memory for it
 
-A pull has one round of WIRE and SETTLING, a push as many as its parts need.
+A pull has one round of WIRE and SETTLING, a push as many as its parts need. A push whose prefill starts over is back at
+RENDEZVOUS.
 """
 
 from abc import ABC, abstractmethod
@@ -44,11 +45,11 @@ class Stage(Enum):
 
 STAGES: dict[Stage, frozenset[Stage]] = {
     Stage.RENDEZVOUS: frozenset({Stage.OPENING, Stage.OPEN, Stage.ENDED}),
-    Stage.CONNECTING: frozenset({Stage.OPENING, Stage.ENDED}),
-    Stage.OPENING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.ENDED}),
-    Stage.OPEN: frozenset({Stage.WIRE, Stage.SETTLING, Stage.ENDED}),
-    Stage.WIRE: frozenset({Stage.SETTLING, Stage.ENDED}),
-    Stage.SETTLING: frozenset({Stage.OPEN, Stage.ENDED}),
+    Stage.CONNECTING: frozenset({Stage.OPENING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.OPENING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.OPEN: frozenset({Stage.WIRE, Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.WIRE: frozenset({Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.SETTLING: frozenset({Stage.OPEN, Stage.RENDEZVOUS, Stage.ENDED}),
     Stage.ENDED: frozenset(),
 }
 """Which stage may follow which. The values are the names of the phases that people see."""
@@ -81,6 +82,10 @@ class Move(ABC):
     access_id: bytes
     """The access at the peer; empty while there is none."""
     trace: str
+    name: str = field(default="", kw_only=True)
+    """What its deadlines and postings are named after; the transfer's id, where a transfer has one move."""
+    leading: bool = field(default=True, kw_only=True)
+    """The phases of its transfer are this one's."""
     stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
     transfer_timeout_s: float = field(default=0.0, kw_only=True)
     after_step: int = field(default=0, kw_only=True)
@@ -98,6 +103,9 @@ class Move(ABC):
     descriptors: int = field(default=0, kw_only=True)
     nbytes: int = field(default=0, kw_only=True)
     """Bytes that have moved, over all ranks."""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.transfer_id
 
     def move(self, stage: Stage) -> None:
         """Asserts that the table allows it."""
@@ -124,6 +132,11 @@ class Move(ABC):
         )
 
     @property
+    def fills(self) -> str:
+        """The peer's transfer into whose blocks its postings write; empty where they write into ours."""
+        return ""
+
+    @property
     @abstractmethod
     def block_count(self) -> int:
         """Blocks that it moves in all."""
@@ -146,9 +159,9 @@ class Move(ABC):
         """What settles the round that has moved."""
 
 
-def posting_name(transfer_id: str, rank: int) -> str:
-    """The posting of a rank for the present round of a transfer: a rank has one at a time."""
-    return f"{transfer_id}/{rank}"
+def posting_name(name: str, rank: int) -> str:
+    """The posting of a rank for the present round of a move: a rank has one at a time."""
+    return f"{name}/{rank}"
 
 
 def rank_of(posting_id: str) -> int:
@@ -167,7 +180,7 @@ class MoveTable(Generic[M]):
     """Moves that are not forgotten, and every way to find them. One waits for an address, or is bound to a peer."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, M] = {}
+        self._by_name: dict[str, M] = {}
         self._by_access: dict[bytes, M] = {}
         self._by_posting: dict[str, M] = {}
         self._by_address: dict[str, dict[str, M]] = {}
@@ -181,7 +194,7 @@ class MoveTable(Generic[M]):
 
     def add(self, move: M) -> None:
         """A new move."""
-        self._by_id[move.transfer_id] = move
+        self._by_name[move.name] = move
         if move.access_id:
             self.index_access(move, move.access_id)
 
@@ -199,14 +212,14 @@ class MoveTable(Generic[M]):
 
     def remove(self, move: M) -> None:
         """Forgets a move."""
-        del self._by_id[move.transfer_id]
+        del self._by_name[move.name]
         self._by_access.pop(move.access_id, None)
-        self._stepping.pop(move.transfer_id, None)
+        self._stepping.pop(move.name, None)
         self._leave(move)
 
     def clear(self) -> None:
         """Forgets everything."""
-        self._by_id.clear()
+        self._by_name.clear()
         self._by_access.clear()
         self._by_posting.clear()
         self._by_address.clear()
@@ -214,8 +227,8 @@ class MoveTable(Generic[M]):
         self._unmapped.clear()
         self._stepping.clear()
 
-    def find(self, transfer_id: str) -> M | None:
-        return self._by_id.get(transfer_id)
+    def find(self, name: str) -> M | None:
+        return self._by_name.get(name)
 
     def of_access(self, access_id: bytes) -> M | None:
         return self._by_access.get(access_id)
@@ -228,7 +241,7 @@ class MoveTable(Generic[M]):
         """The move waits for the lead at the address of its other side."""
         self._leave(move)
         move.peer = ""
-        self._by_address.setdefault(move.claims.address, {})[move.transfer_id] = move
+        self._by_address.setdefault(move.claims.address, {})[move.name] = move
 
     def take_address(self, address: str) -> list[M]:
         """Those that waited for an address; they wait no longer."""
@@ -238,11 +251,11 @@ class MoveTable(Generic[M]):
         """The move has found its peer."""
         self._leave(move)
         move.peer = peer
-        self._by_peer.setdefault(peer, {})[move.transfer_id] = move
+        self._by_peer.setdefault(peer, {})[move.name] = move
 
     def await_mapping(self, move: M) -> None:
         """The move misses nothing but the mapping of its peer."""
-        self._unmapped.setdefault(move.claims.address, {})[move.transfer_id] = move
+        self._unmapped.setdefault(move.claims.address, {})[move.name] = move
 
     def take_unmapped(self, address: str) -> list[M]:
         """Those that waited for the mapping of the peer at an address; they wait no longer."""
@@ -250,7 +263,7 @@ class MoveTable(Generic[M]):
 
     def await_step(self, move: M) -> None:
         """The move misses nothing but its engine's step."""
-        self._stepping[move.transfer_id] = move
+        self._stepping[move.name] = move
 
     def take_stepping(self) -> list[M]:
         """Those that waited for a step; they wait no longer."""
@@ -281,13 +294,13 @@ class MoveTable(Generic[M]):
 
     def __iter__(self) -> Iterator[M]:
         """All, oldest first; they may end meanwhile."""
-        return iter(list(self._by_id.values()))
+        return iter(list(self._by_name.values()))
 
     def _leave(self, move: M) -> None:
         address = move.claims.address
         for index, name in ((self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer)):
             moves = index.get(name)
             if moves is not None:
-                moves.pop(move.transfer_id, None)
+                moves.pop(move.name, None)
                 if not moves:
                     del index[name]

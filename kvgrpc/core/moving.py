@@ -73,7 +73,7 @@ class Moving(ABC, Generic[M]):
         elif event.result.reason is Reason.NO_HANDSHAKE:
             self._steps.reconnect(move)
         elif event.retryable:
-            self._state.timers.set(Timer.OPEN_RETRY, move.transfer_id, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.OPEN_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self._ends.fail(move, event.result)
 
@@ -87,8 +87,7 @@ class Moving(ABC, Generic[M]):
             if result.valid:
                 self._steps.settled(move)
             else:
-                reason = result.reason or Reason.PEER_FAILED
-                self._ends.fail_with(move, reason, result.message, closed=move.last_round)
+                self._stale(move, result.reason or Reason.PEER_FAILED, result.message)
         elif result.reason is Reason.NO_HANDSHAKE:
             self._lives.forget(move.peer)
             message = "the peer restarted, or took this engine for dead, before it settled"
@@ -96,7 +95,7 @@ class Moving(ABC, Generic[M]):
             closed = self._steps.operation is Operation.READ
             self._ends.fail_with(move, Reason.INCARNATION_CHANGED, message, closed=closed)
         elif event.retryable:
-            self._state.timers.set(Timer.SETTLE_RETRY, move.transfer_id, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.SETTLE_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self._ends.fail(move, result)
 
@@ -116,6 +115,9 @@ class Moving(ABC, Generic[M]):
         if move.stage is Stage.ENDED:
             if not move.postings:
                 self._ends.at_rest(move)
+        elif move.stage is Stage.RENDEZVOUS:
+            if not move.postings:
+                self._steps.resume(move)
         elif not event.done:
             self._broke(move, event)
             self._lives.map_anew(move.peer)
@@ -168,6 +170,10 @@ class Moving(ABC, Generic[M]):
     @abstractmethod
     def _account(self, nbytes: int) -> None:
         """Bytes that our ranks moved, for people."""
+
+    def _stale(self, move: M, reason: Reason, message: str) -> None:
+        """The peer's side did not hold throughout the round."""
+        self._ends.fail_with(move, reason, message, closed=move.last_round)
 
     def _lost(self, event: PostingEnded) -> None:
         """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""

@@ -123,7 +123,7 @@ class Node:
             RenewAnswered: self._pulls.renew_answered,
             EndpointOffered: self._peering.endpoint_offered,
             PeerMapped: self._peering.mapped,
-            PostingEnded: self._each("posting_ended"),
+            PostingEnded: self._posting_ended,
             StepDone: self._step_done,
             LeasesVoided: self.handover.void,
             LifeBegan: self._begin,
@@ -242,15 +242,25 @@ class Node:
             self._serving.lease_announced(lease)
 
     def _step_done(self, event: StepDone) -> None:
-        if self.state.description is None or event.layers is not None:
-            return  # some layers are less than the step that parts wait for
-        steps = self.state.steps
-        before = self.state.step_done()
-        steps[event.rank] = max(steps.get(event.rank, 0), event.step)
-        if self.state.step_done() > before:
+        """A step is done; only some of its layers, if they are named: parts of a push may wait for no more."""
+        state = self.state
+        if state.description is None:
+            return
+        layers = max(group.layers for group in state.pool.pool.groups)
+        first, count = event.layers or (0, layers)
+        steps = state.steps.setdefault(event.rank, [0] * layers)
+        before = state.step_done()
+        for layer in range(max(first, 0), min(first + count, layers)):
+            steps[layer] = max(steps[layer], event.step)
+        if state.step_done() > before:
             self._serving.step_done()
             self._pulls.step_done()
-            self._pushes.step_done()
+        self._pushes.step_done()
+
+    def _posting_ended(self, event: PostingEnded) -> None:
+        self._pulls.posting_ended(event)
+        self._pushes.posting_ended(event)
+        self._serving.posting_ended()
 
     def _cancel(self, event: CancelTransfer) -> None:
         """CancelTransfer by id, or by key; a key that is unknown is remembered."""

@@ -36,6 +36,7 @@ from kvgrpc.errors import (
 STEP = "step"
 LEASE = "lease"
 LIVENESS = "liveness"
+POSTINGS = "postings"
 
 
 @dataclass(eq=False)
@@ -137,8 +138,11 @@ class OpenAccesses:
         state = self._state
         access.waiting_for = ""
         if access.state is AccessState.WAITING:
-            if self._deliveries.missing(access):
+            self._deliveries.check(access)
+            if self._deliveries.misses_step(access):
                 access.waiting_for = STEP
+            elif self._deliveries.misses_postings(access):
+                access.waiting_for = POSTINGS
             elif state.peers[access.peer].state is PeerState.SUSPECT:
                 access.waiting_for = LIVENESS
             else:

@@ -41,10 +41,6 @@ class Parts:
         """The blocks of each group, in token order."""
         self._handed = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
         """How many of them each layer has."""
-        self._moved = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
-        """The same of the parts that were settled."""
-        self.settled = 0
-        """How many parts were settled."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -86,21 +82,6 @@ class Parts:
             known = len(self._table[i]) - part.starts[i]
             self._table[i] = np.concatenate((self._table[i], ids[max(known, 0) :]))
         _cover(self._handed, self._pool.groups, part)
-
-    def settle(self, count: int) -> None:
-        """The first `count` parts have moved, and both sides held."""
-        for part in self._parts[self.settled : count]:
-            _cover(self._moved, self._pool.groups, part)
-        self.settled = max(self.settled, count)
-
-    def layers_done(self, tokens: int) -> tuple[LayerRange, ...]:
-        """The layers of which every block of the first `tokens` tokens has moved, as ranges."""
-        groups = self._pool.groups
-        done = np.ones(max(group.layers for group in groups), dtype=bool)
-        for group, moved in zip(groups, self._moved, strict=True):
-            done[: group.layers] &= moved >= group.blocks_of(tokens)
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], done.view(np.int8), [0]))))
-        return tuple((int(first), int(end - first)) for first, end in zip(edges[::2], edges[1::2], strict=True))
 
     def _check_layers(self, layers: LayerRange | None) -> None:
         if layers is None:
@@ -147,6 +128,33 @@ class Parts:
                     Reason.CONTENT_RANGE,
                     f"group {i}: layer {layer} has {int(counts[layer])} of {needed} blocks after the last part",
                 )
+
+
+class Progress:
+    """How far the parts of one epoch have moved to one destination, which takes the first `tokens` tokens."""
+
+    def __init__(self, pool: PoolLayout, tokens: int) -> None:
+        self._groups = pool.groups
+        self._tokens = tokens
+        self._moved = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
+        """How many blocks of each layer were settled."""
+        self._settled = 0
+        """How many parts were settled."""
+
+    def settle(self, parts: Parts, count: int) -> None:
+        """The first `count` parts have moved, and both sides held."""
+        for part in parts.since(self._settled)[: count - self._settled]:
+            _cover(self._moved, self._groups, part)
+        self._settled = count
+
+    @property
+    def layers_done(self) -> tuple[LayerRange, ...]:
+        """The layers of which every block has moved, as ranges."""
+        done = np.ones(max(group.layers for group in self._groups), dtype=bool)
+        for group, moved in zip(self._groups, self._moved, strict=True):
+            done[: group.layers] &= moved >= group.blocks_of(self._tokens)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], done.view(np.int8), [0]))))
+        return tuple((int(first), int(end - first)) for first, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def plan_parts(parts: Sequence[Part], source: PoolLayout, destination: PoolLayout, target: Blocks, tokens: int) -> Runs:

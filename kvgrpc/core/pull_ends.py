@@ -69,9 +69,11 @@ class PullEnds:
         transfer = state.change(pull.transfer_id, state=end, failure=failure, memory=memory)
         if isinstance(pull, Landing):
             self._deliveries.ended(pull, failure.reason)
+        dropped = end is State.CANCELLED or failure.reason is Reason.ENGINE_LOST
+        if isinstance(pull, Landing) and dropped:
+            state.bury_key(transfer.key, failure.message)
         if not closed:
-            dropped = end is State.CANCELLED or failure.reason is Reason.ENGINE_LOST
-            self._closings.close(pull, dropped=dropped)
+            self._closings.close(pull, dropped=dropped, message=failure.message)
         pull.move(Stage.ENDED)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if pull.busy:
@@ -81,6 +83,11 @@ class PullEnds:
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
         state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
         self._forget(pull)
+
+    def close(self, landing: Landing) -> None:
+        """Nothing more is read under its access, but the push goes on."""
+        self._closings.close(landing, dropped=False)
+        self._pulls.drop_access(landing)
 
     def at_rest(self, move: Pull) -> None:
         """Nothing accesses the blocks of an ended pull any more: they come back."""
@@ -97,4 +104,4 @@ class PullEnds:
 
     def _clear_timers(self, pull: Pull) -> None:
         for timer in MOVE_TIMERS:
-            self._state.timers.clear(timer, pull.transfer_id)
+            self._state.timers.clear(timer, pull.name)

@@ -46,7 +46,7 @@ class PullSteps(MoveSteps[Pull]):
 
     def opened(self, pull: Pull, opened: Opened) -> None:
         state = self._state
-        state.timers.clear(Timer.OPEN_RETRY, pull.transfer_id)
+        state.timers.clear(Timer.OPEN_RETRY, pull.name)
         peer = state.peers[pull.peer]
         wrong = check_opened(peer.description, pull, opened)
         if wrong:
@@ -67,8 +67,8 @@ class PullSteps(MoveSteps[Pull]):
         )
         state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, pull.claim.tokens))
         if pull.destination is None:
-            state.timers.clear(Timer.QUEUE, pull.transfer_id)
-            state.timers.set(Timer.BLOCKS, pull.transfer_id, transfer.created + state.limits.lease_cap_s)
+            state.timers.clear(Timer.QUEUE, pull.name)
+            state.timers.set(Timer.BLOCKS, pull.name, transfer.created + state.limits.lease_cap_s)
         self.renewals.start(pull)
         self.try_post(pull)
 
@@ -101,23 +101,41 @@ class PullSteps(MoveSteps[Pull]):
                 transfer.owner, LayersReceived(transfer.id, transfer.request_id, layers_done, landing.part_epoch)
             )
 
+    def start_over(self, landing: Landing) -> None:
+        """The source has replaced its parts, or taken them back: what is here of them counts no more."""
+        state = self._state
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER):
+            state.timers.clear(timer, landing.name)
+        if landing.parts is not None and landing.access_id:
+            self._ended.close(landing)
+        landing.rewind()
+        if landing.stage is not Stage.RENDEZVOUS:
+            landing.move(Stage.RENDEZVOUS)
+        state.change(landing.transfer_id, waiting_for="parts")
+        self.landed(landing, ())
+
+    def resume(self, move: Pull) -> None:
+        """Not reached: a push that lands here waits for its own postings before it starts over."""
+        raise AssertionError(move.name)
+
     def await_part(self, landing: Landing) -> None:
         """The source has so long for its next part."""
         state = self._state
         due = min(state.now + landing.registration_timeout_s, landing.cap)
-        state.timers.set(Timer.REGISTRATION, landing.transfer_id, max(due, state.now))
+        state.timers.set(Timer.REGISTRATION, landing.name, max(due, state.now))
 
     def _next_round(self, landing: Landing) -> None:
         state = self._state
         assert landing.parts is not None
+        assert landing.progress is not None
         landing.rounds += 1
         landing.settled_bytes = landing.nbytes
-        landing.parts.settle(landing.posted)
+        landing.progress.settle(landing.parts, landing.posted)
         landing.move(Stage.OPEN)
         for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
-            state.timers.clear(timer, landing.transfer_id)
+            state.timers.clear(timer, landing.name)
         state.change(landing.transfer_id, waiting_for="parts")
-        self.landed(landing, landing.parts.layers_done(landing.claim.tokens))
+        self.landed(landing, landing.progress.layers_done)
         self.try_post(landing)
 
     def reached(self, move: Pull, peer: Peer) -> None:

@@ -96,8 +96,8 @@ class Pulls(Moving[Pull]):
         state.reply(event.call.id, Pulling(transfer))
         if not event.validate_only:
             self._pull_steps.take(pull, blocks, skip, event.after_step)
-            state.timers.set(Timer.QUEUE, pull.transfer_id, state.now + pull.queue_timeout_s)
-            state.timers.clear(Timer.BLOCKS, pull.transfer_id)
+            state.timers.set(Timer.QUEUE, pull.name, state.now + pull.queue_timeout_s)
+            state.timers.clear(Timer.BLOCKS, pull.name)
             self._pull_steps.try_post(pull)
 
     def cancel(self, transfer: Transfer, message: str) -> bool:
@@ -185,6 +185,13 @@ class Pulls(Moving[Pull]):
 
     def _opened(self, move: Pull, opened: Opened) -> None:
         self._pull_steps.opened(move, opened)
+
+    def _stale(self, move: Pull, reason: Reason, message: str) -> None:
+        """A push whose source took its parts back goes on with the next ones."""
+        if isinstance(move, Landing) and reason in (Reason.LEASE_VOIDED, Reason.PREEMPTED):
+            self._pull_steps.start_over(move)
+        else:
+            super()._stale(move, reason, message)
 
     def _account(self, nbytes: int) -> None:
         self._state.bytes_received += nbytes

@@ -1,38 +1,79 @@
-"""One push at its source. Its stages are those of `moves`; RENDEZVOUS lasts until parts and registration are there.
+"""One push at its source: the parts of a prompt, and every destination to which they go.
 
-Where this side moves the bytes (`writes`), a push goes the way of a pull, with its roles reversed: the access is one
-to write. Where the destination does, nothing is posted here: it is told which parts it may read, and it settles.
+Each destination that registers is a move of its own (`Registration`): it may come before, between or after the parts,
+fail and be replaced by another, while the blocks stay. Its stages are those of `moves`; RENDEZVOUS lasts until parts
+and registration are there.
+
+Where this side moves the bytes (`writes`), a registration goes the way of a pull, with its roles reversed: the access
+is one to write. Where the destination does, nothing is posted here: it is told which parts it may read, and it settles.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
 from kvgrpc.core.descriptors import Runs, check_ids
 from kvgrpc.core.events import Opened, ReadyPart, Settling
-from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.grants import Claims
-from kvgrpc.core.moves import Move, MoveTable
-from kvgrpc.core.parts import Parts, plan_parts
+from kvgrpc.core.moves import Move, MoveTable, Stage
+from kvgrpc.core.parts import Parts, Progress, plan_parts
 from kvgrpc.core.pins import Blocks
 from kvgrpc.errors import KVGrpcError
 
-UNREGISTERED = Claims(AccessKind.WRITE, "", 0, "", "", b"", 0.0, 0, 0)
-
 
 @dataclass(eq=False)
-class Push(Move):
-    """One push at its source."""
+class Push:
+    """What is handed over under one transfer key. It is over when its transfer is."""
 
-    key: bytes = field(kw_only=True)
-    reverse_id: bytes = field(kw_only=True)
-    """The READ access for the destination, should it move the bytes."""
+    transfer_id: str
+    key: bytes
+    over: bool = False
     lease_id: str = ""
+    """The lease of the present epoch's parts; empty while there are none."""
     content: Content | None = None
     parts: Parts | None = None
     part_epoch: int = 0
+    """Of the parts; while there are none, the lowest that may come."""
+    consumers: int = 1
+    registrations: "dict[bytes, Registration]" = field(default_factory=dict)
+    """All that ever came, by their grant's token."""
+    finished: set[str] = field(default_factory=set)
+    """Destinations, by engine id, that received everything or gave up for good: see `Lease.finished`."""
+    received: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    """Those that gave up before there was a lease to say what that means."""
+    trouble: str = ""
+    """Why the last destination that failed did."""
+    returning: list[str] = field(default_factory=list)
+    """Leases of earlier epochs whose blocks our own postings may still read."""
+
+    @property
+    def live(self) -> "list[Registration]":
+        """Destinations for which it is not over, in the order in which they came."""
+        return [found for found in self.registrations.values() if found.stage is not Stage.ENDED]
+
+    @property
+    def phase(self) -> str:
+        """How far it is, for people: the phase of its first destination."""
+        return next((found.stage.value for found in self.live), Stage.RENDEZVOUS.value)
+
+    @property
+    def posting(self) -> bool:
+        """Our own postings may still read its blocks."""
+        return any(found.postings for found in self.registrations.values())
+
+
+@dataclass(eq=False)
+class Registration(Move):
+    """One destination of a push."""
+
+    push: Push = field(kw_only=True)
+    reverse_id: bytes = field(kw_only=True)
+    """The READ access for the destination, should it move the bytes."""
     writes: bool = False
     opened: Opened | None = None
+    progress: Progress | None = None
+    """How far the destination's target is filled, where this side moves."""
     ready: int = 0
     """Parts that the engine's steps have written."""
     posted: int = 0
@@ -41,13 +82,17 @@ class Push(Move):
     """Parts that the destination knows of, where it moves."""
     telling: int = 0
     """Parts that it will know of when it has answered; 0 while it is not asked."""
+    posted_epoch: int = 0
+    """Of the parts that were posted last."""
     settled_bytes: int = 0
-    held: bool = False
-    """It is over, and its own postings still read the blocks."""
+    replaced: bool = False
+    """Its access is of parts that were replaced: the next ones need a new one."""
 
     @property
-    def registered(self) -> bool:
-        return bool(self.token)
+    def parts(self) -> Parts:
+        """Of the present epoch, which has some."""
+        assert self.push.parts is not None
+        return self.push.parts
 
     @property
     def target(self) -> Blocks:
@@ -56,15 +101,19 @@ class Push(Move):
         return tuple(ids for _, ids in self.opened.blocks)
 
     @property
+    def fills(self) -> str:
+        return self.opened.transfer_id if self.opened is not None else ""
+
+    @property
     def block_count(self) -> int:
         return sum(len(ids) for ids in self.target)
 
     @property
     def last_round(self) -> bool:
-        return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
+        parts = self.push.parts
+        return parts is not None and parts.complete and self.posted == len(parts)
 
     def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
-        assert self.parts is not None
         assert self.opened is not None
         fresh = self.parts.since(self.posted)[: self.ready - self.posted]
         return plan_parts(fresh, here.pool, there.pool, self.target, self.opened.token_count)
@@ -73,57 +122,92 @@ class Push(Move):
         self.posted = self.ready
 
     def settling(self) -> Settling:
-        assert self.parts is not None
-        assert self.opened is not None
-        self.parts.settle(self.posted)
-        done = self.parts.layers_done(self.opened.token_count)
-        return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1, done)
+        assert self.progress is not None
+        self.progress.settle(self.parts, self.posted)
+        nbytes = self.nbytes - self.settled_bytes
+        return Settling(self.access_id, self.last_round, nbytes, self.posted - 1, self.progress.layers_done)
 
     def rows(self) -> tuple[ReadyPart, ...]:
         """The parts that the destination is to be told of."""
-        assert self.parts is not None
         fresh = self.parts.since(self.told)[: self.ready - self.told]
         return tuple(ReadyPart(p.number, tuple(enumerate(p.blocks)), p.layers, p.last) for p in fresh)
 
+    def rewind(self) -> None:
+        """Nothing of the parts counts any more."""
+        self.opened = self.progress = None
+        self.ready = self.posted = self.told = self.telling = 0
+        self.settled_bytes = self.nbytes
+        self.rounds += 1
+        self.replaced = bool(self.access_id)
 
-class PushTable(MoveTable[Push]):
-    """Pushes that are not forgotten; also by their transfer key and by the access of a destination that reads."""
+
+class PushTable(MoveTable[Registration]):
+    """Pushes and their registrations, until nothing of them is left."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._pushes: dict[str, Push] = {}
         self._by_key: dict[bytes, Push] = {}
-        self._by_reader: dict[bytes, Push] = {}
+        self._by_reader: dict[bytes, Registration] = {}
 
-    def add(self, move: Push) -> None:
+    def begin(self, push: Push) -> None:
+        """A new push."""
+        self._pushes[push.transfer_id] = self._by_key[push.key] = push
+
+    def add(self, move: Registration) -> None:
         super().add(move)
-        self._by_key[move.key] = move
+        move.push.registrations[move.token] = move
         self._by_reader[move.reverse_id] = move
 
-    def remove(self, move: Push) -> None:
+    def take_ids(self, move: Registration, access_id: bytes, reverse_id: bytes) -> None:
+        """Its accesses have these ids from now on."""
+        self.index_access(move, access_id)
+        del self._by_reader[move.reverse_id]
+        move.reverse_id = reverse_id
+        self._by_reader[reverse_id] = move
+
+    def remove(self, move: Registration) -> None:
         super().remove(move)
-        self._by_reader.pop(move.reverse_id, None)
-        if self._by_key.get(move.key) is move:
-            del self._by_key[move.key]
+        del self._by_reader[move.reverse_id]
+        self.forget(move.push)
+
+    def forget(self, push: Push) -> None:
+        """Forgets a push if it is over and nothing of it is left."""
+        if push.over and not push.posting:
+            self._pushes.pop(push.transfer_id, None)
+            if self._by_key.get(push.key) is push:
+                del self._by_key[push.key]
 
     def clear(self) -> None:
         super().clear()
+        self._pushes.clear()
         self._by_key.clear()
         self._by_reader.clear()
 
-    def with_key(self, key: bytes) -> Push | None:
-        return self._by_key.get(key)
+    def push(self, transfer_id: str) -> Push | None:
+        """The push of a transfer."""
+        return self._pushes.get(transfer_id)
 
-    def of_reader(self, access_id: bytes) -> Push | None:
-        """The push whose destination reads under that access."""
+    @property
+    def pushes(self) -> Iterator[Push]:
+        """All, oldest first; they may end meanwhile."""
+        return iter(list(self._pushes.values()))
+
+    def with_key(self, key: bytes) -> Push | None:
+        """The push under a key that is not over."""
+        push = self._by_key.get(key)
+        return push if push is not None and not push.over else None
+
+    def of_reader(self, access_id: bytes) -> Registration | None:
+        """The registration whose destination reads under that access."""
         return self._by_reader.get(access_id)
 
 
-def check_target(destination: EngineDescription, push: Push, opened: Opened) -> str:
+def check_target(destination: EngineDescription, content: Content, opened: Opened) -> str:
     """What is wrong with the destination's answer; empty when nothing is. A peer's data proves nothing by itself."""
     groups = destination.pool.groups
-    assert push.content is not None
-    if not 0 < opened.token_count <= push.content.tokens:
-        return f"it takes {opened.token_count} of {push.content.tokens} tokens"
+    if not 0 < opened.token_count <= content.tokens:
+        return f"it takes {opened.token_count} of {content.tokens} tokens"
     if [group for group, _ in opened.blocks] != list(range(len(groups))):
         return "it does not list every group once"
     for group, (_, ids) in zip(groups, opened.blocks, strict=True):

@@ -1,6 +1,6 @@
-"""Pushing: the source's side, from the first part or the registration to the end of its last posting.
+"""Pushing: the source's side, from the first part or the first registration to the end of its last posting.
 
-A push begins with RegisterPush or with its first part, whichever comes first; the two are paired by the exact transfer
+A push begins with RegisterPush or with its first part, whichever comes first; they are paired by the exact transfer
 key. Everything wrong with a part is found before anything changes.
 """
 
@@ -10,25 +10,26 @@ from kvgrpc.core.closing import Closings
 from kvgrpc.core.content import Content
 from kvgrpc.core.events import Closing, FinishedBlocks, Opened, PartsAnswered, RegisterPush, Settling
 from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.grants import read_claims
+from kvgrpc.core.grants import Claims, OnAbort, read_claims
 from kvgrpc.core.handover import HandOver
 from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key
-from kvgrpc.core.leases import Lease
+from kvgrpc.core.leases import Lease, LeaseState
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Stage
 from kvgrpc.core.moving import RETRY_DELAY_S, Moving
 from kvgrpc.core.parts import Part, Parts
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.pins import PinKind
-from kvgrpc.core.push import UNREGISTERED, Push, PushTable
-from kvgrpc.core.push_steps import PushEnds, PushSteps
+from kvgrpc.core.push import Push, PushTable, Registration
+from kvgrpc.core.push_ends import PushEnds
+from kvgrpc.core.push_steps import PushSteps
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
-from kvgrpc.errors import AlreadyExists, InvalidRequest, PreconditionFailed, Reason, Unimplemented
+from kvgrpc.errors import AlreadyExists, InvalidRequest, OutOfRange, PreconditionFailed, Reason
 
 
-class Pushes(Moving[Push]):
+class Pushes(Moving[Registration]):
     """All pushes from this engine."""
 
     def __init__(
@@ -48,10 +49,10 @@ class Pushes(Moving[Push]):
         claims = read_claims(event.token)
         if claims.access is not AccessKind.WRITE:
             raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a push takes a WRITE grant; this is a READ grant")
-        push = self._find(claims.transfer_key)
-        if push is not None and push.registered:
-            if push.token != event.token:
-                raise AlreadyExists(Reason.TRANSFER_EXISTS, "this push has another destination already")
+        push = self._pushes.with_key(claims.transfer_key)
+        known = push.registrations.get(event.token) if push is not None else None
+        if push is not None and known is not None:
+            self._check_again(push, known)
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
         state.check_key(claims.transfer_key)
@@ -60,39 +61,38 @@ class Pushes(Moving[Push]):
             state.check_open()
             state.check_room()
             push = self._new(event, claims.transfer_key, "parts")
-            self._state.timers.set(
-                Timer.REGISTRATION, push.transfer_id, state.now + state.limits.registration_timeout_s
+        else:
+            self._check_wanted(push)
+        move = self._add(push, event, claims)
+        transfer = state.transfers.get(push.transfer_id)
+        if move.leading:
+            transfer = state.change(
+                transfer.id,
+                peer_engine_id=claims.engine_id,
+                peer_incarnation=claims.incarnation,
+                peer_address=claims.address,
             )
-        push.token, push.claims = event.token, claims
-        transfer = state.change(
-            push.transfer_id,
-            peer_engine_id=claims.engine_id,
-            peer_incarnation=claims.incarnation,
-            peer_address=claims.address,
-        )
         state.reply(event.call.id, Registered(transfer))
-        self._steps.connect(push)
+        self._steps.connect(move)
 
     def finish(self, event: FinishedBlocks) -> None:
         """FinishedBlocks for a registration: one part, or that there will be none."""
         state = self._state
         check_transfer_key(event.key)
-        push = self._find(event.key)
+        push = self._pushes.with_key(event.key)
         if event.failure:
             self._give_up(event, push)
             return
-        parts, part, content = self._check(event, push)
-        lease = self._lease(event, push, content, part)
+        first = push is None or push.parts is None or event.part_epoch > push.part_epoch
+        parts, part, content = self._check(event, push, first=first)
+        lease = self._lease(event, push, content, part, first=first)
         if event.validate_only:
             state.reply(event.call.id, HandedOver(self._handover.view(lease), None, b""))
             return
         if push is None:
             push = self._new(event, event.key, "registration")
-        if push.parts is None:
-            push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
-            state.timers.clear(Timer.REGISTRATION, push.transfer_id)
-            lease.transfer_id = push.transfer_id
-            self._handover.add(lease, event)
+        if first:
+            self._begin_epoch(push, event, parts, content, lease)
         parts.add(part)
         lease.blocks = parts.blocks
         state.pins.extend(lease.id, PinKind.LEASE, part.blocks, state.now)
@@ -106,24 +106,27 @@ class Pushes(Moving[Push]):
             nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
         )
         state.reply(event.call.id, HandedOver(self._handover.view(lease), transfer, b""))
-        if push.stage is Stage.RENDEZVOUS and push.registered:
-            self._steps.connect(push)
-        else:
-            self._steps.try_post(push)
+        if first:
+            self._admit(push, lease)
+        for move in push.live:
+            if move.stage is Stage.RENDEZVOUS:
+                self._steps.connect(move)
+            else:
+                self._steps.try_post(move)
 
     def cancel(self, transfer: Transfer, message: str) -> bool:
         """Ends a push; True when bytes may be in flight."""
-        push = self._table.find(transfer.id)
+        push = self._pushes.push(transfer.id)
         assert push is not None
-        in_flight = push.busy
-        failure = Failure(Reason.CANCELLED, message or "cancelled", push.stage.value, Side.SOURCE, next=Next.RECOMPUTE)
+        in_flight = push.posting
+        failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=Next.RECOMPUTE)
         self._push_ends.end(push, State.CANCELLED, failure)
         return in_flight
 
     def end_all(self, failure: Failure) -> None:
         """The incarnation ends: what has no lease fails too."""
-        for push in self._table:
-            if push.stage is not Stage.ENDED:
+        for push in self._pushes.pushes:
+            if not push.over:
                 self._push_ends.end(push, State.FAILED, failure)
         self._table.clear()
 
@@ -133,71 +136,93 @@ class Pushes(Moving[Push]):
         """The lease of a push is over; whether our own postings still read its blocks."""
         return self._push_ends.lease_ended(lease, message)
 
+    def voided(self, lease: Lease) -> None:
+        """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
+        push = self._pushes.push(lease.transfer_id)
+        assert push is not None
+        self._push_ends.start_over(push, LeaseState.VOIDED)
+
     def refused(self, peer: str, row: Closing) -> bool:
         """The destination ends an access that we opened there. False: it is none of ours."""
-        push = self._table.of_access(row.access_id)
-        if push is None or push.peer != peer:
+        move = self._table.of_access(row.access_id)
+        if move is None or move.peer != peer:
             return False
-        if push.stage is not Stage.ENDED:
+        if move.stage is not Stage.ENDED:
             reason = Reason.CANCELLED if row.dropped else Reason.PEER_FAILED
-            self._ends.fail_with(push, reason, row.message or "the destination ended the push")
+            self._ends.fail_with(move, reason, row.message or "the destination ended the push")
         return True
 
-    def reader_gone(self, access: Access) -> None:
+    def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
         """The destination closed the access under which it read."""
-        push = self._pushes.of_reader(access.id)
-        if push is not None and push.stage is not Stage.ENDED:
-            self._ends.fail_with(push, Reason.PEER_FAILED, "the destination gave up")
+        move = self._pushes.of_reader(access.id)
+        if move is None or move.stage is Stage.ENDED:
+            return
+        if received:
+            self._push_ends.done(move)
+        elif not move.replaced:
+            reason = Reason.CANCELLED if access.dropped else Reason.PEER_FAILED
+            self._ends.fail_with(move, reason, message or "the destination gave up")
 
     def vouches(self, access: Access, row: Settling) -> bool:
         """Whether a destination that reads was told of the part that it settles; a pull has no parts."""
-        push = self._pushes.of_reader(access.id)
-        if push is None:
+        move = self._pushes.of_reader(access.id)
+        if move is None:
             return not row.part
-        assert push.parts is not None
-        known = row.part < max(push.told, push.telling)
-        return known and row.last == (push.parts.complete and row.part == len(push.parts) - 1)
+        parts = move.parts
+        known = row.part < max(move.told, move.telling)
+        return known and row.last == (parts.complete and row.part == len(parts) - 1)
 
     def parts_answered(self, event: PartsAnswered) -> None:
         """The destination knows which parts are ready, or did not answer."""
-        push = self._table.of_access(event.access_id)
-        if push is None or push.stage is not Stage.OPEN or not push.telling:
+        move = self._table.of_access(event.access_id)
+        if move is None or move.stage is not Stage.OPEN or not move.telling:
             return
         if event.error is None:
-            push.told, push.telling = push.telling, 0
-            self._steps.try_post(push)
+            move.told, move.telling = move.telling, 0
+            self._steps.try_post(move)
         elif event.retryable:
-            self._state.timers.set(Timer.PARTS_RETRY, push.transfer_id, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.PARTS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:
-            self._ends.fail(push, event.error)
+            self._ends.fail(move, event.error)
 
     # -- timers, checks
 
     def due(self, timer: Timer, name: str) -> None:
-        """A deadline of a push."""
-        push = self._table.find(name)
-        if timer is Timer.PARTS_RETRY:
-            assert push is not None
-            self._push_steps.tell(push)
+        """A deadline of a push, or of a registration."""
+        push = self._pushes.push(name)
+        if push is not None:
+            message = "no destination came, or not all parts"
+            if push.trouble:
+                message += f"; the last destination failed: {push.trouble}"
+            failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+            self._push_ends.end(push, State.FAILED, failure)
+        elif timer is Timer.PARTS_RETRY:
+            move = self._table.find(name)
+            assert move is not None
+            self._push_steps.tell(move)
         else:
             super().due(timer, name)
+
+    def knows(self, name: str) -> bool:
+        """Whether that transfer, or move, is one of these, and not forgotten."""
+        return self._pushes.push(name) is not None or super().knows(name)
+
+    def missing_proof(self, transfer_id: str) -> str:
+        push = self._pushes.push(transfer_id)
+        if push is None or not push.over:
+            return ""
+        return "; ".join(move.missing_proof for move in push.registrations.values() if move.postings)
 
     def wanted_pins(self) -> set[tuple[str, PinKind]]:
         """The pins that pushes have reason for: what their own postings read."""
         pins = self._state.pins
         return {
-            (push.transfer_id, PinKind.ACCESS)
-            for push in self._table
-            if pins.has(push.transfer_id, PinKind.ACCESS) and (push.held or push.stage is not Stage.ENDED)
+            (move.name, PinKind.ACCESS)
+            for move in self._table
+            if pins.has(move.name, PinKind.ACCESS) and (move.postings or move.stage is not Stage.ENDED)
         }
 
-    def _find(self, key: bytes) -> Push | None:
-        """The push under a key that is not over."""
-        push = self._pushes.with_key(key)
-        return push if push is not None and push.stage is not Stage.ENDED else None
-
     def _new(self, event: RegisterPush | FinishedBlocks, key: bytes, waiting_for: str) -> Push:
-        assert len(event.access_id) == len(event.reverse_access_id) == ACCESS_ID_BYTES, "the event has random ids"
         state = self._state
         transfer = state.create(
             direction=Direction.SEND,
@@ -209,15 +234,47 @@ class Pushes(Moving[Push]):
             phases=(Phase("rendezvous", state.now),),
             consumers=1,
         )
-        push = Push(
-            transfer.id, b"", UNREGISTERED, event.access_id, event.call.trace,
+        push = Push(transfer.id, key)
+        self._pushes.begin(push)
+        state.timers.set(Timer.REGISTRATION, transfer.id, state.now + state.limits.registration_timeout_s)
+        return push
+
+    def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
+        assert len(event.access_id) == len(event.reverse_access_id) == ACCESS_ID_BYTES, "the event has random ids"
+        number = len(push.registrations) + 1
+        move = Registration(
+            push.transfer_id, event.token, claims, event.access_id, event.call.trace,
+            name=f"{push.transfer_id}#{number}",
+            leading=number == 1,
             stage=Stage.RENDEZVOUS,
-            transfer_timeout_s=state.limits.transfer_timeout_s,
-            key=key,
+            transfer_timeout_s=self._state.limits.transfer_timeout_s,
+            push=push,
             reverse_id=event.reverse_access_id,
         )  # fmt: skip
-        self._table.add(push)
-        return push
+        self._pushes.add(move)
+        return move
+
+    def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
+        """The first part, or the first one of a higher epoch."""
+        state = self._state
+        if push.parts is not None:
+            self._push_ends.start_over(push, LeaseState.RELEASED)
+        push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
+        state.timers.clear(Timer.REGISTRATION, push.transfer_id)
+        lease.transfer_id = push.transfer_id
+        lease.finished, lease.received, lease.trouble = push.finished, push.received, push.trouble
+        if lease.on_abort is OnAbort.RELEASE:
+            push.finished |= push.dropped
+        push.consumers = lease.consumers
+        self._handover.add(lease, event)
+        state.change(push.transfer_id, consumers=push.consumers)
+
+    def _admit(self, push: Push, lease: Lease) -> None:
+        """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
+        for move in push.live[max(push.consumers - len(push.finished), 0) :]:
+            message = f"the push has {push.consumers} destinations already"
+            self._ends.fail_with(move, Reason.TRANSFER_EXISTS, message)
+        self._handover.count(lease)
 
     def _check_alone(self, key: bytes) -> None:
         if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
@@ -225,25 +282,40 @@ class Pushes(Moving[Push]):
                 Reason.WAITS_FOR_MISMATCH, "blocks were handed over to readers under this transfer key"
             )
 
-    def _check(self, event: FinishedBlocks, push: Push | None) -> tuple[Parts, Part, Content]:
-        """Everything that can be wrong with a part, before anything changes."""
+    def _check_again(self, push: Push, known: Registration) -> None:
+        """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
+        if known.stage is Stage.ENDED and known.claims.engine_id not in push.received:
+            raise PreconditionFailed(
+                Reason.TRANSFER_ENDED, "this registration has failed at its source: reserve blocks anew"
+            )
+
+    def _check_wanted(self, push: Push) -> None:
+        """Raises AlreadyExists (TRANSFER_EXISTS) when the push has as many destinations as it may have."""
+        most = self._state.limits.registrations if push.content is None else push.consumers - len(push.finished)
+        if len(push.live) >= most:
+            raise AlreadyExists(
+                Reason.TRANSFER_EXISTS, f"this push has as many destinations as it declared: {push.consumers}"
+            )
+
+    def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Parts, Part, Content]:
+        """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
         state = self._state
         state.check_key(event.key)
         if push is None:
             self._check_alone(event.key)
             state.check_open()
             state.check_room()
-        if event.consumers > 1:
-            raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "a push has one destination")
-        parts = None if push is None else push.parts
-        if push is not None and parts is not None and event.part_epoch != push.part_epoch:
-            if event.part_epoch < push.part_epoch:
-                raise PreconditionFailed(Reason.PREEMPTED, "a higher part_epoch has replaced the parts of this one")
-            raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "a prefill that starts over is handed over under a new key")
+        elif event.part_epoch < push.part_epoch:
+            raise PreconditionFailed(
+                Reason.PREEMPTED, f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
+            )
+        if event.consumers > state.limits.registrations:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")
         blocks = state.resolve(event.blocks, "blocks")
-        if not any(len(ids) for ids in blocks) and not (event.last and parts is not None):
+        if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
         content = _content(event, push)
+        parts = None if push is None or first else push.parts
         if parts is None:
             parts = Parts(state.pool.pool, content.tokens)
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
@@ -251,12 +323,12 @@ class Pushes(Moving[Push]):
         state.pins.check_free_for(PinKind.LEASE, blocks)
         return parts, part, content
 
-    def _lease(self, event: FinishedBlocks, push: Push | None, content: Content, part: Part) -> Lease:
-        """The push's lease, or the one that its first part makes."""
-        if push is None or push.parts is None:
+    def _lease(self, event: FinishedBlocks, push: Push | None, content: Content, part: Part, *, first: bool) -> Lease:
+        """The lease of the epoch, or the one that its first part makes."""
+        if push is None or first:
             return self._handover.new_lease(event, part.blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this push share lease {push.lease_id}")
+            raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
         return self._state.leases.get(push.lease_id)
 
     def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:
@@ -268,11 +340,11 @@ class Pushes(Moving[Push]):
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:
-            failure = Failure(Reason.SOURCE_FAILED, event.failure, push.stage.value, Side.SOURCE, next=Next.RECOMPUTE)
+            failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
             self._push_ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))
 
-    def _opened(self, move: Push, opened: Opened) -> None:
+    def _opened(self, move: Registration, opened: Opened) -> None:
         self._push_steps.opened(move, opened)
 
     def _account(self, nbytes: int) -> None:

@@ -40,4 +40,4 @@ class Renewals:
 
     def _plan(self, pull: Pull, left_s: float) -> None:
         pull.next_renewal = self._state.now + max(left_s / 3, INTERVAL_MIN_S)
-        self._state.timers.set(Timer.RENEW, pull.transfer_id, pull.next_renewal)
+        self._state.timers.set(Timer.RENEW, pull.name, pull.next_renewal)

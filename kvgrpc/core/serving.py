@@ -12,7 +12,7 @@ from kvgrpc.core.grants import OnAbort, read_claims, verify
 from kvgrpc.core.handover import HandOver
 from kvgrpc.core.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.core.leases import Lease
-from kvgrpc.core.open_access import LEASE, LIVENESS, STEP, OpenAccesses
+from kvgrpc.core.open_access import LEASE, LIVENESS, POSTINGS, STEP, OpenAccesses
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pushing import Pushes
@@ -71,6 +71,10 @@ class Serving:
         """Openings that waited for the engine's step are tried again."""
         self._openings.retry(STEP)
 
+    def posting_ended(self) -> None:
+        """Openings that waited for our own postings are tried again."""
+        self._openings.retry(POSTINGS)
+
     def peer_alive(self, peer: Peer) -> None:
         """Openings of a peer that is heard again are tried again."""
         self._openings.retry(LIVENESS, peer.key)
@@ -83,7 +87,7 @@ class Serving:
             if access.kind is AccessKind.WRITE and access.held:
                 self._deliveries.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
-                self._close(access, dropped=True)
+                self._close(access, dropped=True, message=lost)
 
     def wait_due(self, name: str) -> None:
         """An opening waited long enough."""
@@ -156,7 +160,10 @@ class Serving:
             message = row.message or "the source gave up"
             self._deliveries.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
         else:
-            self._close(access, dropped=row.dropped)
+            waiting = access.state is AccessState.WAITING
+            self._close(access, dropped=row.dropped, message=row.message)
+            if access.kind is AccessKind.WRITE and waiting:
+                self._deliveries.refused(peer, access.lease_id, row)
         return was_open
 
     def _tombstone(self, peer: Peer, row: Closing) -> None:
@@ -172,16 +179,16 @@ class Serving:
         except KVGrpcError:
             return
         if kind is AccessKind.WRITE:
-            self._deliveries.refused(peer, claims, row)
+            self._deliveries.refused(peer, claims.lease_id, row)
         access = Access(
             Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now,
             kind=kind,
         )  # fmt: skip
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
-        self._close(access, dropped=row.dropped)
+        self._close(access, dropped=row.dropped, message=row.message)
 
-    def _close(self, access: Access, *, dropped: bool = False, received: bool = False) -> None:
+    def _close(self, access: Access, *, dropped: bool = False, received: bool = False, message: str = "") -> None:
         """Closes an access and counts its consumer if it got the KV, or gave up under a grant that says so."""
         state = self._state
         if access.state is AccessState.CLOSED:
@@ -200,8 +207,10 @@ class Serving:
             return
         lease = state.leases.find(access.lease_id)
         if lease is not None:
+            if message:
+                lease.trouble = f"engine {access.consumer}: {message}"
+            self._pushes.reader_gone(access, message, received=received)
             self._count(access, lease, received=received)
-            self._pushes.reader_gone(access)
         else:
             self._early.setdefault(access.lease_id, {})[access.id] = None
 

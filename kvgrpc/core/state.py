@@ -27,7 +27,7 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.allocator import Allocator
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.descriptors import check_ids
-from kvgrpc.core.events import BlockLists
+from kvgrpc.core.events import BlockLists, LayerRange
 from kvgrpc.core.grants import signing_key
 from kvgrpc.core.idempotency import IdempotencyKeys
 from kvgrpc.core.ids import check_transfer_key
@@ -85,7 +85,8 @@ class NodeState:
         """Tombstones: transfer keys that were cancelled, and with what words."""
         self.refused_leases: dict[str, None] = {}
         """Tombstones: leases whose hand-over was refused."""
-        self.steps: dict[int, int] = {}
+        self.steps: dict[int, list[int]] = {}
+        """For each rank and layer the last engine step that it has finished."""
         self.bytes_received = 0
         self.bytes_sent = 0
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
@@ -191,10 +192,11 @@ class NodeState:
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
             self.allocator.check_allocated(blocks)
 
-    def step_done(self) -> int:
-        """The last engine step that every rank has finished."""
-        world = self.pool.world_size
-        return min((self.steps.get(rank, 0) for rank in range(world)), default=0)
+    def step_done(self, layers: LayerRange | None = None) -> int:
+        """The last engine step that every rank has finished, in all layers or in these."""
+        within = slice(None) if layers is None else slice(layers[0], sum(layers))
+        ranks = range(self.pool.world_size)
+        return min((min(self.steps.get(rank, [0])[within], default=0) for rank in ranks), default=0)
 
     def check_key(self, key: bytes) -> None:
         """Raises PreconditionFailed (CANCELLED) for a transfer key that was cancelled, or pushed, before."""

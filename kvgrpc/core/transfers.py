@@ -215,6 +215,7 @@ class Changes(TypedDict, total=False):
     paths: tuple[TransferPath, ...]
     layers_done: tuple[tuple[int, int], ...]
     failure: Failure | None
+    consumers: int
     consumers_done: int
     ended: float
     owner: str

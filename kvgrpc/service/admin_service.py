@@ -6,7 +6,6 @@ from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
 from kvgrpc.core.transfers import State
-from kvgrpc.errors import KVGrpcError
 from kvgrpc.service.admission import admission
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
@@ -96,15 +95,11 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
     if pin.kind is PinKind.LEASE:
         lease = state.leases.get(pin.owner)
         request_id, trace = lease.request_id, lease.trace
-    elif pin.kind is PinKind.ACCESS:
+    elif pin.owner.startswith("a-"):
         access = state.accesses[bytes.fromhex(pin.owner.removeprefix("a-"))]
         request_id, peer = access.opening.request_id, access.consumer
-    else:
-        try:
-            transfer = state.transfers.get(pin.owner)
-            request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
-        except KVGrpcError:
-            pass
+    elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
+        request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
     return admin_pb2.Pin(
         kind=answers.PIN_KINDS[pin.kind],
         owner=pin.owner,

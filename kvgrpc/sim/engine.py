@@ -15,6 +15,7 @@ from kvgrpc.core.actions import (
     Failed,
     HandedOver,
     LayersReceived,
+    PartsReturned,
     Pulling,
     Received,
     Reserved,
@@ -28,7 +29,6 @@ from kvgrpc.core.events import (
     Destination,
     FinishedBlocks,
     GiveDestination,
-    LeasesVoided,
     PullBlocks,
     PushSource,
     ReserveBlocks,
@@ -50,6 +50,10 @@ USE_S = 0.05
 """How long an engine computes with blocks that it received before it frees them."""
 ROOM_S = 0.1
 """How often it looks for room."""
+REPLACE = 0.3
+"""How often a push that is preempted hands other blocks over before it takes back the first ones."""
+START_OVER = 0.7
+"""How often one starts over whose blocks were taken back."""
 
 
 class Engine:
@@ -67,17 +71,20 @@ class Engine:
         self._limits = limits
         self._blocks = BlockManager(description.pool)
         # Seeded by what a life is named by, so that a life always takes the same steps.
-        rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
+        rng = self._rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
         self._steps = Steps(rng, description.world_size, lead.later, lead.handle)
         self._minted = 0
         self._offers: dict[str, HandOver] = {}
         """By their transfer."""
+        self._replaced: dict[str, Blocks] = {}
+        """Blocks of parts that were replaced, by their lease."""
         self._fetches: dict[str, Fetch] = {}
         """By their transfer."""
 
     def offer(self, offer: Offer) -> bytes | None:
         """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks."""
-        shared = next((known for known in self._offers.values() if known.prompt == offer.prompt), None)
+        whole = (known for known in self._offers.values() if not known.taken_back)
+        shared = next((known for known in whole if known.prompt == offer.prompt), None)
         if shared is not None:
             blocks, step = self._blocks.share(shared.blocks), shared.step
         else:
@@ -124,16 +131,14 @@ class Engine:
         if destination is None:
             self._lead.later(wish.blocks_after_s or ROOM_S, lambda: self._give(fetch))
 
-    def push(self, offer: Offer, plans: Sequence[PartPlan], ids: bytes) -> None:
-        """Computes a prompt and hands it over to be pushed, part by part; `ids` are 32 random bytes."""
+    def push(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
+        """Computes a prompt and hands it over to be pushed, part by part."""
         blocks = self._blocks.take(len(offer.prompt.tokens))
         if blocks is None:
             return
         made = HandOver(offer.prompt, blocks, "", self._compute(blocks, offer))
-        at_s = 0.0
-        for plan in plans:
-            at_s += plan.after_s
-            self._lead.later(at_s, lambda plan=plan: self._hand_over_part(offer, made, plan, ids))  # type: ignore[misc]
+        made.start_over = lambda: self._start_over(offer, made, plans)
+        self._hand_over(offer, made, plans)
 
     def reserve(
         self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
@@ -164,10 +169,20 @@ class Engine:
         self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, lambda _: None)
 
     def preempt(self, number: int) -> None:
-        """Takes the blocks of one of its hand-overs back at once."""
-        if self._offers:
-            lease_id = list(self._offers.values())[number % len(self._offers)].lease_id
-            self._lead.handle(LeasesVoided((lease_id,)))
+        """Takes the blocks of one of its hand-overs back at once. A push may start over then."""
+        offers = [made for made in self._offers.values() if not made.taken_back]
+        if not offers:
+            return
+        made = offers[number % len(offers)]
+        if made.start_over is not None and self._rng.random() < REPLACE:
+            made.start_over()
+            return
+        made.taken_back = True
+        made.handed = False
+        self._lead.void(made.lease_id)
+        self._free(made.blocks)
+        if made.start_over is not None and self._rng.random() < START_OVER:
+            self._lead.later(self._rng.expovariate(20.0), made.start_over)
 
     def told(self, news: EngineNews) -> None:
         """Something that the lead says."""
@@ -178,8 +193,13 @@ class Engine:
             assert not fetch.over, "it failed twice"
             fetch.over = True
             self._lead.soon(lambda: fetch.ended(news))
+        elif isinstance(news, Failed) and news.transfer_id in self._offers:
+            self._offers[news.transfer_id].over = True
         elif isinstance(news, BlocksReturned):
+            self._replaced_returned(news.lease_id)
             self._returned(news.transfer_id)
+        elif isinstance(news, PartsReturned):
+            self._replaced_returned(news.lease_id)
         elif isinstance(news, LayersReceived):
             fetch = self._fetches[news.transfer_id]
             assert fetch.blocks is not None
@@ -189,6 +209,7 @@ class Engine:
     def check_idle(self) -> None:
         """Asserts that everything came back."""
         assert not self._offers, "hand-overs were never returned"
+        assert not self._replaced, "parts that were replaced were never returned"
         assert not self._fetches, "pulls never ended"
         self._blocks.check_idle()
 
@@ -259,8 +280,28 @@ class Engine:
         if isinstance(first[0], HandedOver):
             self._lead.call(ask, ENGINE, give_again, **key)
 
-    def _hand_over_part(self, offer: Offer, made: HandOver, plan: PartPlan, ids: bytes) -> None:
-        if made.over:
+    def _hand_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
+        at_s, epoch = 0.0, made.part_epoch
+        for plan in plans:
+            at_s += plan.after_s
+            self._lead.later(at_s, lambda plan=plan: self._hand_over_part(offer, made, plan, epoch))  # type: ignore[misc]
+
+    def _start_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
+        """The prefill of a push begins anew, in other blocks."""
+        blocks = None if made.over else self._blocks.take(len(offer.prompt.tokens))
+        if blocks is None:
+            return
+        if made.handed:
+            self._replaced[made.lease_id] = made.blocks
+        elif not made.taken_back:
+            self._free(made.blocks)
+        made.blocks, made.step = blocks, self._compute(blocks, offer)
+        made.part_epoch += 1
+        made.handed = made.taken_back = False
+        self._hand_over(offer, made, plans)
+
+    def _hand_over_part(self, offer: Offer, made: HandOver, plan: PartPlan, part_epoch: int) -> None:
+        if made.over or made.taken_back or part_epoch != made.part_epoch:
             return
         blocks = self._blocks.between(made.blocks, plan.first, plan.end, plan.layers)
 
@@ -276,8 +317,9 @@ class Engine:
                 last=plan.last,
                 layers=plan.layers,
                 failure=plan.failure,
-                access_id=ids[:16],
-                reverse_access_id=ids[16:],
+                part_epoch=part_epoch,
+                consumers=offer.consumers,
+                on_abort=offer.on_abort,
             )
 
         def give(result: Result) -> None:
@@ -288,6 +330,7 @@ class Engine:
                 self._offers[result.transfer.id] = made
                 made.handed, made.lease_id = True, result.lease.id
             if plan.last and not made.handed:
+                made.taken_back = True
                 self._free(made.blocks)
 
         self._lead.call(ask, ENGINE, give)
@@ -363,12 +406,18 @@ class Engine:
             memory.check_holds(blocks, fetch.wish.prompt, news.use_tokens)
         self._lead.later(USE_S, lambda: self._free(blocks))
 
+    def _replaced_returned(self, lease_id: str) -> None:
+        blocks = self._replaced.pop(lease_id, None)
+        if blocks is not None:
+            self._free(blocks)
+
     def _returned(self, transfer_id: str) -> None:
         self._acknowledge(transfer_id)
         made = self._offers.pop(transfer_id, None)
         if made is not None:
             made.over = True
-            self._free(made.blocks)
+            if not made.taken_back:
+                self._free(made.blocks)
             return
         if transfer_id not in self._fetches:
             return  # a registration that no part followed
@@ -388,6 +437,7 @@ class Engine:
     def _free(self, blocks: Blocks) -> None:
         """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
         unused = self._blocks.free(blocks)
+        assert self._lead.at_rest(unused), "blocks are reused that are pinned"
         for memory in self._memories:
             memory.scrub(unused)
 

@@ -26,12 +26,23 @@ from kvgrpc.core.actions import (
 )
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.core.events import Call, EndpointOffered, Event, LifeBegan, Tick
+from kvgrpc.core.events import (
+    Call,
+    EndpointOffered,
+    Event,
+    LeasesVoided,
+    LifeBegan,
+    PostingEnded,
+    SettleAccess,
+    Tick,
+)
 from kvgrpc.core.ids import peer_key
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.peers import PeerState
+from kvgrpc.core.pins import Blocks
+from kvgrpc.core.state import ENGINE
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.ledger import Ledger
@@ -83,6 +94,8 @@ class Host:
         self._life: Life
         self._movers: list[Mover] = []
         """Those of this process: of its present life, and of lives that ended before a posting did."""
+        self._flags: list[str] = []
+        """Leases whose void flags are set, and were not read yet."""
         self._skew_s = 0.0
         self._tick_at = NEVER
         self._performers = self._make_performers()
@@ -129,11 +142,30 @@ class Host:
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
         number = self.ledger.called(give)
+        if principal == ENGINE:
+            self._read_flags()
         self.handle(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
 
     def handle(self, event: Event) -> None:
         """Gives the node an event, checks its invariants, and performs what it asks for."""
+        if isinstance(event, SettleAccess | PostingEnded):
+            self._read_flags()
         self._feed(event, 0.0)
+
+    def void(self, lease_id: str) -> None:
+        """Its engine sets the void flag of a lease, which the lead reads before it vouches for anything."""
+        self._flags.append(lease_id)
+        self.later(self._rng.expovariate(50.0), self._read_flags)
+
+    def at_rest(self, blocks: Blocks) -> bool:
+        """Whether nothing pins these blocks, or their engine has taken some back of which the lead does not know."""
+        pins = self.node.state.pins
+        return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
+
+    def _read_flags(self) -> None:
+        flags, self._flags = self._flags, []
+        if flags:
+            self._feed(LeasesVoided(tuple(flags)), 0.0)
 
     def knows(self, life: str) -> bool:
         """Whether that life of a peer has a handshake here."""
@@ -182,6 +214,7 @@ class Host:
 
     def _end_life(self) -> None:
         self._world.network.ended(self.life)
+        self._flags.clear()
         for memory in self._life.memories:
             memory.burn()
 
@@ -242,7 +275,7 @@ class Host:
         self._life.mover.map(action, self._world.memories.get(loopback.key))
 
     def _post(self, action: Post) -> None:
-        self._life.mover.post(action, self.node.state.transfers.get(action.transfer_id).peer_transfer_id)
+        self._life.mover.post(action)
 
     def _describe(self, incarnation: int) -> EngineDescription:
         return EngineDescription(

@@ -22,7 +22,12 @@ class HandOver:
     step: int
     """The step that computes it; 0 when that is over."""
     handed: bool = False
-    """Of a push: a part of it is, or was, the lead's."""
+    """Of a push: a part of this epoch is, or was, the lead's."""
+    taken_back: bool = False
+    """The engine preempted it: the blocks are its own again already."""
+    part_epoch: int = 0
+    start_over: Callable[[], None] | None = None
+    """Of a push: its prefill begins anew."""
     over: bool = False
 
 
@@ -46,6 +51,10 @@ class Lead(Protocol):
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None: ...
 
     def handle(self, event: Event) -> None: ...
+
+    def void(self, lease_id: str) -> None: ...
+
+    def at_rest(self, blocks: Blocks) -> bool: ...
 
     def soon(self, do: Callable[[], None]) -> None: ...
 

@@ -68,12 +68,12 @@ class Mover:
         """New postings from that peer are impossible; those in flight go on."""
         self._mapped.pop((action.rank, action.peer), None)
 
-    def post(self, action: Post, owner: str = "") -> None:
-        """Starts a posting. `owner` is the peer's transfer, for one that writes into its memory."""
+    def post(self, action: Post) -> None:
+        """Starts a posting."""
         own, theirs = self._memories[action.rank], self._mapped[action.rank, action.peer]
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
-        posting = _Posting(action, owner if writes else action.transfer_id, source, sink)
+        posting = _Posting(action, action.fills or action.transfer_id, source, sink)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]

@@ -80,30 +80,49 @@ class Traffic:
                 self._after(rng.expovariate(10.0), self._meddle(source, host, offer, token))
 
     def _push(self) -> None:
-        """A push between two engines: reservation, registration and parts in any order."""
+        """A push to one or two engines: reservations, registrations and parts in any order."""
         rng = self._rng
-        source, host = rng.sample(self._world.hosts, 2)
+        source, *hosts = rng.sample(self._world.hosts, min(len(self._world.hosts), rng.choice((2, 2, 3))))
         self._count += 1
-        offer = Offer(rng.randbytes(16), f"r{self._count}", self._prompt(), in_step=rng.random() < 0.3)
-        ids = rng.randbytes(64)
+        offer = Offer(
+            rng.randbytes(16),
+            f"r{self._count}",
+            self._prompt(),
+            consumers=rng.choice((1, len(hosts))),
+            on_abort=rng.choice(tuple(OnAbort)),
+            in_step=rng.random() < 0.3,
+        )
         plans = self._plans(len(offer.prompt.tokens))
         if rng.randrange(20):
-            self._after(self._relay_s(), lambda: source.engine.push(offer, plans, ids[:32]) if source.up else None)
+            self._after(self._relay_s(), lambda: source.engine.push(offer, plans) if source.up else None)
+        for host in hosts:
+            self._after(self._relay_s(), self._reserve(source, host, offer, RETRIES))
+        for lead in (source, *hosts):
+            if rng.random() < self._meddling:
+                self._after(rng.expovariate(10.0), self._meddle(source, lead, offer, b""))
+
+    def _reserve(self, source: Host, host: Host, offer: Offer, retries: int) -> Callable[[], None]:
+        """A reservation at one destination; after a failure another engine takes its place."""
+        rng = self._rng
         wish = replace(self._wish(offer), prompt=offer.prompt if rng.randrange(10) else self._prompt())
         known = PushSource(source.address) if rng.randrange(2) else None
 
         def relay(token: bytes) -> None:
             if known is None:
-                self._after(self._relay_s(), lambda: self._register(source, token, ids[32:]))
+                ids = rng.randbytes(32)
+                self._after(self._relay_s(), lambda: self._register(source, token, ids))
+
+        def ended(failed: Failed | None) -> None:
+            self._push_ended(failed)
+            others = [other for other in self._world.hosts if other is not source]
+            if failed is not None and retries:
+                self._after(self._relay_s(), self._reserve(source, rng.choice(others), offer, retries - 1))
 
         def reserve() -> None:
             if host.up:
-                host.engine.reserve(wish, offer.key, known, relay, self._push_ended)
+                host.engine.reserve(wish, offer.key, known, relay, ended)
 
-        self._after(self._relay_s(), reserve)
-        for lead in (source, host):
-            if rng.random() < self._meddling:
-                self._after(rng.expovariate(10.0), self._meddle(source, lead, offer, b""))
+        return reserve
 
     def _register(self, source: Host, token: bytes, ids: bytes) -> None:
         if source.up:

@@ -77,8 +77,6 @@ def finished_blocks(
         layers=layer_range(request),
         part_epoch=request.part_epoch,
         failure=(request.failure.message or "the source cannot deliver") if request.HasField("failure") else "",
-        access_id=os.urandom(ACCESS_ID_BYTES) if push else b"",
-        reverse_access_id=os.urandom(ACCESS_ID_BYTES) if push else b"",
     )
 
 

@@ -1,4 +1,4 @@
-"""Two leads that talk to each other: a source `p` and a destination `d`, each with its own node and one clock.
+"""Leads that talk to each other: a source `p` and destinations `d` and `e`, each with its own node and one clock.
 
 What one asks of the other is carried over at once and answered, until nobody has anything to say. Postings wait for
 `moved`. `deaf` names kinds of actions that get lost on the way.
@@ -30,24 +30,25 @@ class Pair:
     def __init__(self, writers: frozenset[str] = READING, p: EngineDescription | None = None, **limits: Any) -> None:
         self.p = self._lead(p or describe("p", 1), writers, **limits)
         self.d = self._lead(describe("d", 2, pool=self.p.me.pool), writers, **limits)
+        self.e = self._lead(describe("e", 3, pool=self.p.me.pool), writers, **limits)
+        """A second destination."""
         self.posts: list[tuple[Lead, actions.Post]] = []
         self.deaf: set[type[Action]] = set()
         self.lost: list[tuple[Lead, Action]] = []
-        self.told: dict[str, list[Any]] = {"p": [], "d": []}
+        self.told: dict[str, list[Any]] = {"p": [], "d": [], "e": []}
         self.sent: list[Action] = []
         self._todo: deque[tuple[Lead, Action]] = deque()
+        self._unanswered: list[tuple[Lead, Lead, int, Callable[[Any], events.Event]]] = []
         self._numbers = 100
         self.meet()
 
     def meet(self) -> None:
-        """Both are connected."""
-        for here, there in ((self.p, self.d), (self.d, self.p)):
+        """All are connected to the source."""
+        meetings = [(self.p, self.d), (self.d, self.p), (self.p, self.e), (self.e, self.p)]
+        for here, there in meetings:
             here.admit(there.me)
-        for here, there in ((self.p, self.d), (self.d, self.p)):
+        for here, there in meetings:
             here.node.state.peers[key_of(there.me)].dialled = there.me.address
-
-    def other(self, lead: Lead) -> Lead:
-        return self.d if lead is self.p else self.p
 
     def feed(self, lead: Lead, event: events.Event, after_s: float = 0.0) -> None:
         """An event, and all that follows from it at both."""
@@ -55,7 +56,7 @@ class Pair:
         self.run()
 
     def tick(self, after_s: float) -> None:
-        for lead in (self.p, self.d):
+        for lead in (self.p, self.d, self.e):
             self._take(lead, lead.feed(events.Tick(), after_s))
         self.run()
 
@@ -67,13 +68,15 @@ class Pair:
         return lead.answer(number)
 
     def run(self) -> None:
-        """Carries over what is under way."""
-        while self._todo:
+        """Carries over what is under way, and answers that were waited for."""
+        while self._todo or self._answered():
+            if not self._todo:
+                continue
             lead, action = self._todo.popleft()
             if isinstance(action, actions.Post):
                 self.posts.append((lead, action))
             elif isinstance(action, actions.TellEngine):
-                self.told["p" if lead is self.p else "d"].append(action.news)
+                self.told[lead.me.engine_id].append(action.news)
             elif type(action) in self.deaf:
                 self.lost.append((lead, action))
             else:
@@ -97,10 +100,12 @@ class Pair:
 
     # -- the calls of a push
 
-    def reserve(self, tokens: int = 32, *blocks: Sequence[int], key: bytes = KEY, **fields: Any) -> Any:
+    def reserve(
+        self, tokens: int = 32, *blocks: Sequence[int], key: bytes = KEY, at: Lead | None = None, **fields: Any
+    ) -> Any:
         fields.setdefault("content", content(tokens))
         where = blocks or [range(g.blocks_of(tokens)) for g in self.d.me.pool.groups]
-        return self.call(self.d, lambda c: events.ReserveBlocks(c, key, lists(*where), **fields))
+        return self.call(at or self.d, lambda c: events.ReserveBlocks(c, key, lists(*where), **fields))
 
     def register(self, token: bytes, principal: str = "router", number: int = 10, call: Any = None) -> Any:
         return self.call(
@@ -112,15 +117,12 @@ class Pair:
             **(call or {}),
         )
 
-    def finish(
-        self, tokens: int = 32, *blocks: Sequence[int], number: int = 20, call: Any = None, **fields: Any
-    ) -> Any:
+    def finish(self, tokens: int = 32, *blocks: Sequence[int], call: Any = None, **fields: Any) -> Any:
         fields.setdefault("key", KEY)
         fields.setdefault("content", content(tokens))
         fields.setdefault("waits_for", events.WaitsFor.REGISTRATION)
         where = blocks or [range(g.blocks_of(tokens)) for g in self.p.me.pool.groups]
         fields.setdefault("blocks", lists(*where))
-        fields |= {"access_id": access_id(number), "reverse_access_id": access_id(number + 1)}
         return self.call(self.p, lambda c: events.FinishedBlocks(c, **fields), **(call or {}))
 
     def both(self) -> tuple[Transfer, Transfer]:
@@ -149,44 +151,63 @@ class Pair:
             case actions.SendOpen(opening=opening):
                 self._rpc(
                     lead,
+                    action.peer,
                     lambda c: events.OpenAccess(c, *who, (opening,)),
                     lambda a: events.AccessAnswered(opening.access_id, _first(a)),
                 )
             case actions.SendSettle(settling=settling):
                 self._rpc(
                     lead,
+                    action.peer,
                     lambda c: events.SettleAccess(c, *who, (settling,)),
                     lambda a: events.SettleAnswered(settling.access_id, _first(a)),
                 )
             case actions.SendClose(closing=closing, incarnation=incarnation):
                 self._rpc(
                     lead,
+                    action.peer,
                     lambda c: events.CloseAccess(c, me.engine_id, incarnation, (closing,)),
                     lambda a: events.CloseAnswered(closing.access_id, answered=_knows(a)),
                 )
             case actions.SendParts(access_id=write_access, parts=parts):
                 self._rpc(
                     lead,
+                    action.peer,
                     lambda c: events.PartsReady(c, *who, write_access, parts),
                     lambda a: events.PartsAnswered(write_access, _error(a)),
                 )
             case actions.SendRegister(transfer_id=transfer_id, token=token, request_id=request_id):
                 self._rpc(
                     lead,
+                    action.peer,
                     lambda c: events.RegisterPush(c, token, request_id, access_id(30), access_id(31)),
                     lambda a: events.RegisterAnswered(transfer_id, _error(a)),
                 )
 
-    def _rpc(self, lead: Lead, make: Callable[[Call], events.Event], answered: Callable[[Any], events.Event]) -> None:
-        there = self.other(lead)
+    def _rpc(
+        self, lead: Lead, peer: str, make: Callable[[Call], events.Event], answered: Callable[[Any], events.Event]
+    ) -> None:
+        (there,) = [other for other in (self.p, self.d, self.e) if key_of(other.me) == peer]
         number = there.ask(make, principal="peer")
         self._take(there, there.done)
-        try:
-            answer = there.answer(number)
-        except KVGrpcError as error:
-            answer = error
-        if answer is not None:
-            self._take(lead, lead.feed(answered(answer)))
+        self._unanswered.append((lead, there, number, answered))
+        self._answered()
+
+    def _answered(self) -> bool:
+        """Carries answers back; whether there was one."""
+        waiting, self._unanswered = self._unanswered, []
+        found = False
+        for lead, there, number, answered in waiting:
+            try:
+                answer = there.answer(number)
+            except KVGrpcError as error:
+                answer = error
+            if answer is None:
+                self._unanswered.append((lead, there, number, answered))
+            else:
+                found = True
+                self._take(lead, lead.feed(answered(answer)))
+        return found
 
 
 def _first(answer: Any) -> Any:

@@ -964,7 +964,8 @@ def test_a_pull_is_cancelled_at_every_stage(lead: Lead, stage: str, by_key: bool
     if stage == "connecting":
         assert closings == []
     else:
-        assert closings == [events.Closing(access_id(), dropped=True, quiesced=not in_flight, token=TOKEN)]
+        closing = events.Closing(access_id(), True, not in_flight, TOKEN, "cancelled")
+        assert closings == [closing]
 
 
 @pytest.mark.parametrize("stage", STAGES)

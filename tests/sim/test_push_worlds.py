@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import delivering, push_steps
+from kvgrpc.core import delivering, push_ends, push_steps
 from kvgrpc.core.landing import Landing
 from kvgrpc.sim import ROUGH, Chaos, Faults, Traffic, World
 from tests.sim.test_world import STORMY, TIGHT
@@ -65,7 +65,7 @@ def test_in_a_healthy_world_a_push_fails_only_for_what_was_asked(writers: frozen
 
 closed = delivering.Deliveries.closed
 post = push_steps.PushSteps._post
-released = push_steps.PushEnds.lease_ended
+released = push_ends.PushEnds.lease_ended
 
 
 def post_twice(steps: Any, push: Any) -> None:
@@ -82,14 +82,14 @@ SABOTAGE: dict[str, tuple[object, str, Any]] = {
     ),
     "blocks come back while a source may write": (Landing, "busy", property(lambda self: bool(self.postings))),
     "two postings write into one block": (push_steps.PushSteps, "_post", post_twice),
-    "bytes come before the access": (delivering.Deliveries, "missing", lambda self, access: False),
+    "bytes come before the access": (delivering.Deliveries, "misses_step", lambda self, access: False),
     "a send concludes": (
         push_steps.PushSteps,
         "_post",
         lambda self, push: (post(self, push), push.postings.clear(), self.settle(push)),
     ),
     "a source frees blocks under its own write": (
-        push_steps.PushEnds,
+        push_ends.PushEnds,
         "lease_ended",
         lambda self, lease, message: (released(self, lease, message), False)[1],
     ),

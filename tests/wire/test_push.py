@@ -79,13 +79,6 @@ def test_a_part_of_a_push_needs_neither_content_nor_to_be_the_last() -> None:
     assert (part.content, part.last, part.layers, part.part_epoch, part.failure) == (None, False, (4, 2), 5, "")
 
 
-def test_every_part_brings_access_ids_that_nobody_can_guess() -> None:
-    first, second = finish(), finish()
-    ids = [first.access_id, first.reverse_access_id, second.access_id, second.reverse_access_id]
-    assert len(set(ids)) == 4
-    assert {len(id_) for id_ in ids} == {16}
-
-
 def test_a_source_that_cannot_deliver_says_so_even_without_words() -> None:
     assert finish(failure=common_pb2.Failure(message="aborted")).failure == "aborted"
     assert finish(failure=common_pb2.Failure()).failure

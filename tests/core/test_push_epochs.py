@@ -1,0 +1,262 @@
+"""A prefill that starts over: its parts are replaced, wherever the push is, and nothing of the old ones counts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.actions import LayersReceived, PartsReturned, SendOpen, SendParts, SendSettle
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.pins import PinKind
+from kvgrpc.core.transfers import Disposition, State
+from kvgrpc.errors import Reason, Unavailable
+from tests.core.nodes import KEY, access_id, describe, refused
+from tests.core.pairs import READING, WRITING, Pair
+
+MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+HOW = pytest.mark.parametrize("void", [False, True], ids=["replaced", "taken back"])
+
+
+def lease_of(pair: Pair) -> str:
+    lease_id: str = next(iter(pair.p.state.transfers)).lease_id
+    return lease_id
+
+
+def returned(pair: Pair) -> list[str]:
+    """The leases of parts whose blocks were returned."""
+    return [news.lease_id for news in pair.told["p"] if isinstance(news, PartsReturned)]
+
+
+def start_over(pair: Pair, void: bool, *blocks: Any, epoch: int = 1, **fields: Any) -> None:
+    """The first part of the next epoch; `void`: the engine took the blocks of the last one back before."""
+    if void:
+        pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    pair.finish(32, *(blocks or ((5, 6),)), part_epoch=epoch, **fields)
+
+
+def succeeds(pair: Pair, *source_blocks: int) -> None:
+    """The rest moves from those blocks, and both sides succeed."""
+    (_, post) = pair.posts[-1]
+    assert {src // 8 % 64 for src in post.runs.src.tolist()} == {min(source_blocks)}
+    pair.moved()
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    pair.tick(130.0)
+    assert not pair.p.state.accesses
+    assert not pair.d.state.accesses
+
+
+@MODES
+@HOW
+def test_a_part_of_a_higher_epoch_replaces_all_before(writers: frozenset[str], void: bool) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.moved()
+    first = lease_of(pair)
+    start_over(pair, void)
+    sent = pair.both()[0]
+    assert sent.lease_id not in ("", first)
+    ended = pair.p.state.leases.get(first)
+    assert ended.state is (LeaseState.VOIDED if void else LeaseState.RELEASED)
+    assert returned(pair) == [first]
+    succeeds(pair, 5, 6)
+
+
+@MODES
+@HOW
+def test_layers_that_were_there_are_to_be_discarded(writers: frozenset[str], void: bool) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2), last=False, layers=(0, 1))
+    pair.moved()
+    assert pair.both()[1].has_layers(0, 1)
+    start_over(pair, void)
+    assert not pair.both()[1].has_layers(0, 1)
+    told = [news for news in pair.told["d"] if isinstance(news, LayersReceived)]
+    assert [news.layers_done for news in told] == [((0, 1),), ()]
+    succeeds(pair, 5, 6)
+
+
+@MODES
+@HOW
+def test_nothing_is_posted_into_a_block_while_an_earlier_posting_may_write_there(
+    writers: frozenset[str], void: bool
+) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    assert len(pair.posts) == 1
+    first = lease_of(pair)
+    start_over(pair, void)
+    assert len(pair.posts) == 1, "the first is under way"
+    held = writers and not void
+    assert pair.p.state.pins.has(f"{pair.both()[0].id}#1", PinKind.ACCESS) is bool(held)
+    assert returned(pair) == ([] if held else [first])
+    pair.moved()
+    assert returned(pair) == [first]
+    assert len(pair.posts) == 1
+    succeeds(pair, 5, 6)
+
+
+@MODES
+@pytest.mark.parametrize("done", [True, False], ids=["ends well", "breaks"])
+def test_an_old_posting_that_breaks_ends_nothing_but_one_that_is_lost_does(writers: frozenset[str], done: bool) -> None:
+    for quiesced in (True, False):
+        pair = Pair(writers)
+        pair.register(pair.reserve(32, (3, 4)).token)
+        pair.finish(32, (1, 2))
+        start_over(pair, False)
+        if writers:
+            pair.moved(done=done, quiesced=quiesced)
+            assert pair.both()[0].waiting_for == ("registration" if not quiesced else "")
+            assert len(pair.posts) == quiesced
+
+
+@pytest.mark.parametrize(
+    ("writers", "step"),
+    [(READING, SendOpen), (READING, SendParts), (READING, SendSettle), (WRITING, SendOpen), (WRITING, SendSettle)],
+)
+@HOW
+def test_answers_to_what_was_replaced_change_nothing(
+    writers: frozenset[str], void: bool, step: type[actions.Action]
+) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.deaf = {step}
+    pair.finish(32, (1, 2))
+    pair.moved()
+    pair.deaf = set()
+    start_over(pair, void)
+    pair.recover()
+    succeeds(pair, 5, 6)
+
+
+@MODES
+def test_the_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_start_over(
+    writers: frozenset[str],
+) -> None:
+    pair = Pair(writers, registration_timeout_s=20.0)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    pair.moved()
+    assert [t.over for t in pair.both()] == [False, False]
+    assert pair.both()[0].waiting_for == "parts"
+    pair.tick(20.0)
+    assert pair.reasons() == [Reason.REGISTRATION_TIMEOUT, pair.reasons()[1]]
+    assert all(t.over for t in pair.both())
+    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+    assert [type(news) for news in pair.told["p"]][-2:] == [actions.Failed, actions.BlocksReturned]
+
+
+@MODES
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_engine_that_took_its_parts_back_may_say_that_it_cannot_deliver(
+    writers: frozenset[str], moved: bool
+) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    if moved:
+        pair.moved()
+    pair.finish(failure="no room", blocks=(), content=None)
+    pair.moved()
+    assert pair.reasons() == [Reason.SOURCE_FAILED, Reason.SOURCE_FAILED]
+    assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
+    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+
+
+@MODES
+def test_parts_of_an_epoch_that_was_replaced_or_taken_back_are_refused(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    with refused(Reason.PREEMPTED):
+        pair.finish(32, (2,))
+    pair.finish(32, (5,), last=False, part_epoch=7)
+    with refused(Reason.PREEMPTED):
+        pair.finish(32, (6,), part_epoch=6)
+    pair.feed(pair.p, events.LeasesVoided(("l-other",)))
+    pair.finish(32, (6,), part_epoch=7)
+    while pair.posts:
+        pair.moved()
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+
+
+def test_a_prefill_may_start_over_before_anybody_registered() -> None:
+    pair = Pair()
+    pair.finish(32, (1,), last=False)
+    start_over(pair, True)
+    start_over(pair, False, (7, 8), epoch=2)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    succeeds(pair, 7, 8)
+
+
+def test_one_that_starts_over_while_its_destination_is_reached_opens_the_new_parts_only() -> None:
+    pair = Pair()
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.deaf = {SendOpen}
+    pair.finish(32, (1, 2))
+    ((_, sent),) = pair.lost
+    assert isinstance(sent, SendOpen)
+    gone = events.AccessAnswered(sent.opening.access_id, Unavailable(Reason.NO_HANDSHAKE, "who"))
+    pair.deaf = {SendOpen, actions.Dial}
+    pair.feed(pair.p, gone)
+    assert pair.both()[0].waiting_for == "handshake"
+    start_over(pair, True)
+    pair.lost.clear()
+    pair.deaf.clear()
+    pair.p.connect(pair.d.me)
+    opening = [action.opening for action in pair.p.done if isinstance(action, SendOpen)]
+    assert [row.part_epoch for row in opening] == [1]
+
+
+def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
+    pair = Pair()
+    token = pair.reserve(32, (3, 4)).token
+    pair.register(token)
+    pair.finish(32, (1,), last=False)
+    other = describe("x", 7)
+    pair.d.admit(other)
+    (opening,) = [action.opening for action in pair.sent if isinstance(action, SendOpen)]
+    foreign = replace(opening, access_id=access_id(70), reverse_access_id=access_id(71), part_epoch=1)
+    (row,) = pair.d.opened(other, foreign)
+    assert row.reason is Reason.ACCESS_REUSED
+    pair.moved()
+    late = replace(opening, access_id=access_id(72), reverse_access_id=access_id(73))
+    start_over(pair, False)
+    (row,) = pair.d.opened(pair.p.me, late)
+    assert row.reason is Reason.PREEMPTED
+
+
+def test_a_pull_ends_when_its_blocks_are_taken_back() -> None:
+    pair = Pair()
+    lease = pair.finish(32, waits_for=events.WaitsFor.READERS).lease
+    pair.feed(pair.p, events.LeasesVoided((lease.id,)))
+    (sent,) = pair.p.state.transfers
+    assert sent.state is State.CANCELLED
+    failure = sent.failure
+    assert failure is not None
+    assert failure.reason is Reason.LEASE_VOIDED
+
+
+@MODES
+def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_after_them(
+    writers: frozenset[str],
+) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    start_over(pair, False)
+    pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+    source, destination = pair.both()
+    assert source.state is State.CANCELLED
+    assert source.memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
+    assert destination.state is State.FAILED
+    pair.moved()
+    assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
+    assert not len(pair.p.state.pins) + len(pair.d.state.pins)

@@ -1,0 +1,184 @@
+"""One push to several destinations, and the destination that takes the place of one that failed."""
+
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.actions import SendClose
+from kvgrpc.core.grants import OnAbort
+from kvgrpc.core.transfers import State, Transfer
+from kvgrpc.errors import Reason
+from tests.core.nodes import Lead, key_of, refused
+from tests.core.pairs import READING, WRITING, Pair
+
+MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+
+
+def sent(pair: Pair) -> Transfer:
+    return next(iter(pair.p.state.transfers))
+
+
+def landed(lead: Lead) -> Transfer:
+    return next(iter(lead.state.transfers))
+
+
+def two(writers: frozenset[str], **fields: Any) -> Pair:
+    """Two destinations are registered, and the first part is moving to both."""
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
+    pair.finish(32, (1,), last=False, consumers=2, **fields)
+    return pair
+
+
+@MODES
+def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is_done(writers: frozenset[str]) -> None:
+    pair = two(writers)
+    pair.moved(1)
+    pair.finish(32, (2,))
+    while len(pair.posts) > 1:
+        pair.moved(1)
+    states = sorted([landed(pair.d).state.value, landed(pair.e).state.value])
+    assert states == ["active", "succeeded"]
+    assert (sent(pair).over, sent(pair).consumers, sent(pair).consumers_done) == (False, 2, 1)
+    assert len(pair.p.state.pins)
+    pair.moved()
+    assert [landed(pair.d).state, landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 3
+    assert sent(pair).consumers_done == 2
+    assert not len(pair.p.state.pins)
+    assert [type(news) for news in pair.told["p"]] == [actions.BlocksReturned]
+
+
+@MODES
+def test_one_that_registers_late_gets_what_came_before(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False, consumers=2)
+    pair.moved()
+    pair.finish(32, (2,))
+    pair.moved()
+    assert landed(pair.d).state is State.SUCCEEDED
+    assert pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40).transfer.id == sent(pair).id
+    pair.moved()
+    assert [landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 2
+
+
+@MODES
+@pytest.mark.parametrize("on_abort", OnAbort)
+def test_a_destination_that_is_cancelled_is_done_unless_the_hand_over_keeps_its_place(
+    writers: frozenset[str], on_abort: OnAbort
+) -> None:
+    pair = two(writers, on_abort=on_abort)
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landed(pair.d).id))
+    pair.finish(32, (2,))
+    while pair.posts:
+        pair.moved()
+    assert landed(pair.e).state is State.SUCCEEDED
+    assert sent(pair).over is (on_abort is OnAbort.RELEASE)
+    if on_abort is OnAbort.RELEASE:
+        assert sent(pair).state is State.SUCCEEDED
+        return
+    pair.tick(125.0)
+    failure = sent(pair).failure
+    assert failure is not None
+    assert failure.reason is Reason.REGISTRATION_TIMEOUT
+    assert "cancelled" in failure.message
+
+
+@MODES
+def test_another_destination_takes_the_place_of_one_that_failed(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    token = pair.reserve(32, (3, 4)).token
+    pair.register(token)
+    pair.finish(32, (1, 2))
+    pair.moved(done=False, message="broken")
+    assert landed(pair.d).state is State.FAILED
+    assert (sent(pair).over, sent(pair).waiting_for) == (False, "registration")
+    with refused(Reason.TRANSFER_ENDED):
+        pair.register(token)
+    pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
+    pair.moved()
+    assert [landed(pair.e).state, sent(pair).state] == [State.SUCCEEDED] * 2
+    assert not len(pair.p.state.pins)
+
+
+@MODES
+def test_more_destinations_than_declared_are_refused(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
+    pair.finish(32, (1, 2))
+    assert landed(pair.e).state is State.FAILED
+    failure = landed(pair.e).failure
+    assert failure is not None
+    assert "1 destinations already" in failure.message
+    pair.moved()
+    assert [landed(pair.d).state, sent(pair).state] == [State.SUCCEEDED] * 2
+
+
+def test_registrations_that_no_part_followed_are_bounded() -> None:
+    pair = Pair(registrations=1)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    late = pair.reserve(32, (8, 9), at=pair.e).token
+    with refused(Reason.TRANSFER_EXISTS):
+        pair.register(late, number=40)
+
+
+@MODES
+def test_a_destination_that_dies_leaves_the_others_alone(writers: frozenset[str]) -> None:
+    pair = two(writers)
+    pair.deaf = {SendClose}
+    pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
+    pair.feed(pair.p, events.Tick(), 11.0)
+    pair.deaf.clear()
+    pair.finish(32, (2,))
+    pair.moved()
+    pair.moved()
+    assert landed(pair.e).state is State.SUCCEEDED
+    assert sent(pair).over
+
+
+@MODES
+def test_a_source_that_cannot_deliver_tells_every_destination(writers: frozenset[str]) -> None:
+    pair = two(writers)
+    pair.finish(failure="no", blocks=(), content=None)
+    pair.moved()
+    for lead in (pair.p, pair.d, pair.e):
+        failure = landed(lead).failure
+        assert failure is not None
+        assert failure.reason is Reason.SOURCE_FAILED
+        assert not len(lead.state.pins)
+
+
+@MODES
+def test_a_destination_that_gave_up_before_the_first_part_counts_when_the_hand_over_says_so(
+    writers: frozenset[str],
+) -> None:
+    for on_abort in OnAbort:
+        pair = Pair(writers)
+        reserved = pair.reserve(32, (3, 4))
+        pair.register(reserved.token)
+        pair.deaf = {SendClose}
+        pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
+        pair.feed(pair.p, events.Tick(), 11.0)
+        assert not sent(pair).over
+        pair.finish(32, (1, 2), on_abort=on_abort)
+        assert sent(pair).over is (on_abort is OnAbort.RELEASE)
+
+
+@MODES
+def test_layers_move_as_soon_as_the_step_has_written_them(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2), last=False, layers=(0, 1), after_step=5)
+    pair.finish(32, (1, 2), layers=(1, 1), after_step=5)
+    assert not pair.posts
+    assert sent(pair).waiting_for == "step"
+    pair.feed(pair.p, events.StepDone(0, 5, layers=(0, 1)))
+    pair.moved()
+    assert landed(pair.d).layers_done == ((0, 1),)
+    assert not pair.posts
+    pair.feed(pair.p, events.StepDone(0, 5))
+    pair.moved()
+    assert landed(pair.d).state is State.SUCCEEDED
