@@ -147,6 +147,10 @@ class Server:
     def tell(self, news: EngineNews) -> None:
         """News for an engine: nobody is attached to an embedded pool."""
 
+    def voided(self) -> tuple[str, ...]:
+        """Leases of an engine that took their blocks back: none."""
+        return ()
+
     # -- lives: with the embedded pool, with an engine, with nothing
 
     async def begin_engine(

@@ -14,7 +14,16 @@ what is there.
 
 from kvgrpc.engine.connection import LeadDied
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PullOpened, Received, Reserved
+from kvgrpc.engine.events import (
+    BlocksReturned,
+    Event,
+    Failed,
+    LayersReceived,
+    PartsReturned,
+    PullOpened,
+    Received,
+    Reserved,
+)
 from kvgrpc.engine.handles import Content, HandOver, Pull, content
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.rank import Rank
@@ -29,6 +38,7 @@ __all__ = [
     "HandOver",
     "LayersReceived",
     "LeadDied",
+    "PartsReturned",
     "Pull",
     "PullOpened",
     "Push",

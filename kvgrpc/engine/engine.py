@@ -32,14 +32,16 @@ from kvgrpc.engine.events import BlocksReturned, Event, Received
 from kvgrpc.engine.handles import BlockIds, Content, Handle, HandOver, Pull, check_key, group_blocks
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.engine.outbox import Outbox
-from kvgrpc.engine.pushes import Push, Reservation
+from kvgrpc.engine.pushes import LayerRange, Push, Reservation
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.engine.transfers import Transfers
+from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
-from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, limits_from_proto, pool_from_proto, pool_to_proto
 from kvgrpc.wire.frames import encode
+from kvgrpc.wire.session import step_report
 from kvgrpc.wire.values import duration, stated_error
 
 _log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class Engine:
     def __init__(self, connection: Connection, socket_path: str, attach: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
         self._connection = connection
-        answer, _ = connection.attach(encode(session_pb2.ClientFrame(attach=attach)))
+        answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=attach)))
         attached = answer.attached
         self.engine_id = attached.header.engine_id
         self.incarnation = attached.header.incarnation
@@ -67,8 +69,9 @@ class Engine:
         self._world_size = max(attach.world_size, 1)
         self._lead: LeadProcess | None = None
         self._leases = 0
+        self._page = VoidPage(page, attached.void_slots)
         self._outbox = Outbox()
-        self._transfers = Transfers()
+        self._transfers = Transfers(self._page)
         self._answers: dict[int, session_pb2.CallAnswer | None] = {}
         """Of calls that somebody waits for."""
         self._abandoned: set[int] = set()
@@ -149,8 +152,7 @@ class Engine:
         check_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
         rows = group_blocks(blocks)
-        self._leases += 1
-        lease_id = mint_lease_id(self._secret, self.incarnation, "engine", self._leases)
+        lease_id = self._mint()
         claims = grants.Claims(
             access=grants.Access.READ,
             engine_id=self.engine_id,
@@ -177,8 +179,8 @@ class Engine:
             after_step=after_step,
             lease_id=lease_id,
         )
-        handover = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id)
-        self._ask(handover, traceparent, finished_blocks=request)
+        handover = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id, page=self._page)
+        self._ask(handover, traceparent, finished_blocks=request, void_slot=self._page.take(lease_id))
         return handover
 
     def pull(  # noqa: PLR0913 - by name, each with a default
@@ -249,13 +251,25 @@ class Engine:
         self._ask(reservation, traceparent, reserve_blocks=request)
         return reservation
 
-    def push(
-        self, content: Content, *, transfer_key: bytes, request_id: str = "", priority: int = 0, traceparent: str = ""
+    def push(  # noqa: PLR0913 - by name, each with a default
+        self,
+        content: Content,
+        *,
+        transfer_key: bytes,
+        consumers: int = 1,
+        on_abort: grants.OnAbort = grants.OnAbort.RELEASE,
+        request_id: str = "",
+        priority: int = 0,
+        traceparent: str = "",
     ) -> Push:
-        """The source's side of a push: `Push.finished` hands its parts over as they come."""
+        """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
         check_key(transfer_key)
         return Push(
             ask=self._ask,
+            page=self._page,
+            mint=self._mint,
+            consumers=consumers,
+            on_abort=on_abort,
             request_id=request_id,
             transfer_key=transfer_key,
             content=content,
@@ -268,14 +282,15 @@ class Engine:
         request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key, message=message)
         self._ask(None, cancel_transfer=request)
 
-    def step_done(self, step: int) -> None:
-        """All work of steps up to `step` is done; for engines whose only rank is in this process, and reports none.
+    def step_done(self, step: int, layers: LayerRange | None = None) -> None:
+        """All work of steps up to `step` is done, or that of these layers; for engines whose only rank is in this
+        process, and reports none.
 
         Raises InvalidRequest for an engine with several ranks.
         """
         if self._world_size != 1:
             raise InvalidRequest(Reason.INVALID_FIELD, "each of several ranks reports its own steps: Rank.step_done")
-        self._outbox.add_silent(step_done=rank_pb2.StepReport(step=step))
+        self._outbox.add_silent(step_done=step_report(step, layers))
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
         """Takes blocks of a SERVER_MANAGED pool; waits for the answer.
@@ -328,6 +343,7 @@ class Engine:
     def close(self) -> None:
         """Ends the session, and with it every lease and transfer of this engine. Idempotent."""
         self._connection.close()
+        self._page.close()
         if self._lead is not None:
             self._lead.stop()
 
@@ -344,6 +360,10 @@ class Engine:
         if handle is not None:
             self._transfers.asked(call.call_id, handle)
         return call
+
+    def _mint(self) -> str:
+        self._leases += 1
+        return mint_lease_id(self._secret, self.incarnation, "engine", self._leases)
 
     def _wait(self, **request: Any) -> session_pb2.CallAnswer:
         """Makes one call and waits for its answer; events that come meanwhile are kept for `poll`."""

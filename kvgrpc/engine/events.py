@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine.handles import Handle, Pull
-from kvgrpc.engine.pushes import Reservation
+from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.errors import Reason
 
 
@@ -62,4 +62,13 @@ class BlocksReturned:
     transfer: Handle
 
 
-Event = PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned
+@dataclass(frozen=True)
+class PartsReturned:
+    """The blocks of parts that were replaced are the engine's again; their push goes on. Not told of those that
+    `Push.start_over` took back by itself.
+    """
+
+    transfer: Push
+
+
+Event = PullOpened | Reserved | LayersReceived | Received | Failed | BlocksReturned | PartsReturned

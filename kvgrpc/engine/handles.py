@@ -10,6 +10,7 @@ import numpy as np
 from kvgrpc.core import grants
 from kvgrpc.core.descriptors import to_runs
 from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
@@ -93,11 +94,21 @@ class HandOver(Handle):
     grant: bytes = field(repr=False)
     """The token, for the consumer."""
     lease_id: str
+    page: VoidPage = field(repr=False)
 
     @property
     def kv_transfer_params(self) -> dict[str, Any]:
         """The grant in the JSON form that routers relay."""
         return grants.to_json(self.grant)
+
+    def take_back(self) -> bool:
+        """Preemption: from the return on the blocks are the engine's own, whoever reads them; readers are told, and use
+        nothing of them. Failed and BlocksReturned follow.
+
+        False: that cannot be had, since the lead is not on this host or has no slot left; cancel, and wait for
+        BlocksReturned.
+        """
+        return take_back(self, self.page, self.lease_id)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -136,6 +147,14 @@ class Pull(Handle):
             transfer_id=self.transfer_id, destination=destination, after_step=after_step
         )
         self.ask(self, pull_blocks=request)
+
+
+def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
+    """Sets the void flag of a lease, and tells the lead to look. False: it has none, or is over."""
+    if handle.over or not page.void(lease_id):
+        return False
+    handle.ask(None, voided=session_pb2.VoidedSlots())
+    return True
 
 
 def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:

@@ -1,10 +1,12 @@
 """Handles of the two sides of a push: blocks that are reserved for one, and the parts that are handed over to one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core import grants
-from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks
+from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks, take_back
+from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2
 
@@ -39,8 +41,16 @@ class Push(Handle):
 
     transfer_key: bytes = field(repr=False)
     content: Content = field(repr=False)
+    page: VoidPage = field(repr=False)
+    mint: Callable[[], str] = field(repr=False)
+    consumers: int = 1
+    on_abort: grants.OnAbort = grants.OnAbort.RELEASE
     priority: int = 0
     traceparent: str = ""
+    part_epoch: int = 0
+    """How often the prefill has started over."""
+    lease_id: str = ""
+    """The lease of this epoch's parts; empty before the first."""
 
     def register(self, grant: bytes) -> None:
         """Where the blocks go, if the destination's lead or a router does not say so by itself. At any time; once.
@@ -59,6 +69,7 @@ class Push(Handle):
         `layers` None: all. `last`: with it every block of the content was handed over, in all layers; only then may
         the block that holds the prompt's end be partly filled. Without blocks only as the last one after others.
         """
+        self.lease_id = self.lease_id or self.mint()
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=self.transfer_key,
             request_id=self.request_id,
@@ -68,10 +79,26 @@ class Push(Handle):
             last=last,
             after_step=after_step,
             priority=self.priority,
+            consumers=self.consumers,
+            on_abort=common_pb2.ON_ABORT_KEEP if self.on_abort is grants.OnAbort.KEEP else common_pb2.ON_ABORT_RELEASE,
+            part_epoch=self.part_epoch,
+            lease_id=self.lease_id,
         )
         if layers is not None:
             request.layers.first, request.layers.count = layers
-        self._ask(finished_blocks=request)
+        self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
+
+    def start_over(self) -> bool:
+        """The prefill was preempted: the parts handed over so far count no more. `finished` hands over those of a new
+        prefill, from its beginning, in whatever blocks; or `fail` says that there will be none.
+
+        True: the old blocks are the engine's own from the return on. False: they are with PartsReturned, which comes
+        after the first part of the new prefill.
+        """
+        taken_back = not self.lease_id or take_back(self, self.page, self.lease_id)
+        self.part_epoch += bool(self.lease_id)
+        self.lease_id = ""
+        return taken_back
 
     def fail(self, message: str) -> None:
         """This side cannot deliver: the destination learns it at once."""

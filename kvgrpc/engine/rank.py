@@ -79,6 +79,10 @@ class Rank:
         """
         self._send(events.StepDone(self.rank, step))
 
+    def layers_done(self, step: int, first: int, count: int) -> None:
+        """As `step_done`, for some layers only: parts of a push that cover no others move from now on."""
+        self._send(events.StepDone(self.rank, step, (first, count)))
+
     def close(self) -> None:
         """Detaches; memory of one's own is at rest when this returns. Idempotent.
 

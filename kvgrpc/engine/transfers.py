@@ -7,9 +7,19 @@ BlocksReturned; before the latter at most one Failed.
 from collections.abc import Iterator
 
 from kvgrpc.core.transfers import Next
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PullOpened, Received, Reserved
-from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.events import (
+    BlocksReturned,
+    Event,
+    Failed,
+    LayersReceived,
+    PartsReturned,
+    PullOpened,
+    Received,
+    Reserved,
+)
+from kvgrpc.engine.handles import Handle, HandOver, Pull
 from kvgrpc.engine.pushes import Push, Reservation
+from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.values import core_reason
@@ -25,7 +35,8 @@ _NEXT = {
 class Transfers:
     """Every handle that is not over."""
 
-    def __init__(self) -> None:
+    def __init__(self, page: VoidPage) -> None:
+        self._page = page
         self._asked: dict[int, Handle] = {}
         """By call, until it is answered."""
         self._known: dict[str, Handle] = {}
@@ -58,7 +69,10 @@ class Transfers:
             case "failed", _:
                 yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
             case "blocks_returned", _:
+                self._page.ended(event.blocks_returned.lease_id)
                 yield BlocksReturned(handle)
+            case "parts_returned", Push() if not self._page.ended(event.parts_returned.lease_id):
+                yield PartsReturned(handle)
 
     def _answered(self, answer: session_pb2.CallAnswer) -> Iterator[Event]:
         handle = self._asked.pop(answer.call_id, None)
@@ -68,6 +82,8 @@ class Transfers:
             if not handle.transfer_id:
                 yield from self._begin(handle, answer)
         elif not handle.transfer_id:
+            if isinstance(handle, HandOver | Push):
+                self._page.ended(handle.lease_id)
             yield from _fail(handle, answer.failure)
             yield BlocksReturned(handle)
         elif handle.transfer_id in self._known and not handle.failed:

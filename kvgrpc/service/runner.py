@@ -2,7 +2,8 @@
 
 Everything that happens enters through `feed`; everything the node asks for leaves through the ports. Nothing here
 decides. Actions are performed after the node returned and before the next event: a port that has news at once feeds
-it, and it waits its turn.
+it, and it waits its turn. Before each event the engine's void flags are read, so that the node vouches for nothing that
+was taken back by then.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from kvgrpc.core import actions
 from kvgrpc.core.actions import Action, Reply
-from kvgrpc.core.events import Event, Tick
+from kvgrpc.core.events import Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
@@ -60,6 +61,8 @@ class EnginePort(Protocol):
 
     def tell(self, news: actions.EngineNews) -> None: ...
 
+    def voided(self) -> tuple[str, ...]: ...
+
 
 class Runner:
     """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
@@ -76,6 +79,7 @@ class Runner:
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._performers: dict[type, Callable[[Action], None]] = {}
+        self._voided: Callable[[], tuple[str, ...]] = tuple
 
     def start(self, peers: PeerPort, ranks: RankPort, engine: EnginePort) -> None:
         """Connects the ports; once, on the loop that runs everything."""
@@ -103,6 +107,7 @@ class Runner:
             ),
         }
         self._performers.update(table)
+        self._voided = engine.voided
 
     @property
     def now(self) -> float:
@@ -145,7 +150,10 @@ class Runner:
         self._busy = True
         try:
             while self._mailbox:
-                self._handle(self._mailbox.popleft())
+                event = self._mailbox.popleft()
+                if voided := self._voided():
+                    self._handle(LeasesVoided(voided))
+                self._handle(event)
         finally:
             self._busy = False
         self._arm()

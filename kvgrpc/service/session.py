@@ -24,6 +24,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
 from kvgrpc.service.session_workers import Workers, write
+from kvgrpc.service.void_page import SLOTS, VoidPage
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import limits_to_proto, pool_to_proto
@@ -72,6 +73,7 @@ class Session:
         self.secret = secrets.token_bytes(32)
         self.ticket = secrets.token_bytes(32)
         self.workers = Workers(data_paths)
+        self.page = VoidPage()
         self.over = asyncio.Event()
         self._event_id = 0
         self._unsent: list[session_pb2.Event] = []
@@ -97,6 +99,7 @@ class Session:
         """Ends its connections."""
         self.writer.close()
         self.workers.close()
+        self.page.close()
 
     def _flush(self) -> None:
         rows, self._unsent = self._unsent, []
@@ -156,7 +159,13 @@ class Sessions:
         """News for the engine."""
         if self._session is not None:
             ended = news.transfer_id if isinstance(news, actions.Received | actions.BlocksReturned) else ""
+            if isinstance(news, actions.BlocksReturned | actions.PartsReturned):
+                self._session.page.ended(news.lease_id)
             self._session.tell(wire.news_to_proto(news, 0), ended)
+
+    def voided(self) -> tuple[str, ...]:
+        """Leases whose blocks the engine took back, as far as the node does not know it."""
+        return self._session.page.voided() if self._session is not None else ()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -198,10 +207,13 @@ class Sessions:
                 self._session = session
         finally:
             self._attaching = False
+            if self._session is not session:
+                session.page.close()
         assert self._first is not None
         self._first.cancel()
         try:
-            write(writer, encode(session_pb2.ServerFrame(attached=self._attached(session))))
+            attached = encode(session_pb2.ServerFrame(attached=self._attached(session)))
+            _send_with_descriptor(writer, attached, session.page.fd)
             async for frame in frames:
                 if self._session is session:  # what an engine says after its end is not for the next one's life
                     self._take_calls(session, frame.calls)
@@ -235,6 +247,7 @@ class Sessions:
             pool=pool_to_proto(engine.pool, engine.pool_kind),
             limits=limits_to_proto(lead.config.limits),
             address=engine.address,
+            void_slots=SLOTS,
         )
 
     def _take_calls(self, session: Session, batch: session_pb2.CallBatch) -> None:
@@ -250,6 +263,8 @@ class Sessions:
         number = runner.next_call_id()
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
+            if isinstance(reply, KVGrpcError) and call.void_slot:
+                session.page.refused(call.finished_blocks.lease_id, self._lead.node.state.leases)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 made = answer_to_proto(self._lead, call.call_id, answer)
@@ -257,6 +272,8 @@ class Sessions:
 
         try:
             event = call_to_event(self._lead, call, number)
+            if call.void_slot and isinstance(event, events.FinishedBlocks):
+                session.page.name(call.void_slot, event.lease_id)
             if isinstance(event, events.StepDone) and session.workers.reports_steps:
                 raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")
         except KVGrpcError as error:
@@ -265,7 +282,7 @@ class Sessions:
             if lost is not None:
                 runner.submit(number, lost, lambda _: None)
             return
-        if isinstance(event, events.StepDone):
+        if isinstance(event, events.StepDone | events.Tick):
             runner.feed(event)
         else:
             runner.submit(number, event, answered)

@@ -7,11 +7,12 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.pull import NEXT_STEPS
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.transfers import Next, Transfer
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unimplemented
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import answers, requests
+from kvgrpc.wire import session as wire
 from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_blocks
 
 _METHODS = {
@@ -33,6 +34,8 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     kind = call.WhichOneof("request")
     if kind == "step_done":
         return _step_done(lead, call.step_done)
+    if kind == "voided":
+        return events.Tick()  # the flags are read before every call
     if kind is None:
         raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
     request = getattr(call, kind)
@@ -54,11 +57,9 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
 
 def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
     """The step of rank 0: the only rank that a scheduler can speak for, and only where there is no other."""
-    if report.HasField("layers"):
-        raise Unimplemented(Reason.FEATURE_UNAVAILABLE, "this server does not count layers: report the whole step")
     if lead.node.state.pool.world_size != 1:
         raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
-    return events.StepDone(0, report.step)
+    return wire.step_of(0, report)
 
 
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:

@@ -78,7 +78,7 @@ class FinishedBlocksRequest(_message.Message):
     request_id: _builtins.str
     """The LLM request's id; a label."""
     consumers: _builtins.int
-    """How many consumers will come. 0 means 1."""
+    """How many consumers will come. 0 means 1. Of a push: how many destinations; the first part says it."""
     on_abort: _common_pb2.OnAbort.ValueType
     """What a consumer's abort means."""
     waits_for: Global___WaitsFor.ValueType
@@ -512,7 +512,7 @@ class RegisterPushResponse(_message.Message):
 
     @_builtins.property
     def transfer(self) -> _transfer_pb2.Transfer:
-        """The SEND transfer, PENDING until blocks are finished."""
+        """The SEND transfer, PENDING until blocks are finished; one for all destinations."""
 
     def __init__(
         self,

@@ -68,8 +68,9 @@ class HandoffServiceServicer:
 
         With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
         those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
-        says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. With `failure` it ends
-        the push; nothing else is looked at then but the transfer key.
+        says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. A prefill that starts
+        over raises `part_epoch`: the first part of the new epoch replaces all earlier ones, whose lease ends. With
+        `failure` it ends the push; nothing else is looked at then but the transfer key.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -82,11 +83,11 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
         * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
-        last one, or of an epoch that was replaced.
+        last one, or of an epoch whose blocks were replaced or taken back.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push", to several consumers, or that starts over.
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +148,8 @@ class HandoffServiceServicer:
     def RegisterPush(self, request, context):
         """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
+        A push has as many destinations as its first part declares (`consumers`). One that fails may be replaced by another,
+        with a grant of its own, for as long as the blocks are there.
 
         Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
         The same grant again is the same registration.
@@ -156,7 +159,8 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
-        * ALREADY_EXISTS TRANSFER_EXISTS: the push has another destination already.
+        * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
+        * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".

@@ -36,7 +36,9 @@ def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
         case actions.Failed():
             event.failed.CopyFrom(session_pb2.Failed(**ids, failure=failure(news.failure), cancelled=news.cancelled))
         case actions.BlocksReturned():
-            event.blocks_returned.CopyFrom(session_pb2.BlocksReturned(**ids))
+            event.blocks_returned.CopyFrom(session_pb2.BlocksReturned(**ids, lease_id=news.lease_id))
+        case actions.PartsReturned():
+            event.parts_returned.CopyFrom(session_pb2.PartsReturned(**ids, lease_id=news.lease_id))
     return event
 
 
@@ -103,8 +105,8 @@ def operation_of(command: rank_pb2.PostCommand) -> Operation:
 
 
 def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | None:
-    """What a rank reports, for the node. None for what nothing here waits for: a report of a newer worker, or that some
-    layers of a step are done. Raises Unimplemented for a report about another rank of a peer than its own number.
+    """What a rank reports, for the node; None for a report of a newer worker. Raises Unimplemented for a report about
+    another rank of a peer than its own number.
     """
     match report.WhichOneof("report"):
         case "offer":
@@ -120,9 +122,23 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             quiesced = end.done or end.quiesced
             return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced)
         case "step":
-            return None if report.step.HasField("layers") else events.StepDone(rank, report.step.step)
+            return step_of(rank, report.step)
         case _:
             return None
+
+
+def step_of(rank: int, report: rank_pb2.StepReport) -> events.StepDone:
+    """A step that is done on a rank, or some layers of it."""
+    layers = (report.layers.first, report.layers.count) if report.HasField("layers") else None
+    return events.StepDone(rank, report.step, layers)
+
+
+def step_report(step: int, layers: tuple[int, int] | None = None) -> rank_pb2.StepReport:
+    """The inverse of `step_of`."""
+    report = rank_pb2.StepReport(step=step)
+    if layers is not None:
+        report.layers.first, report.layers.count = layers
+    return report
 
 
 def event_to_report(event: events.Event) -> rank_pb2.RankReport:
@@ -151,7 +167,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                 )
             )
         case events.StepDone():
-            return rank_pb2.RankReport(step=rank_pb2.StepReport(step=event.step))
+            return rank_pb2.RankReport(step=step_report(event.step, event.layers))
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
 

@@ -16,11 +16,13 @@ MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination
 
 
 def sent(pair: Pair) -> Transfer:
-    return next(iter(pair.p.state.transfers))
+    found: Transfer = next(iter(pair.p.state.transfers))
+    return found
 
 
 def landed(lead: Lead) -> Transfer:
-    return next(iter(lead.state.transfers))
+    found: Transfer = next(iter(lead.state.transfers))
+    return found
 
 
 def two(writers: frozenset[str], **fields: Any) -> Pair:

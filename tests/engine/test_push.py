@@ -8,6 +8,7 @@ from kvgrpc.engine import (
     BlocksReturned,
     Failed,
     LayersReceived,
+    PartsReturned,
     Push,
     Received,
     Reservation,
@@ -119,3 +120,96 @@ def test_what_can_be_seen_to_be_wrong_is_refused_here(pair: Pair) -> None:
     push = source.engine.push(content(PROMPT), transfer_key=new_key())
     with pytest.raises(InvalidRequest):
         push.register(b"no grant")
+
+
+def test_layers_move_when_the_worker_has_written_them_and_not_before(pair: Pair) -> None:
+    source, destination = pair
+    push, reservation = begun(pair)
+    for layer in range(LAYERS):
+        push.finished(SOURCE, layers=(layer, 1), last=layer == LAYERS - 1, after_step=7)
+    source.engine.flush()
+    made = source.fill(SOURCE, seed=4)
+    source.ranks[0].layers_done(7, 0, LAYERS - 1)
+    events = destination.poll_until(lambda found: bool(found) and found[-1].layers_done == ((0, LAYERS - 1),))
+    assert all(isinstance(event, LayersReceived) for event in events)
+    source.ranks[0].step_done(7)
+    assert destination.poll_until(lambda _: reservation.over)[-1] == Received(reservation, 40)
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+def test_a_prefill_that_starts_over_has_its_blocks_at_once_and_delivers_the_new_ones(pair: Pair) -> None:
+    source, destination = pair
+    push, reservation = begun(pair)
+    source.fill(SOURCE, seed=5)
+    push.finished(SOURCE, layers=(0, 1))
+    source.engine.flush()
+    destination.poll_until(bool)
+    assert push.start_over()
+    source.fill(SOURCE, seed=6)
+    source.engine.flush()
+    again = [20, 21, 22]
+    made = source.fill(again, seed=7)
+    push.finished(again, last=True)
+    source.engine.flush()
+    events = destination.poll_until(lambda _: reservation.over)
+    assert [event.layers_done for event in events if isinstance(event, LayersReceived)] == [()]
+    assert events[-1] == Received(reservation, 40)
+    assert np.array_equal(destination.read(TARGET), made)
+    assert source.poll_until(lambda _: push.over) == [BlocksReturned(push)], "the first blocks were never returned"
+
+
+def test_blocks_that_cannot_be_taken_back_at_once_are_returned_when_they_are_replaced(pair: Pair) -> None:
+    source, destination = pair
+    push, reservation = begun(pair)
+    source.engine._page._free.clear()
+    push.finished(SOURCE[:2])
+    assert not push.start_over()
+    again = [20, 21, 22]
+    made = source.fill(again, seed=8)
+    push.finished(again, last=True)
+    assert source.poll_until(lambda _: push.over) == [PartsReturned(push), BlocksReturned(push)]
+    destination.poll_until(lambda _: reservation.over)
+    assert np.array_equal(destination.read(TARGET), made)
+
+
+def test_a_push_that_starts_over_and_gives_up_fails_at_both_and_returns_all(pair: Pair) -> None:
+    source, destination = pair
+    push, reservation = begun(pair)
+    push.finished(SOURCE[:2])
+    assert push.start_over()
+    push.fail("no room for it")
+    assert kinds(source.poll_until(lambda _: push.over)) == ["Failed", "BlocksReturned"]
+    assert kinds(destination.poll_until(lambda _: reservation.over))[-2:] == ["Failed", "BlocksReturned"]
+
+
+def test_what_was_read_of_blocks_that_were_taken_back_is_never_received(pair: Pair) -> None:
+    """The flag alone is enough: nothing is said to the lead before it has to vouch."""
+    source, destination = pair
+    source.fill(SOURCE, seed=9)
+    handover = source.hand_over(SOURCE, PROMPT, after_step=1)
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    destination.engine.flush()
+    assert source.engine._page.void(handover.lease_id)
+    source.fill(SOURCE, seed=10)
+    source.ranks[0].step_done(1)
+    events = destination.poll_until(lambda _: pull.over)
+    (failed,) = (event for event in events if isinstance(event, Failed))
+    assert failed.reason is Reason.LEASE_VOIDED
+    assert kinds(source.poll_until(lambda _: handover.over)) == ["Failed", "BlocksReturned"]
+    assert source.engine._page.take("the next") > 0
+
+
+def test_a_hand_over_that_is_taken_back_ends_for_its_readers(pair: Pair) -> None:
+    source, destination = pair
+    source.fill(SOURCE, seed=11)
+    handover = source.hand_over(SOURCE, PROMPT)
+    source.poll_until(lambda _: bool(handover.transfer_id))
+    assert handover.take_back()
+    source.fill(SOURCE, seed=12)
+    assert kinds(source.poll_until(lambda _: handover.over)) == ["Failed", "BlocksReturned"]
+    assert not handover.take_back()
+    pull = destination.engine.pull(handover.grant, content(PROMPT))
+    pull.start(TARGET)
+    events = destination.poll_until(lambda _: pull.over)
+    assert [event.reason for event in events if isinstance(event, Failed)] == [Reason.LEASE_VOIDED]

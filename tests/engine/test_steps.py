@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from kvgrpc.engine import LeadDied, Pull, Rank, content
-from kvgrpc.errors import InvalidRequest, Reason, Unimplemented
-from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.v1.common_pb2 import LayerRange
-from kvgrpc.wire.frames import encode
+from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.session.v1 import rank_pb2
 from tests.engine.conftest import Attach
 from tests.engine.support import QUIET_S, Lead, Side, received, tokens
 
@@ -133,12 +131,7 @@ def test_a_scheduler_does_not_speak_for_a_worker_that_reports_its_steps(leads: L
 
 def test_some_layers_of_a_step_are_not_the_step(leads: Leads, attach: Attach) -> None:
     source, destination = attach(leads[0]), attach(leads[1])
-    some = rank_pb2.StepReport(step=3, layers=LayerRange(first=0, count=1))
-    with pytest.raises(Unimplemented) as refused:
-        source.engine._wait(step_done=some)
-    assert refused.value.reason is Reason.FEATURE_UNAVAILABLE
-    reports = session_pb2.RankReportBatch(reports=[rank_pb2.RankReport(step=some)])
-    source.ranks[0]._connection.send(encode(session_pb2.ClientFrame(reports=reports)))
+    source.ranks[0].layers_done(3, 0, 1)
     handover = source.hand_over(SOURCE, PROMPT, after_step=3)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)

@@ -151,7 +151,9 @@ class AccessOpening(_message.Message):
     reverse_access_id: _builtins.bytes
     """The READ access that the opener holds on its own lease for the issuer (push moved by the destination)."""
     part_epoch: _builtins.int
-    """WRITE: epoch of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
+    """WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
+    opener replaces what moved under it, and says that the opener's movers are at rest for it.
+    """
     @_builtins.property
     def content(self) -> Global___ContentClaim:
         """The prefix to read; required for READ grants."""

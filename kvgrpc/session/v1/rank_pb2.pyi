@@ -468,8 +468,8 @@ class StepReport(_message.Message):
     """The step."""
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Only these layers of it, which is not the step's end; unset means all. Nothing waits for layers yet: a worker's
-        report of some is not counted, a scheduler's is refused with FEATURE_UNAVAILABLE.
+        """Only these layers of it, which is not the step's end; unset means all. Parts of a push that cover no others need not
+        wait for the rest.
         """
 
     def __init__(

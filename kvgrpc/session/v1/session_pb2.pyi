@@ -211,12 +211,19 @@ class AttachResponse(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    VOID_SLOTS_FIELD_NUMBER: _builtins.int
     session_secret: _builtins.bytes
     """32 random bytes. Lease ids and grants of this session are minted from it. Secret."""
     rank_ticket: _builtins.bytes
     """Given by the scheduler to its workers. Secret."""
     address: _builtins.str
     """Address to put into grants."""
+    void_slots: _builtins.int
+    """Slots of the void page, whose descriptor travels with this frame: one byte for each slot, shared by the engine and
+    its lead. The slot of a hand-over belongs to its lease until that has ended (BlocksReturned, PartsReturned). An
+    engine that takes the blocks back at once sets the byte to 1 before it reuses them: from then on its lead vouches
+    for none of them. 0: there is no page; ReleaseLease, then wait for BlocksReturned.
+    """
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered, in the new incarnation."""
@@ -238,10 +245,11 @@ class AttachResponse(_message.Message):
         pool: _pool_types_pb2.PoolDescription | None = ...,
         limits: _handshake_pb2.Limits | None = ...,
         address: _builtins.str = ...,
+        void_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "limits", b"limits", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "header", b"header", "limits", b"limits", "pool", b"pool", "rank_ticket", b"rank_ticket", "session_secret", b"session_secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "header", b"header", "limits", b"limits", "pool", b"pool", "rank_ticket", b"rank_ticket", "session_secret", b"session_secret", "void_slots", b"void_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,10 +390,16 @@ class Call(_message.Message):
     RESERVE_BLOCKS_FIELD_NUMBER: _builtins.int
     REGISTER_PUSH_FIELD_NUMBER: _builtins.int
     STEP_DONE_FIELD_NUMBER: _builtins.int
+    VOIDED_FIELD_NUMBER: _builtins.int
+    VOID_SLOT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Names the answer; 0 asks for an answer only on failure."""
     traceparent: _builtins.str
     """W3C traceparent; a tracestate is not carried."""
+    void_slot: _builtins.int
+    """With `finished_blocks`: the slot of its lease in the void page, counted from 1; 0: none. The parts of one epoch of a
+    push share a lease, and so a slot.
+    """
     @_builtins.property
     def finished_blocks(self) -> _handoff_pb2.FinishedBlocksRequest:
         """HandoffService.FinishedBlocks."""
@@ -432,6 +446,10 @@ class Call(_message.Message):
         with INVALID_FIELD: what the scheduler knows says nothing about other ranks, nor of what a worker has queued.
         """
 
+    @_builtins.property
+    def voided(self) -> Global___VoidedSlots:
+        """The void flags of some slots were set: the lead looks now, not only when it has to."""
+
     def __init__(
         self,
         *,
@@ -448,16 +466,35 @@ class Call(_message.Message):
         reserve_blocks: _handoff_pb2.ReserveBlocksRequest | None = ...,
         register_push: _handoff_pb2.RegisterPushRequest | None = ...,
         step_done: _rank_pb2.StepReport | None = ...,
+        voided: Global___VoidedSlots | None = ...,
+        void_slot: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "voided", b"voided"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_blocks", b"allocate_blocks", "call_id", b"call_id", "cancel_transfer", b"cancel_transfer", "finished_blocks", b"finished_blocks", "free_blocks", b"free_blocks", "grant_lease", b"grant_lease", "pull_blocks", b"pull_blocks", "register_push", b"register_push", "release_lease", b"release_lease", "renew_leases", b"renew_leases", "request", b"request", "reserve_blocks", b"reserve_blocks", "step_done", b"step_done", "traceparent", b"traceparent", "void_slot", b"void_slot", "voided", b"voided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["finished_blocks", "pull_blocks", "cancel_transfer", "renew_leases", "release_lease", "grant_lease", "allocate_blocks", "free_blocks", "reserve_blocks", "register_push", "step_done", "voided"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015
+
+@_typing.final
+class VoidedSlots(_message.Message):
+    """Slots of the void page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VoidedSlots: _TypeAlias = VoidedSlots  # noqa: Y015
 
 @_typing.final
 class EventBatch(_message.Message):
@@ -496,6 +533,7 @@ class Event(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
     LAYERS_RECEIVED_FIELD_NUMBER: _builtins.int
+    PARTS_RETURNED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Grows by one with each event of the session."""
     @_builtins.property
@@ -522,6 +560,10 @@ class Event(_message.Message):
     def layers_received(self) -> Global___LayersReceived:
         """Layers of a push may be used provisionally."""
 
+    @_builtins.property
+    def parts_returned(self) -> Global___PartsReturned:
+        """The blocks of parts that were replaced are the engine's again."""
+
     def __init__(
         self,
         *,
@@ -532,12 +574,13 @@ class Event(_message.Message):
         answer: Global___CallAnswer | None = ...,
         opened: Global___PullOpened | None = ...,
         layers_received: Global___LayersReceived | None = ...,
+        parts_returned: Global___PartsReturned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "received", b"received"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "event_id", b"event_id", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "event_id", b"event_id", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received", "parts_returned"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -617,23 +660,57 @@ class BlocksReturned(_message.Message):
 
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """The transfer."""
     request_id: _builtins.str
     """The LLM request."""
+    lease_id: _builtins.str
+    """The lease that ended, where the blocks were handed over."""
     def __init__(
         self,
         *,
         transfer_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlocksReturned: _TypeAlias = BlocksReturned  # noqa: Y015
+
+@_typing.final
+class PartsReturned(_message.Message):
+    """Memory of earlier parts comes back: the prefill of a push starts over, and the push goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    """The transfer."""
+    request_id: _builtins.str
+    """The LLM request."""
+    lease_id: _builtins.str
+    """The lease that ended."""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartsReturned: _TypeAlias = PartsReturned  # noqa: Y015
 
 @_typing.final
 class PullOpened(_message.Message):

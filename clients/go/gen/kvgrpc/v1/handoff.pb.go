@@ -93,7 +93,7 @@ type FinishedBlocksRequest struct {
 	// Lease duration. Unset takes the default; zero or negative is refused; above the cap it is clamped. The reply says
 	// what was granted.
 	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// How many consumers will come. 0 means 1.
+	// How many consumers will come. 0 means 1. Of a push: how many destinations; the first part says it.
 	Consumers uint32 `protobuf:"varint,7,opt,name=consumers,proto3" json:"consumers,omitempty"`
 	// What a consumer's abort means.
 	OnAbort OnAbort `protobuf:"varint,8,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
@@ -952,7 +952,7 @@ type RegisterPushResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// The SEND transfer, PENDING until blocks are finished.
+	// The SEND transfer, PENDING until blocks are finished; one for all destinations.
 	Transfer      *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -260,7 +260,8 @@ type AccessOpening struct {
 	ReverseAccessId []byte `protobuf:"bytes,7,opt,name=reverse_access_id,json=reverseAccessId,proto3" json:"reverse_access_id,omitempty"`
 	// WRITE: the content of the whole prompt, as a chain or an opaque id.
 	PushContent *v1.Content `protobuf:"bytes,8,opt,name=push_content,json=pushContent,proto3" json:"push_content,omitempty"`
-	// WRITE: epoch of the parts that move under this access. A higher one replaces what moved under earlier accesses.
+	// WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
+	// opener replaces what moved under it, and says that the opener's movers are at rest for it.
 	PartEpoch     uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

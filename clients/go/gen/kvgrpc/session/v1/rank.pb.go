@@ -957,8 +957,8 @@ type StepReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The step.
 	Step uint64 `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
-	// Only these layers of it, which is not the step's end; unset means all. Nothing waits for layers yet: a worker's
-	// report of some is not counted, a scheduler's is refused with FEATURE_UNAVAILABLE.
+	// Only these layers of it, which is not the step's end; unset means all. Parts of a push that cover no others need not
+	// wait for the rest.
 	Layers        *v1.LayerRange `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -455,7 +455,12 @@ type AttachResponse struct {
 	// Limits, so that the minting caller clamps as the lead would.
 	Limits *v1.Limits `protobuf:"bytes,5,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Address to put into grants.
-	Address       string `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`
+	Address string `protobuf:"bytes,6,opt,name=address,proto3" json:"address,omitempty"`
+	// Slots of the void page, whose descriptor travels with this frame: one byte for each slot, shared by the engine and
+	// its lead. The slot of a hand-over belongs to its lease until that has ended (BlocksReturned, PartsReturned). An
+	// engine that takes the blocks back at once sets the byte to 1 before it reuses them: from then on its lead vouches
+	// for none of them. 0: there is no page; ReleaseLease, then wait for BlocksReturned.
+	VoidSlots     uint32 `protobuf:"varint,7,opt,name=void_slots,json=voidSlots,proto3" json:"void_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -530,6 +535,13 @@ func (x *AttachResponse) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *AttachResponse) GetVoidSlots() uint32 {
+	if x != nil {
+		return x.VoidSlots
+	}
+	return 0
 }
 
 // A worker attaches its rank.
@@ -792,7 +804,11 @@ type Call struct {
 	//	*Call_ReserveBlocks
 	//	*Call_RegisterPush
 	//	*Call_StepDone
-	Request       isCall_Request `protobuf_oneof:"request"`
+	//	*Call_Voided
+	Request isCall_Request `protobuf_oneof:"request"`
+	// With `finished_blocks`: the slot of its lease in the void page, counted from 1; 0: none. The parts of one epoch of a
+	// push share a lease, and so a slot.
+	VoidSlot      uint32 `protobuf:"varint,15,opt,name=void_slot,json=voidSlot,proto3" json:"void_slot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -947,6 +963,22 @@ func (x *Call) GetStepDone() *StepReport {
 	return nil
 }
 
+func (x *Call) GetVoided() *VoidedSlots {
+	if x != nil {
+		if x, ok := x.Request.(*Call_Voided); ok {
+			return x.Voided
+		}
+	}
+	return nil
+}
+
+func (x *Call) GetVoidSlot() uint32 {
+	if x != nil {
+		return x.VoidSlot
+	}
+	return 0
+}
+
 type isCall_Request interface {
 	isCall_Request()
 }
@@ -1007,6 +1039,11 @@ type Call_StepDone struct {
 	StepDone *StepReport `protobuf:"bytes,13,opt,name=step_done,json=stepDone,proto3,oneof"`
 }
 
+type Call_Voided struct {
+	// The void flags of some slots were set: the lead looks now, not only when it has to.
+	Voided *VoidedSlots `protobuf:"bytes,14,opt,name=voided,proto3,oneof"`
+}
+
 func (*Call_FinishedBlocks) isCall_Request() {}
 
 func (*Call_PullBlocks) isCall_Request() {}
@@ -1029,6 +1066,45 @@ func (*Call_RegisterPush) isCall_Request() {}
 
 func (*Call_StepDone) isCall_Request() {}
 
+func (*Call_Voided) isCall_Request() {}
+
+// Slots of the void page.
+type VoidedSlots struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VoidedSlots) Reset() {
+	*x = VoidedSlots{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VoidedSlots) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VoidedSlots) ProtoMessage() {}
+
+func (x *VoidedSlots) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VoidedSlots.ProtoReflect.Descriptor instead.
+func (*VoidedSlots) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{9}
+}
+
 // Events, in order.
 type EventBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1040,7 +1116,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1052,7 +1128,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1065,7 +1141,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EventBatch) GetEvents() []*Event {
@@ -1090,6 +1166,7 @@ type Event struct {
 	//	*Event_Answer
 	//	*Event_Opened
 	//	*Event_LayersReceived
+	//	*Event_PartsReturned
 	Event         isEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1097,7 +1174,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1186,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1199,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Event) GetEventId() uint64 {
@@ -1193,6 +1270,15 @@ func (x *Event) GetLayersReceived() *LayersReceived {
 	return nil
 }
 
+func (x *Event) GetPartsReturned() *PartsReturned {
+	if x != nil {
+		if x, ok := x.Event.(*Event_PartsReturned); ok {
+			return x.PartsReturned
+		}
+	}
+	return nil
+}
+
 type isEvent_Event interface {
 	isEvent_Event()
 }
@@ -1227,6 +1313,11 @@ type Event_LayersReceived struct {
 	LayersReceived *LayersReceived `protobuf:"bytes,7,opt,name=layers_received,json=layersReceived,proto3,oneof"`
 }
 
+type Event_PartsReturned struct {
+	// The blocks of parts that were replaced are the engine's again.
+	PartsReturned *PartsReturned `protobuf:"bytes,8,opt,name=parts_returned,json=partsReturned,proto3,oneof"`
+}
+
 func (*Event_Received) isEvent_Event() {}
 
 func (*Event_Failed) isEvent_Event() {}
@@ -1238,6 +1329,8 @@ func (*Event_Answer) isEvent_Event() {}
 func (*Event_Opened) isEvent_Event() {}
 
 func (*Event_LayersReceived) isEvent_Event() {}
+
+func (*Event_PartsReturned) isEvent_Event() {}
 
 // The KV is there.
 type Received struct {
@@ -1254,7 +1347,7 @@ type Received struct {
 
 func (x *Received) Reset() {
 	*x = Received{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1266,7 +1359,7 @@ func (x *Received) String() string {
 func (*Received) ProtoMessage() {}
 
 func (x *Received) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1279,7 +1372,7 @@ func (x *Received) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Received.ProtoReflect.Descriptor instead.
 func (*Received) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Received) GetTransferId() string {
@@ -1320,7 +1413,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1425,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1438,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Failed) GetTransferId() string {
@@ -1382,14 +1475,16 @@ type BlocksReturned struct {
 	// The transfer.
 	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// The LLM request.
-	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The lease that ended, where the blocks were handed over.
+	LeaseId       string `protobuf:"bytes,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BlocksReturned) Reset() {
 	*x = BlocksReturned{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1496,7 @@ func (x *BlocksReturned) String() string {
 func (*BlocksReturned) ProtoMessage() {}
 
 func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1509,7 @@ func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksReturned.ProtoReflect.Descriptor instead.
 func (*BlocksReturned) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BlocksReturned) GetTransferId() string {
@@ -1427,6 +1522,77 @@ func (x *BlocksReturned) GetTransferId() string {
 func (x *BlocksReturned) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *BlocksReturned) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+// Memory of earlier parts comes back: the prefill of a push starts over, and the push goes on.
+type PartsReturned struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The transfer.
+	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// The LLM request.
+	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The lease that ended.
+	LeaseId       string `protobuf:"bytes,3,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartsReturned) Reset() {
+	*x = PartsReturned{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartsReturned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartsReturned) ProtoMessage() {}
+
+func (x *PartsReturned) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartsReturned.ProtoReflect.Descriptor instead.
+func (*PartsReturned) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PartsReturned) GetTransferId() string {
+	if x != nil {
+		return x.TransferId
+	}
+	return ""
+}
+
+func (x *PartsReturned) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *PartsReturned) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
 	}
 	return ""
 }
@@ -1446,7 +1612,7 @@ type PullOpened struct {
 
 func (x *PullOpened) Reset() {
 	*x = PullOpened{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1624,7 @@ func (x *PullOpened) String() string {
 func (*PullOpened) ProtoMessage() {}
 
 func (x *PullOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1637,7 @@ func (x *PullOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOpened.ProtoReflect.Descriptor instead.
 func (*PullOpened) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PullOpened) GetTransferId() string {
@@ -1514,7 +1680,7 @@ type LayersReceived struct {
 
 func (x *LayersReceived) Reset() {
 	*x = LayersReceived{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1692,7 @@ func (x *LayersReceived) String() string {
 func (*LayersReceived) ProtoMessage() {}
 
 func (x *LayersReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1705,7 @@ func (x *LayersReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayersReceived.ProtoReflect.Descriptor instead.
 func (*LayersReceived) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LayersReceived) GetTransferId() string {
@@ -1600,7 +1766,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1778,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1791,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CallAnswer) GetCallId() uint64 {
@@ -1831,7 +1997,7 @@ type RankCommandBatch struct {
 
 func (x *RankCommandBatch) Reset() {
 	*x = RankCommandBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +2009,7 @@ func (x *RankCommandBatch) String() string {
 func (*RankCommandBatch) ProtoMessage() {}
 
 func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2022,7 @@ func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankCommandBatch.ProtoReflect.Descriptor instead.
 func (*RankCommandBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RankCommandBatch) GetCommands() []*RankCommand {
@@ -1877,7 +2043,7 @@ type RankReportBatch struct {
 
 func (x *RankReportBatch) Reset() {
 	*x = RankReportBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1889,7 +2055,7 @@ func (x *RankReportBatch) String() string {
 func (*RankReportBatch) ProtoMessage() {}
 
 func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1902,7 +2068,7 @@ func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReportBatch.ProtoReflect.Descriptor instead.
 func (*RankReportBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RankReportBatch) GetReports() []*RankReport {
@@ -1939,7 +2105,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"world_size\x18\x05 \x01(\rR\tworldSize\x12)\n" +
 	"\x10weights_revision\x18\x06 \x01(\tR\x0fweightsRevision\x12(\n" +
-	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\"\x80\x02\n" +
+	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\"\x9f\x02\n" +
 	"\x0eAttachResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
 	"\x0esession_secret\x18\x02 \x01(\fR\rsessionSecret\x12\x1f\n" +
@@ -1947,7 +2113,9 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"rankTicket\x12.\n" +
 	"\x04pool\x18\x04 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12)\n" +
 	"\x06limits\x18\x05 \x01(\v2\x11.kvgrpc.v1.LimitsR\x06limits\x12\x18\n" +
-	"\aaddress\x18\x06 \x01(\tR\aaddress\"f\n" +
+	"\aaddress\x18\x06 \x01(\tR\aaddress\x12\x1d\n" +
+	"\n" +
+	"void_slots\x18\a \x01(\rR\tvoidSlots\"f\n" +
 	"\x11AttachRankRequest\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12%\n" +
@@ -1962,7 +2130,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\tCallBatch\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.session.v1.CallR\x05calls\x12\x1f\n" +
 	"\vread_events\x18\x02 \x01(\x04R\n" +
-	"readEvents\"\xd0\x06\n" +
+	"readEvents\"\xa7\a\n" +
 	"\x04Call\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12K\n" +
@@ -1980,11 +2148,14 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"freeBlocks\x12H\n" +
 	"\x0ereserve_blocks\x18\v \x01(\v2\x1f.kvgrpc.v1.ReserveBlocksRequestH\x00R\rreserveBlocks\x12E\n" +
 	"\rregister_push\x18\f \x01(\v2\x1e.kvgrpc.v1.RegisterPushRequestH\x00R\fregisterPush\x12<\n" +
-	"\tstep_done\x18\r \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\bstepDoneB\t\n" +
-	"\arequest\">\n" +
+	"\tstep_done\x18\r \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\bstepDone\x128\n" +
+	"\x06voided\x18\x0e \x01(\v2\x1e.kvgrpc.session.v1.VoidedSlotsH\x00R\x06voided\x12\x1b\n" +
+	"\tvoid_slot\x18\x0f \x01(\rR\bvoidSlotB\t\n" +
+	"\arequest\"\r\n" +
+	"\vVoidedSlots\">\n" +
 	"\n" +
 	"EventBatch\x120\n" +
-	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xa9\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xf4\x03\n" +
 	"\x05Event\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x129\n" +
 	"\breceived\x18\x02 \x01(\v2\x1b.kvgrpc.session.v1.ReceivedH\x00R\breceived\x123\n" +
@@ -1992,7 +2163,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x0fblocks_returned\x18\x04 \x01(\v2!.kvgrpc.session.v1.BlocksReturnedH\x00R\x0eblocksReturned\x127\n" +
 	"\x06answer\x18\x05 \x01(\v2\x1d.kvgrpc.session.v1.CallAnswerH\x00R\x06answer\x127\n" +
 	"\x06opened\x18\x06 \x01(\v2\x1d.kvgrpc.session.v1.PullOpenedH\x00R\x06opened\x12L\n" +
-	"\x0flayers_received\x18\a \x01(\v2!.kvgrpc.session.v1.LayersReceivedH\x00R\x0elayersReceivedB\a\n" +
+	"\x0flayers_received\x18\a \x01(\v2!.kvgrpc.session.v1.LayersReceivedH\x00R\x0elayersReceived\x12I\n" +
+	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturnedB\a\n" +
 	"\x05event\"i\n" +
 	"\bReceived\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -2007,12 +2179,19 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12,\n" +
 	"\afailure\x18\x03 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1c\n" +
-	"\tcancelled\x18\x04 \x01(\bR\tcancelled\"P\n" +
+	"\tcancelled\x18\x04 \x01(\bR\tcancelled\"k\n" +
 	"\x0eBlocksReturned\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tR\trequestId\"k\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
+	"\blease_id\x18\x03 \x01(\tR\aleaseId\"j\n" +
+	"\rPartsReturned\x12\x1f\n" +
+	"\vtransfer_id\x18\x01 \x01(\tR\n" +
+	"transferId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\x12\x19\n" +
+	"\blease_id\x18\x03 \x01(\tR\aleaseId\"k\n" +
 	"\n" +
 	"PullOpened\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -2075,7 +2254,7 @@ func file_kvgrpc_session_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(PoolMemory)(0),                   // 0: kvgrpc.session.v1.PoolMemory
 	(*ClientFrame)(nil),               // 1: kvgrpc.session.v1.ClientFrame
@@ -2087,104 +2266,108 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*RefusedResponse)(nil),           // 7: kvgrpc.session.v1.RefusedResponse
 	(*CallBatch)(nil),                 // 8: kvgrpc.session.v1.CallBatch
 	(*Call)(nil),                      // 9: kvgrpc.session.v1.Call
-	(*EventBatch)(nil),                // 10: kvgrpc.session.v1.EventBatch
-	(*Event)(nil),                     // 11: kvgrpc.session.v1.Event
-	(*Received)(nil),                  // 12: kvgrpc.session.v1.Received
-	(*Failed)(nil),                    // 13: kvgrpc.session.v1.Failed
-	(*BlocksReturned)(nil),            // 14: kvgrpc.session.v1.BlocksReturned
-	(*PullOpened)(nil),                // 15: kvgrpc.session.v1.PullOpened
-	(*LayersReceived)(nil),            // 16: kvgrpc.session.v1.LayersReceived
-	(*CallAnswer)(nil),                // 17: kvgrpc.session.v1.CallAnswer
-	(*RankCommandBatch)(nil),          // 18: kvgrpc.session.v1.RankCommandBatch
-	(*RankReportBatch)(nil),           // 19: kvgrpc.session.v1.RankReportBatch
-	(v1.PoolKind)(0),                  // 20: kvgrpc.v1.PoolKind
-	(*v1.PoolDescription)(nil),        // 21: kvgrpc.v1.PoolDescription
-	(*v1.ResponseHeader)(nil),         // 22: kvgrpc.v1.ResponseHeader
-	(*v1.Limits)(nil),                 // 23: kvgrpc.v1.Limits
-	(v1.FailureReason)(0),             // 24: kvgrpc.v1.FailureReason
-	(*v1.FinishedBlocksRequest)(nil),  // 25: kvgrpc.v1.FinishedBlocksRequest
-	(*v1.PullBlocksRequest)(nil),      // 26: kvgrpc.v1.PullBlocksRequest
-	(*v1.CancelTransferRequest)(nil),  // 27: kvgrpc.v1.CancelTransferRequest
-	(*v1.RenewLeasesRequest)(nil),     // 28: kvgrpc.v1.RenewLeasesRequest
-	(*v1.ReleaseLeaseRequest)(nil),    // 29: kvgrpc.v1.ReleaseLeaseRequest
-	(*v1.GrantLeaseRequest)(nil),      // 30: kvgrpc.v1.GrantLeaseRequest
-	(*v1.AllocateBlocksRequest)(nil),  // 31: kvgrpc.v1.AllocateBlocksRequest
-	(*v1.FreeBlocksRequest)(nil),      // 32: kvgrpc.v1.FreeBlocksRequest
-	(*v1.ReserveBlocksRequest)(nil),   // 33: kvgrpc.v1.ReserveBlocksRequest
-	(*v1.RegisterPushRequest)(nil),    // 34: kvgrpc.v1.RegisterPushRequest
-	(*StepReport)(nil),                // 35: kvgrpc.session.v1.StepReport
-	(*v1.Failure)(nil),                // 36: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 37: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 38: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 39: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 40: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 41: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 42: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 43: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 44: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 45: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 46: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 47: kvgrpc.v1.RegisterPushResponse
-	(*RankCommand)(nil),               // 48: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 49: kvgrpc.session.v1.RankReport
+	(*VoidedSlots)(nil),               // 10: kvgrpc.session.v1.VoidedSlots
+	(*EventBatch)(nil),                // 11: kvgrpc.session.v1.EventBatch
+	(*Event)(nil),                     // 12: kvgrpc.session.v1.Event
+	(*Received)(nil),                  // 13: kvgrpc.session.v1.Received
+	(*Failed)(nil),                    // 14: kvgrpc.session.v1.Failed
+	(*BlocksReturned)(nil),            // 15: kvgrpc.session.v1.BlocksReturned
+	(*PartsReturned)(nil),             // 16: kvgrpc.session.v1.PartsReturned
+	(*PullOpened)(nil),                // 17: kvgrpc.session.v1.PullOpened
+	(*LayersReceived)(nil),            // 18: kvgrpc.session.v1.LayersReceived
+	(*CallAnswer)(nil),                // 19: kvgrpc.session.v1.CallAnswer
+	(*RankCommandBatch)(nil),          // 20: kvgrpc.session.v1.RankCommandBatch
+	(*RankReportBatch)(nil),           // 21: kvgrpc.session.v1.RankReportBatch
+	(v1.PoolKind)(0),                  // 22: kvgrpc.v1.PoolKind
+	(*v1.PoolDescription)(nil),        // 23: kvgrpc.v1.PoolDescription
+	(*v1.ResponseHeader)(nil),         // 24: kvgrpc.v1.ResponseHeader
+	(*v1.Limits)(nil),                 // 25: kvgrpc.v1.Limits
+	(v1.FailureReason)(0),             // 26: kvgrpc.v1.FailureReason
+	(*v1.FinishedBlocksRequest)(nil),  // 27: kvgrpc.v1.FinishedBlocksRequest
+	(*v1.PullBlocksRequest)(nil),      // 28: kvgrpc.v1.PullBlocksRequest
+	(*v1.CancelTransferRequest)(nil),  // 29: kvgrpc.v1.CancelTransferRequest
+	(*v1.RenewLeasesRequest)(nil),     // 30: kvgrpc.v1.RenewLeasesRequest
+	(*v1.ReleaseLeaseRequest)(nil),    // 31: kvgrpc.v1.ReleaseLeaseRequest
+	(*v1.GrantLeaseRequest)(nil),      // 32: kvgrpc.v1.GrantLeaseRequest
+	(*v1.AllocateBlocksRequest)(nil),  // 33: kvgrpc.v1.AllocateBlocksRequest
+	(*v1.FreeBlocksRequest)(nil),      // 34: kvgrpc.v1.FreeBlocksRequest
+	(*v1.ReserveBlocksRequest)(nil),   // 35: kvgrpc.v1.ReserveBlocksRequest
+	(*v1.RegisterPushRequest)(nil),    // 36: kvgrpc.v1.RegisterPushRequest
+	(*StepReport)(nil),                // 37: kvgrpc.session.v1.StepReport
+	(*v1.Failure)(nil),                // 38: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 39: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 40: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 41: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 42: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 43: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 44: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 45: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 46: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 47: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 48: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 49: kvgrpc.v1.RegisterPushResponse
+	(*RankCommand)(nil),               // 50: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 51: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
 	5,  // 1: kvgrpc.session.v1.ClientFrame.attach_rank:type_name -> kvgrpc.session.v1.AttachRankRequest
 	8,  // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
-	19, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
+	21, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
 	4,  // 4: kvgrpc.session.v1.ServerFrame.attached:type_name -> kvgrpc.session.v1.AttachResponse
 	6,  // 5: kvgrpc.session.v1.ServerFrame.rank_attached:type_name -> kvgrpc.session.v1.AttachRankResponse
-	10, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
-	18, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
+	11, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
+	20, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
 	7,  // 8: kvgrpc.session.v1.ServerFrame.refused:type_name -> kvgrpc.session.v1.RefusedResponse
-	20, // 9: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
-	21, // 10: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
+	22, // 9: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
+	23, // 10: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
 	0,  // 11: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
-	22, // 12: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	21, // 13: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	23, // 14: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
-	21, // 15: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	24, // 16: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
+	24, // 12: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	23, // 13: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	25, // 14: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
+	23, // 15: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	26, // 16: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
 	9,  // 17: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
-	25, // 18: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
-	26, // 19: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
-	27, // 20: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
-	28, // 21: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
-	29, // 22: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
-	30, // 23: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
-	31, // 24: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
-	32, // 25: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
-	33, // 26: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
-	34, // 27: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
-	35, // 28: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
-	11, // 29: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
-	12, // 30: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
-	13, // 31: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
-	14, // 32: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	17, // 33: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	15, // 34: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	16, // 35: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
-	36, // 36: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	37, // 37: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	36, // 38: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	38, // 39: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	39, // 40: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	40, // 41: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	41, // 42: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	42, // 43: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	43, // 44: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	44, // 45: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	45, // 46: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	46, // 47: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	47, // 48: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	48, // 49: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	49, // 50: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	51, // [51:51] is the sub-list for method output_type
-	51, // [51:51] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	27, // 18: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
+	28, // 19: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
+	29, // 20: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
+	30, // 21: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
+	31, // 22: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
+	32, // 23: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
+	33, // 24: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
+	34, // 25: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
+	35, // 26: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
+	36, // 27: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
+	37, // 28: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
+	10, // 29: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
+	12, // 30: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
+	13, // 31: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
+	14, // 32: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
+	15, // 33: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
+	19, // 34: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	17, // 35: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	18, // 36: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	16, // 37: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
+	38, // 38: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	39, // 39: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	38, // 40: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	40, // 41: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	41, // 42: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	42, // 43: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	43, // 44: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	44, // 45: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	45, // 46: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	46, // 47: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	47, // 48: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	48, // 49: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	49, // 50: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	50, // 51: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	51, // 52: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	53, // [53:53] is the sub-list for method output_type
+	53, // [53:53] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2218,16 +2401,18 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Call_ReserveBlocks)(nil),
 		(*Call_RegisterPush)(nil),
 		(*Call_StepDone)(nil),
+		(*Call_Voided)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[10].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[11].OneofWrappers = []any{
 		(*Event_Received)(nil),
 		(*Event_Failed)(nil),
 		(*Event_BlocksReturned)(nil),
 		(*Event_Answer)(nil),
 		(*Event_Opened)(nil),
 		(*Event_LayersReceived)(nil),
+		(*Event_PartsReturned)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[16].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[18].OneofWrappers = []any{
 		(*CallAnswer_FinishedBlocks)(nil),
 		(*CallAnswer_PullBlocks)(nil),
 		(*CallAnswer_CancelTransfer)(nil),
@@ -2245,7 +2430,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_session_proto_rawDesc), len(file_kvgrpc_session_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,46 @@
+"""The engine's end of the void page: blocks that were handed over are taken back with one store."""
+
+import mmap
+import os
+
+
+class VoidPage:
+    """Slots of the page that the lead shares. Without a page there are none, and `take` gives 0."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        """Takes the descriptor over."""
+        self._map = mmap.mmap(fd, slots) if slots else None
+        if fd >= 0:
+            os.close(fd)
+        self._free = list(range(slots, 0, -1))
+        self._slots: dict[str, int] = {}
+
+    def take(self, lease_id: str) -> int:
+        """The slot of a lease, the same for all its parts; 0 when none is free."""
+        slot = self._slots.get(lease_id, 0)
+        if not slot and self._free:
+            slot = self._slots[lease_id] = self._free.pop()
+        return slot
+
+    def void(self, lease_id: str) -> bool:
+        """From the return on the lead vouches for none of the lease's blocks; False for a lease without a slot."""
+        slot = self._slots.get(lease_id)
+        if slot is None or self._map is None:
+            return False
+        self._map[slot - 1] = 1
+        return True
+
+    def ended(self, lease_id: str) -> bool:
+        """The lead knows that the lease is over: its slot can be another's. Whether its blocks were taken back."""
+        slot = self._slots.pop(lease_id, None)
+        if slot is None or self._map is None:
+            return False
+        taken_back, self._map[slot - 1] = self._map[slot - 1] == 1, 0
+        self._free.append(slot)
+        return taken_back
+
+    def close(self) -> None:
+        """Unmaps it. Idempotent."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
