@@ -38,6 +38,23 @@ class Runs:
     def __len__(self) -> int:
         return len(self.nbytes)
 
+    def split(self, most: int) -> "tuple[Runs, Runs | None]":
+        """The first `most` bytes, and the rest; None where that is all."""
+        if self.total_bytes <= most:
+            return self, None
+        ends = np.cumsum(self.nbytes)
+        at = int(np.searchsorted(ends, most, side="right"))
+        room = most - (int(ends[at - 1]) if at else 0)
+        cut = np.array([room] if room else [], dtype=np.int64)
+        src, dst, nbytes = self.src[at:].copy(), self.dst[at:].copy(), self.nbytes[at:].copy()
+        src[0] += room
+        dst[0] += room
+        nbytes[0] -= room
+        first = Runs(
+            self.src[: at + len(cut)], self.dst[: at + len(cut)], np.concatenate((self.nbytes[:at], cut))
+        )  # fmt: skip
+        return first, Runs(src, dst, nbytes)
+
 
 def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids:
     """Block ids from runs (start, count), in order.

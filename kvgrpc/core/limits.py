@@ -29,6 +29,8 @@ class Limits:
     message_bytes: int = 4 * 1024 * 1024
     leases: int = 200_000
     transfers: int = 50_000
+    in_flight_bytes: int = 256 * 1024 * 1024
+    """While each rank has that many bytes in flight, all others wait their turn, by priority. No posting is larger."""
     transfer_history: int = 4_096
     """Acknowledged or unowned transfers that are kept after their end, and changes kept for watches to resume."""
     idempotency_keys: int = 200_000

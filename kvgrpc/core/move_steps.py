@@ -89,6 +89,23 @@ class MoveSteps(ABC, Generic[M]):
     def try_post(self, move: M) -> None:
         """Moves the bytes once everything that they need is known."""
 
+    def take_turn(self, move: M) -> None:
+        """It is its turn to move bytes."""
+        if move.stage is Stage.WIRE:
+            self.moved(move)
+        else:
+            self.try_post(move)
+
+    def moved(self, move: M) -> None:
+        """Everything that was posted has moved."""
+        if move.left is None:
+            self.settle(move)
+        elif not self._state.peers[move.peer].reachable:
+            self._moves.await_mapping(move)
+            self._want(move)
+        elif self._state.turns.take(move.name, self._state.transfers.get(move.transfer_id).priority):
+            self._post_slice(move)
+
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
         state = self._state
@@ -139,8 +156,17 @@ class MoveSteps(ABC, Generic[M]):
             self._moves.await_mapping(move)
             self._wait_for(move, "handshake")
             self._want(move)
-        else:
+        elif state.turns.take(move.name, state.transfers.get(move.transfer_id).priority):
             self._post(move)
+        else:
+            self._wait_for(move, "turn")
+            self._begin_clock(move)
+
+    def _begin_clock(self, move: M) -> None:
+        """Parts that both sides know have so long to move; a pull that waits has its queue timeout."""
+        timers = self._state.timers
+        if move.counts_waiting and timers.when(Timer.TRANSFER, move.name) is None:
+            timers.set(Timer.TRANSFER, move.name, self._state.now + move.transfer_timeout_s)
 
     def _wait_for(self, move: M, what: str) -> None:
         if self._state.transfers.get(move.transfer_id).waiting_for != what:
@@ -155,7 +181,7 @@ class MoveSteps(ABC, Generic[M]):
             self.settle(move)
             return
         move.move(Stage.WIRE)
-        move.posted_at = state.now
+        move.left = runs
         move.planned += runs.total_bytes
         move.descriptors += len(runs)
         state.timers.clear(Timer.QUEUE, move.name)
@@ -171,7 +197,16 @@ class MoveSteps(ABC, Generic[M]):
             nbytes=move.planned * len(ranks),
             paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
         )
-        for rank in ranks:
+        self._post_slice(move)
+
+    def _post_slice(self, move: M) -> None:
+        """Posts as much as may be in flight at once; the rest has another turn."""
+        state = self._state
+        assert move.left is not None
+        runs, move.left = move.left.split(state.limits.in_flight_bytes)
+        state.turns.began(move.name, runs.total_bytes)
+        move.posted_at = state.now
+        for rank in range(state.pool.world_size):
             posting_id = posting_name(move.name, rank)
             self._moves.posted(move, posting_id)
             state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills))

@@ -86,6 +86,8 @@ class Move(ABC):
     """What its deadlines and postings are named after; the transfer's id, where a transfer has one move."""
     leading: bool = field(default=True, kw_only=True)
     """The phases of its transfer are this one's."""
+    counts_waiting: bool = field(default=True, kw_only=True)
+    """Its transfer timeout runs also while it waits for its turn."""
     stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
     transfer_timeout_s: float = field(default=0.0, kw_only=True)
     after_step: int = field(default=0, kw_only=True)
@@ -98,6 +100,8 @@ class Move(ABC):
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
     """Rounds that were posted."""
+    left: Runs | None = field(default=None, kw_only=True)
+    """What of the round is still to be posted."""
     planned: int = field(default=0, kw_only=True)
     """Bytes that were posted, by each rank."""
     descriptors: int = field(default=0, kw_only=True)

@@ -41,7 +41,7 @@ class Moving(ABC, Generic[M]):
                 message = f"engine {found} answers at {address}, {move.claims.engine_id} was expected"
                 self._ends.fail_with(move, Reason.WRONG_ENGINE, message)
             elif move.stage in AT_ISSUER:
-                self._steps.try_post(move)
+                self._steps.take_turn(move)
             else:
                 self._steps.reached(move, peer)
 
@@ -51,7 +51,7 @@ class Moving(ABC, Generic[M]):
             if expected in (None, move.claims.engine_id):
                 self._ends.fail(move, error)
             elif move.stage in AT_ISSUER:
-                self._steps.try_post(move)
+                self._steps.take_turn(move)
             else:
                 self._steps.connect(move)
 
@@ -112,17 +112,27 @@ class Moving(ABC, Generic[M]):
         if event.done:
             move.nbytes += event.nbytes
             self._account(event.nbytes)
-        if move.stage is Stage.ENDED:
-            if not move.postings:
-                self._ends.at_rest(move)
-        elif move.stage is Stage.RENDEZVOUS:
-            if not move.postings:
-                self._steps.resume(move)
-        elif not event.done:
+        if not event.done and move.stage not in (Stage.ENDED, Stage.RENDEZVOUS):
             self._broke(move, event)
             self._lives.map_anew(move.peer)
         elif not move.postings:
-            self._steps.settle(move)
+            self._state.turns.ended(move.name)
+            self._at_rest(move)
+
+    def _at_rest(self, move: M) -> None:
+        """Nothing of it is in flight any more."""
+        if move.stage is Stage.ENDED:
+            self._ends.at_rest(move)
+        elif move.stage is Stage.RENDEZVOUS:
+            self._steps.resume(move)
+        else:
+            self._steps.moved(move)
+
+    def take_turn(self, name: str) -> None:
+        """It is the turn of that move, if it is one of these."""
+        move = self._table.find(name)
+        if move is not None:
+            self._steps.take_turn(move)
 
     def step_done(self) -> None:
         """Moves that waited for the engine's step are tried again."""
@@ -181,6 +191,8 @@ class Moving(ABC, Generic[M]):
         if move is None:
             return
         move.unproved.add(event.posting_id)
+        if move.unproved == move.postings:
+            self._state.turns.ended(move.name)
         if move.stage is not Stage.ENDED:
             self._broke(move, event)
 

@@ -215,6 +215,7 @@ class Node:
         state.now = now
 
     def _take_actions(self) -> list[Action]:
+        self._give_turns()
         actions, self.state.actions = self.state.actions, []
         return actions
 
@@ -261,6 +262,12 @@ class Node:
         self._pulls.posting_ended(event)
         self._pushes.posting_ended(event)
         self._serving.posting_ended()
+
+    def _give_turns(self) -> None:
+        """Whoever waits for its turn has it, by priority, while there is room."""
+        while (name := self.state.turns.next()) is not None:
+            self._pulls.take_turn(name)
+            self._pushes.take_turn(name)
 
     def _cancel(self, event: CancelTransfer) -> None:
         """CancelTransfer by id, or by key; a key that is unknown is remembered."""

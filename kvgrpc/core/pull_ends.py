@@ -103,5 +103,7 @@ class PullEnds:
             self._deliveries.forgotten(pull)
 
     def _clear_timers(self, pull: Pull) -> None:
+        self._state.turns.leave(pull.name)
+        pull.left = None
         for timer in MOVE_TIMERS:
             self._state.timers.clear(timer, pull.name)

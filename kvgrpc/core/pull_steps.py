@@ -106,6 +106,8 @@ class PullSteps(MoveSteps[Pull]):
         state = self._state
         for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER):
             state.timers.clear(timer, landing.name)
+        state.turns.leave(landing.name)
+        landing.left = None
         if landing.parts is not None and landing.access_id:
             self._ended.close(landing)
         landing.rewind()

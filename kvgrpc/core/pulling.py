@@ -70,7 +70,7 @@ class Pulls(Moving[Pull]):
         )
         pull = Pull(
             transfer.id, event.token, claims, event.access_id, event.call.trace, claim,
-            transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
+            counts_waiting=False, transfer_timeout_s=transfer_s, queue_timeout_s=queue_s,
         )  # fmt: skip
         self._table.add(pull)
         state.timers.set(Timer.QUEUE, transfer.id, state.now + queue_s)

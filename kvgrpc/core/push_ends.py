@@ -177,5 +177,7 @@ class PushEnds:
                 self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), forget)
 
     def _clear_timers(self, move: Registration) -> None:
+        self._state.turns.leave(move.name)
+        move.left = None
         for timer in MOVE_TIMERS:
             self._state.timers.clear(timer, move.name)

@@ -101,6 +101,7 @@ class Pushes(Moving[Registration]):
         transfer = state.change(
             push.transfer_id,
             owner=event.call.principal,
+            priority=event.priority,
             lease_id=lease.id,
             blocks=sum(len(ids) for ids in lease.blocks),
             nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),

@@ -38,6 +38,7 @@ from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import Blocks, PinTable
 from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
+from kvgrpc.core.turns import Turns
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
@@ -85,6 +86,7 @@ class NodeState:
         """Tombstones: transfer keys that were cancelled, and with what words."""
         self.refused_leases: dict[str, None] = {}
         """Tombstones: leases whose hand-over was refused."""
+        self.turns = Turns(self.limits.in_flight_bytes)
         self.steps: dict[int, list[int]] = {}
         """For each rank and layer the last engine step that it has finished."""
         self.bytes_received = 0

@@ -219,6 +219,7 @@ class Changes(TypedDict, total=False):
     consumers_done: int
     ended: float
     owner: str
+    priority: int
     lease_id: str
 
 

@@ -22,6 +22,7 @@ CHUNK = 20
 
 TIGHT = Limits(
     lease_ttl_s=2.0,
+    in_flight_bytes=5,
     lease_cap_s=10.0,
     queue_timeout_s=3.0,
     transfer_timeout_s=2.0,
