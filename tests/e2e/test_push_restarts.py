@@ -11,6 +11,7 @@ from tests.e2e.pushing import (
     SLOW,
     TOKENS,
     begin,
+    case,
     check_came_to_rest,
     check_end,
     check_unhurt,
@@ -21,12 +22,8 @@ from tests.service.engines import Engine, memory_unchanged
 from tests.service.pushes import check_a_good_push, finish, register, reserve
 from tests.service.values import new_key
 
-PATHS_AND_MOMENTS = [
-    pytest.param(
-        path, moment, marks=[] if path == "shm" and moment != MIDWAY else [pytest.mark.slow], id=f"{path}, {moment}"
-    )
-    for path in ("shm", "nixl")
-    for moment in MOMENTS
+CASES = [
+    case(path, moment, quick=(path == "shm" and moment != MIDWAY)) for path in ("shm", "nixl") for moment in MOMENTS
 ]
 
 
@@ -48,7 +45,7 @@ def restart(start: Start, path: str, engine: Engine) -> Engine:
     return again
 
 
-@pytest.mark.parametrize(("path", "moment"), PATHS_AND_MOMENTS)
+@pytest.mark.parametrize(("path", "moment"), CASES)
 def test_a_source_that_restarts_starts_over(start: Start, path: str, moment: str) -> None:
     source, destination = begin_pair(start, path)
     life = source.incarnation()
@@ -64,7 +61,7 @@ def test_a_source_that_restarts_starts_over(start: Start, path: str, moment: str
     check_unhurt(again)
 
 
-@pytest.mark.parametrize(("path", "moment"), PATHS_AND_MOMENTS)
+@pytest.mark.parametrize(("path", "moment"), CASES)
 def test_a_destination_that_restarts_is_not_filled_with_what_its_last_life_asked_for(
     start: Start, path: str, moment: str
 ) -> None:
