@@ -1,0 +1,102 @@
+"""A side of a push stands still for longer than the grace, and goes on: it finds that the push is over.
+
+What it does then is too late. It changes no outcome, and above all no byte of blocks that were given back meanwhile and
+hold something else by now.
+"""
+
+import pytest
+
+from tests.e2e.conftest import PATHS, Pair
+from tests.e2e.pushing import (
+    BETWEEN,
+    LIMITS,
+    MIDWAY,
+    MOMENTS,
+    REST_S,
+    SLOW,
+    Pushing,
+    begin,
+    case,
+    check_came_to_rest,
+    check_end,
+    check_unhurt,
+)
+from tests.service.conftest import Start
+from tests.service.engines import RETURNED, SUCCEEDED, Engine
+from tests.service.pushes import check_a_good_push
+
+ALWAYS_AT_REST = ("shm", "cma")
+"""Who reads over these needs nothing of who stands still."""
+
+
+CASES = [case(path, moment, quick=(path == "nixl" and moment == MIDWAY)) for path in PATHS for moment in MOMENTS]
+"""Quick is the one in which most could still come: bytes are on their way, and nobody but the library knows where."""
+
+
+def pair_of(start: Start, path: str) -> Pair:
+    flags, environment = PATHS[path]
+    source, destination = start(*[(*flags, *SLOW)] * 2, settings=LIMITS, **environment)
+    check_a_good_push(source, destination, seed=5)
+    return source, destination
+
+
+def outlive(made: Pushing, victim: Engine, survivor: Engine, mine: list[int], *, at_rest: bool) -> list[bytes]:
+    """The victim stands still until the survivor has given it up, and goes on then; what the survivor wrote into its
+    blocks as soon as they were its own.
+    """
+    later: list[bytes] = []
+    with victim.process.stopped():
+        end = survivor.wait(made.of(survivor), returned=False)
+        check_end(end)
+        if at_rest:
+            assert survivor.wait(made.of(survivor), timeout_s=REST_S).memory == RETURNED
+        if survivor.get(made.of(survivor)).memory == RETURNED:
+            later = survivor.write(mine, seed=200)
+    check_came_to_rest(survivor, made.of(survivor))
+    assert survivor.get(made.of(survivor)).state == end.state
+    return later or survivor.write(mine, seed=200)
+
+
+@pytest.mark.parametrize(("path", "moment"), CASES)
+def test_a_source_that_stood_still_touches_nothing_when_it_goes_on(start: Start, path: str, moment: str) -> None:
+    source, destination = pair_of(start, path)
+    made = begin(source, destination, moment)
+    at_rest = path in ALWAYS_AT_REST or moment != MIDWAY
+    later = outlive(made, source, destination, made.target, at_rest=at_rest)
+    check_came_to_rest(source, made.sent)
+    check_a_good_push(source, destination)
+    assert destination.read(made.target) == later
+    assert source.read(made.blocks) == made.written
+    check_unhurt(source)
+    check_unhurt(destination)
+
+
+@pytest.mark.parametrize(("path", "moment"), CASES)
+def test_a_destination_that_stood_still_gets_nothing_when_it_goes_on(start: Start, path: str, moment: str) -> None:
+    source, destination = pair_of(start, path)
+    made = begin(source, destination, moment)
+    later = outlive(made, destination, source, made.blocks, at_rest=path in ALWAYS_AT_REST or moment != MIDWAY)
+    found = destination.wait(made.received, timeout_s=REST_S)
+    if found.state == SUCCEEDED:  # what it was told before it stood still is true
+        assert destination.read(made.target) == made.written
+    else:
+        check_end(found)
+    check_came_to_rest(destination, made.received)
+    check_a_good_push(source, destination)
+    assert source.read(made.blocks) == later
+    check_unhurt(source)
+    check_unhurt(destination)
+
+
+@pytest.mark.parametrize(("victim", "moment"), [("source", MIDWAY), ("destination", BETWEEN)])
+def test_a_short_stand_still_costs_nothing_but_time(start: Start, victim: str, moment: str) -> None:
+    patient = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
+    source, destination = start(SLOW, SLOW, settings=patient)
+    made = begin(source, destination, moment)
+    with (source if victim == "source" else destination).process.stopped():
+        pass
+    if moment == BETWEEN:
+        made.finish(2, len(made.blocks))
+    assert destination.wait(made.received).failure.message == ""
+    assert destination.read(made.target) == made.written
+    assert source.wait(made.sent).failure.message == ""

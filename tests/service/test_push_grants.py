@@ -1,0 +1,299 @@
+"""Registrations with grants that cannot be: refused at once where the source can tell, else failed by who issued them.
+
+Whatever comes of them, no block is lost and no byte of the destination is touched.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
+from tests.service.api import refused, without
+from tests.service.conftest import SETTINGS, Start
+from tests.service.engines import CANCELLED, FAILED, RETURNED, SUCCEEDED, Engine, memory_unchanged, unchanged
+from tests.service.pushes import REGISTRATION, check_a_good_push, finish, reason_of, register, reserve, wait_active
+from tests.service.test_bad_requests import NO_TOKENS, forge
+from tests.service.values import content, dur, group, new_key, prompt
+
+TOKENS = prompt(40)
+LAST_STEP = 2**64 - 1
+
+
+# ---- what the source can tell by itself
+
+
+@pytest.mark.parametrize("change", NO_TOKENS)
+def test_what_is_no_grant_registers_nothing(source: Engine, destination: Engine, change: str) -> None:
+    good = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
+    broken = common_pb2.Grant(token=NO_TOKENS[change](good.token))
+    with unchanged(source, destination), refused(source.api, "INVALID_ARGUMENT", "GRANT_INVALID"):
+        register(source, broken)
+
+
+def test_a_registration_states_a_grant_and_a_label_of_some_length(source: Engine, destination: Engine) -> None:
+    good = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
+    with unchanged(source, destination):
+        with refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+            register(source, good, request_id="r" * 257)
+        refusal = source.api.refusal(lambda: source.api.handoff.RegisterPush(handoff_pb2.RegisterPushRequest()))
+    assert refusal.reason in {"INVALID_FIELD", "GRANT_INVALID"}
+
+
+def test_a_read_grant_registers_nothing_and_a_write_grant_reads_nothing(source: Engine, destination: Engine) -> None:
+    key, mine = new_key(), destination.allocate(3)
+    read = source.hand_over(TOKENS).grant
+    write = reserve(destination, key, TOKENS, mine).grant
+    assert (read.access, write.access) == (common_pb2.ACCESS_KIND_READ, common_pb2.ACCESS_KIND_WRITE)
+    blocks = source.allocate(3)
+    ref = lease_pb2.LeaseRef(grant=write)
+    with unchanged(source, destination):
+        for engine in (source, destination):
+            with refused(engine.api, "FAILED_PRECONDITION", "GRANT_WRONG_ACCESS"):
+                register(engine, read)
+        with refused(source.api, "FAILED_PRECONDITION", "GRANT_WRONG_ACCESS"):
+            source.pull(write, TOKENS, blocks)
+        for call in (
+            lambda: destination.api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref)),
+            lambda: destination.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref)),
+        ):
+            assert destination.api.refusal(call).reason in {"GRANT_WRONG_ACCESS", "LEASE_NOT_FOUND"}
+        (row,) = destination.api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref])).leases
+        assert row.reason != common_pb2.FAILURE_REASON_UNSPECIFIED
+    register(source, write)
+    sent = finish(source, key, TOKENS, blocks)
+    assert source.wait(sent.transfer.transfer_id).state == SUCCEEDED
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
+def test_a_grant_with_an_address_off_the_dial_list_registers_nothing(
+    source: Engine, destination: Engine, address: str
+) -> None:
+    grant = forge(reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant, address=address)
+    with unchanged(source, destination), refused(source.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
+        register(source, grant)
+
+
+def test_a_push_that_declared_no_other_has_one_destination(source: Engine, destination: Engine) -> None:
+    key, blocks = new_key(), source.allocate(3)
+    mine = reserve(destination, key, TOKENS, destination.allocate(3)).grant
+    other = forge(mine, lease_id="another target")
+    finish(source, key, TOKENS, blocks, last=False, after_step=LAST_STEP)
+    wait_active(source, register(source, mine).transfer.transfer_id)
+    with unchanged(source, destination):
+        register(source, mine)  # the same registration again is the same registration
+        with refused(source.api, "ALREADY_EXISTS", "TRANSFER_EXISTS"):
+            register(source, other)
+
+
+def test_blocks_for_readers_are_not_pushed(source: Engine, destination: Engine) -> None:
+    key, blocks = new_key(), source.allocate(3)
+    handed = source.hand_over(TOKENS, blocks, transfer_key=key)
+    grant = reserve(destination, key, TOKENS, destination.allocate(3)).grant
+    with unchanged(source, destination):
+        with refused(source.api, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH"):
+            register(source, grant)
+        with refused(source.api, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH"):
+            finish(source, key, TOKENS, blocks)
+    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(3))
+    assert destination.wait(pulled.transfer_id).state == SUCCEEDED
+
+
+def test_blocks_for_a_registration_are_not_handed_to_readers(source: Engine, destination: Engine) -> None:
+    key, blocks = new_key(), source.allocate(3)
+    reserved = reserve(destination, key, TOKENS, destination.allocate(3))
+    register(source, reserved.grant)
+    with unchanged(source, destination), refused(source.api, "FAILED_PRECONDITION", "WAITS_FOR_MISMATCH"):
+        source.hand_over(TOKENS, blocks, transfer_key=key)
+    finish(source, key, TOKENS, blocks)
+    assert destination.wait(reserved.transfer.transfer_id).state == SUCCEEDED
+
+
+def test_a_push_that_was_cancelled_at_its_source_takes_no_part_and_no_registration(
+    source: Engine, destination: Engine
+) -> None:
+    key, blocks = new_key(), source.allocate(3)
+    reserved = reserve(destination, key, TOKENS, destination.allocate(3))
+    sent = finish(source, key, TOKENS, blocks[:1], last=False)
+    assert source.cancel(sent.transfer.transfer_id, "enough").transfers[0].memory == RETURNED
+    with unchanged(source, destination):
+        with refused(source.api, "FAILED_PRECONDITION", "CANCELLED"):
+            finish(source, key, TOKENS, blocks[1:])
+        with refused(source.api, "FAILED_PRECONDITION", "CANCELLED"):
+            register(source, reserved.grant)
+    assert source.get(sent.transfer.transfer_id).state == CANCELLED
+    check_a_good_push(source, destination)
+
+
+def test_a_source_that_could_not_deliver_before_anybody_asked_tells_whoever_asks(
+    source: Engine, destination: Engine
+) -> None:
+    key = new_key()
+    reserved = reserve(destination, key, TOKENS, destination.allocate(3))
+    finish(source, key, TOKENS, [], content=None, failure={"message": "the prefill was aborted"})
+    with unchanged(source, destination):
+        refusal = source.api.refusal(lambda: register(source, reserved.grant))
+    assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "CANCELLED")
+    assert "the prefill was aborted" in refusal.message
+
+
+# ---- what only the issuer can tell: the push fails, and says what it was
+
+GRANTS: dict[str, tuple[Callable[[common_pb2.Grant], common_pb2.Grant], str]] = {
+    "forged": (forge, "GRANT_INVALID"),
+    "changed in its last byte": (
+        lambda grant: common_pb2.Grant(token=grant.token[:-1] + bytes([grant.token[-1] ^ 1])), "GRANT_INVALID",
+    ),
+    "of another target": (lambda grant: forge(grant, lease_id="another"), "GRANT_INVALID"),
+    "of another engine": (lambda grant: forge(grant, engine_id="somebody-else"), "WRONG_ENGINE"),
+    "of another life": (lambda grant: forge(grant, incarnation=7), "INCARNATION_CHANGED"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRANTS)
+def test_a_grant_that_its_issuer_does_not_know_moves_nothing(source: Engine, destination: Engine, name: str) -> None:
+    change, reason = GRANTS[name]
+    key, blocks, target = new_key(), source.allocate(3), destination.allocate(3)
+    before = destination.write(target, seed=1)
+    reserved = reserve(destination, key, TOKENS, target)
+    with memory_unchanged(source):
+        register(source, change(reserved.grant))
+        end = source.wait(finish(source, key, TOKENS, blocks).transfer.transfer_id)
+    assert (end.state, end.memory, reason_of(end)) == (FAILED, RETURNED, reason)
+    assert end.failure.message
+    assert end.failure.next not in (common_pb2.NEXT_STEP_UNSPECIFIED, common_pb2.NEXT_STEP_RETRY_HERE)
+    assert destination.read(target) == before
+    check_a_good_push(source, destination)
+
+
+@pytest.mark.parametrize("how", ["its time was over", "it was cancelled"])
+def test_a_grant_whose_reservation_has_ended_moves_nothing(source: Engine, destination: Engine, how: str) -> None:
+    key, blocks, target = new_key(), source.allocate(3), destination.allocate(3)
+    before = destination.write(target, seed=1)
+    timeout = dur(0.01) if how == "its time was over" else None
+    reserved = reserve(destination, key, TOKENS, target, registration_timeout=timeout)
+    if timeout is None:
+        destination.cancel(reserved.transfer.transfer_id)
+    ended = destination.wait(reserved.transfer.transfer_id)
+    assert reason_of(ended) == ("CANCELLED" if timeout is None else "REGISTRATION_TIMEOUT")
+    with memory_unchanged(source, destination):
+        register(source, reserved.grant)
+        end = source.wait(finish(source, key, TOKENS, blocks).transfer.transfer_id)
+    assert (end.state, end.memory, reason_of(end)) == (FAILED, RETURNED, "TRANSFER_ENDED")
+    assert destination.get(reserved.transfer.transfer_id).state == ended.state
+    assert destination.read(target) == before
+    check_a_good_push(source, destination)
+
+
+CONTENTS: dict[str, tuple[Any, str]] = {
+    "other tokens": (content(prompt(40, seed=1)), "CONTENT_MISMATCH"),
+    "another first token": (content([7, *TOKENS[1:]]), "CONTENT_MISMATCH"),
+    "another last token": (content([*TOKENS[:39], 7]), "CONTENT_MISMATCH"),
+    "another adapter": (content(TOKENS, adapter="lora"), "CONTENT_MISMATCH"),
+    "another salt": (content(TOKENS, cache_salt="salt"), "CONTENT_MISMATCH"),
+    "an opaque id": (common_pb2.Content(opaque_id=b"prompt", opaque_tokens=40), "CONTENT_REQUIRED"),
+    "a longer prompt, which diverges": (content([*TOKENS[:32], *prompt(16, seed=1)]), "CONTENT_RANGE"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_push_of_other_content_is_not_delivered_and_both_sides_know(
+    source: Engine, destination: Engine, name: str
+) -> None:
+    wanted, reason = CONTENTS[name]
+    key, blocks, target = new_key(), source.allocate(3), destination.allocate(3)
+    before = destination.write(target, seed=1)
+    with memory_unchanged(source, destination):
+        reserved = reserve(destination, key, TOKENS, target, content=wanted, use_tokens=0)
+        register(source, reserved.grant)
+        end = source.wait(finish(source, key, TOKENS, blocks).transfer.transfer_id)
+        assert (end.state, end.memory, reason_of(end)) == (FAILED, RETURNED, reason)
+        assert end.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
+        ended = destination.wait(reserved.transfer.transfer_id)
+    assert (ended.state, ended.memory) == (FAILED, RETURNED)
+    assert ended.failure.side == common_pb2.SIDE_SOURCE
+    assert end.failure.message in ended.failure.message
+    assert destination.read(target) == before
+    check_a_good_push(source, destination)
+
+
+def test_an_engine_may_push_to_itself(source: Engine) -> None:
+    key, blocks, target = new_key(), source.allocate(3), source.allocate(3)
+    written = source.write(blocks, seed=1)
+    with memory_unchanged(source):
+        reserved = reserve(source, key, TOKENS, target)
+        register(source, reserved.grant)
+        sent = finish(source, key, TOKENS, blocks)
+        here, there = source.wait(sent.transfer.transfer_id), source.wait(reserved.transfer.transfer_id)
+    assert (here.state, there.state) == (SUCCEEDED, SUCCEEDED)
+    assert source.read(target) == written
+
+
+def test_a_prefix_that_both_prompts_share_is_delivered(source: Engine, destination: Engine) -> None:
+    key, blocks, target = new_key(), source.allocate(3), destination.allocate(2)
+    written = source.write(blocks, seed=3)
+    mine = [*TOKENS[:32], *prompt(100, seed=1)]
+    reserved = reserve(destination, key, mine, target, use_tokens=32)
+    register(source, reserved.grant)
+    finish(source, key, TOKENS, blocks)
+    end = destination.wait(reserved.transfer.transfer_id)
+    assert (end.state, end.use_tokens) == (SUCCEEDED, 32)
+    assert destination.read(target) == written[:2]
+
+
+# ---- keys, and waits that never end
+
+
+def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[Any], Message], Any, Any]:
+    """A call of a push under an idempotency key, and another body for it."""
+    key: dict[str, Any] = {"idempotency_key": new_key().hex()}
+    made: Any
+    if rpc == "ReserveBlocks":
+        body: dict[str, Any] = {"transfer_key": new_key(), "blocks": [group(destination.allocate(3))]}
+        made = handoff_pb2.ReserveBlocksRequest
+        return destination.api.handoff.ReserveBlocks, *(
+            made(**key, **body, content=content(TOKENS), priority=i) for i in (0, 1)
+        )
+    if rpc == "RegisterPush":
+        grant = reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant
+        made = handoff_pb2.RegisterPushRequest
+        return source.api.handoff.RegisterPush, *(made(**key, grant=grant, request_id=id_) for id_ in ("a", "b"))
+    blocks = source.allocate(3)
+    made = handoff_pb2.FinishedBlocksRequest
+    body = {"transfer_key": new_key(), "content": content(TOKENS), "waits_for": REGISTRATION}
+    return source.api.handoff.FinishedBlocks, *(
+        made(**key, **body, blocks=[group([block])], last=False) for block in blocks[:2]
+    )
+
+
+@pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush", "FinishedBlocks"])
+def test_the_same_call_of_a_push_acts_once_and_another_one_needs_another_key(
+    source: Engine, destination: Engine, rpc: str
+) -> None:
+    send, request, other = requests(rpc, source, destination)
+    first = send(request)
+    api = destination.api if rpc == "ReserveBlocks" else source.api
+    with unchanged(source, destination):
+        again = send(request)
+        names = ("event_seq", "age", "remaining", "cap_remaining", "duration")
+        assert without(again, *names) == without(first, *names)
+        with refused(api, "ALREADY_EXISTS", "IDEMPOTENCY_KEY_REUSED"):
+            send(other)
+
+
+def test_a_step_that_never_comes_ends_a_push_on_both_sides(start: Start) -> None:
+    source, destination = start((), (), settings=SETTINGS + "registration_timeout_s = 0.4\n")
+    key, blocks, target = new_key(), source.allocate(3), destination.allocate(3)
+    before = destination.write(target, seed=1)
+    with memory_unchanged(source, destination):
+        reserved = reserve(destination, key, TOKENS, target, after_step=LAST_STEP)
+        register(source, reserved.grant)
+        sent = finish(source, key, TOKENS, blocks, after_step=LAST_STEP)
+        here, there = source.wait(sent.transfer.transfer_id), destination.wait(reserved.transfer.transfer_id)
+    for end in (here, there):
+        assert (end.state, end.memory) == (FAILED, RETURNED), end
+        assert end.failure.phase
+    assert "REGISTRATION_TIMEOUT" in (reason_of(here), reason_of(there))
+    assert destination.read(target) == before
+    check_a_good_push(source, destination)
