@@ -28,16 +28,17 @@ class Closings:
 
     def close(self, move: Move, *, dropped: bool, message: str = "") -> None:
         """Closes a move's access. A drop is worth a connection that is under way; a failure only an open access."""
-        if not move.access_id:
+        access_id = move.access_id or (move.registration_id if move.peer else b"")
+        if not access_id:
             return
-        closing = Closing(move.access_id, dropped, quiesced=not move.postings, token=move.token, message=message)
+        closing = Closing(access_id, dropped, quiesced=not move.postings, token=move.token, message=message)
         send = SendClose(move.peer, closing, self._state.incarnation, move.trace)
         if move.peer in self._parked:
-            self._parked[move.peer][move.access_id] = send
+            self._parked[move.peer][access_id] = send
         elif move.peer:
             self._send(send)
         elif dropped:
-            self._unsent.setdefault(move.claims.address, {})[move.access_id] = send
+            self._unsent.setdefault(move.claims.address, {})[access_id] = send
 
     def reached(self, address: str, peer: str) -> None:
         """The issuer at an address is connected."""

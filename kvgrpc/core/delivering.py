@@ -81,6 +81,11 @@ class Deliveries:
         me = state.pool
         target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
+        if not count and event.have_tokens < claim.tokens:
+            raise PreconditionFailed(
+                Reason.BLOCK_COUNT_MISMATCH,
+                f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed",
+            )
         claims = Claims(
             AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
             claim.tokens,

@@ -5,10 +5,12 @@ proved to be at rest: so long the blocks cannot come back.
 """
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.events import Settling
+from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.parts import Parts, Progress, plan_parts
 from kvgrpc.core.pull import Pull
@@ -47,6 +49,10 @@ class Landing(Pull):
         self.posted = 0
         self.settled_bytes = self.nbytes
         self.rounds += 1
+
+    @property
+    def registration_id(self) -> bytes:
+        return b"" if self.write_access else sha256(self.token).digest()[:ACCESS_ID_BYTES]
 
     @property
     def busy(self) -> bool:

@@ -136,6 +136,11 @@ class Move(ABC):
         )
 
     @property
+    def registration_id(self) -> bytes:
+        """What names it to a source that knows of it by its grant only, while it has no access; empty: none does."""
+        return b""
+
+    @property
     def fills(self) -> str:
         """The peer's transfer into whose blocks its postings write; empty where they write into ours."""
         return ""

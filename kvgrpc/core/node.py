@@ -78,14 +78,14 @@ CANCELLED_IN_FLIGHT = "cancelled_in_flight"
 ALREADY_ENDED = "already_ended"
 TOMBSTONED = "tombstoned"
 
-WRITERS = frozenset({"nixl"})
-"""Data paths over which the source of a push writes; over all others the destination reads."""
-
 
 class Node:
-    """Everything a lead decides. `state` may be read between events; only the node changes it."""
+    """Everything a lead decides. `state` may be read between events; only the node changes it.
 
-    def __init__(self, limits: Limits | None = None, writers: frozenset[str] = WRITERS) -> None:
+    `writers` are the data paths over which it writes what it pushes; over all others the destination reads.
+    """
+
+    def __init__(self, limits: Limits | None = None, writers: frozenset[str] = frozenset()) -> None:
         self.state = NodeState(limits or Limits(), writers)
         self.handover = HandOver(self.state)
         self._lives = Lives(self.state)

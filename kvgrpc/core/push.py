@@ -15,6 +15,7 @@ from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
 from kvgrpc.core.descriptors import Runs, check_ids
 from kvgrpc.core.events import Opened, ReadyPart, Settling
+from kvgrpc.core.grants import read_claims
 from kvgrpc.core.moves import Move, MoveTable, Stage
 from kvgrpc.core.parts import Parts, Progress, plan_parts
 from kvgrpc.core.pins import Blocks
@@ -197,6 +198,14 @@ class PushTable(MoveTable[Registration]):
         """The push under a key that is not over."""
         push = self._by_key.get(key)
         return push if push is not None and not push.over else None
+
+    def with_token(self, token: bytes) -> Registration | None:
+        """The registration of a grant."""
+        try:
+            push = self._by_key.get(read_claims(token).transfer_key)
+        except KVGrpcError:
+            return None
+        return push.registrations.get(token) if push is not None else None
 
     def of_reader(self, access_id: bytes) -> Registration | None:
         """The registration whose destination reads under that access."""

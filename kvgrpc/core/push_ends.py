@@ -89,7 +89,7 @@ class PushEnds:
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
-        if push.content is not None and not held:
+        if not held:
             state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
 
     def lease_ended(self, lease: Lease, message: str) -> bool:
@@ -146,7 +146,7 @@ class PushEnds:
     def _end_all(self, push: Push, message: str) -> bool:
         """Ends what is left of a push; whether our own postings still read its blocks."""
         state = self._state
-        state.bury_key(push.key, "the push has succeeded" if push.received else message)
+        state.bury_key(push.key, message, succeeded=bool(push.received))
         state.timers.clear(Timer.REGISTRATION, push.transfer_id)
         push.over = True
         for move in push.live:

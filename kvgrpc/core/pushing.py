@@ -12,8 +12,9 @@ from kvgrpc.core.events import Closing, FinishedBlocks, Opened, PartsAnswered, R
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, OnAbort, read_claims
 from kvgrpc.core.handover import HandOver
-from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key
+from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.leases import Lease, LeaseState
+from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Stage
 from kvgrpc.core.moving import RETRY_DELAY_S, Moving
@@ -145,8 +146,8 @@ class Pushes(Moving[Registration]):
 
     def refused(self, peer: str, row: Closing) -> bool:
         """The destination ends an access that we opened there. False: it is none of ours."""
-        move = self._table.of_access(row.access_id)
-        if move is None or move.peer != peer:
+        move = self._table.of_access(row.access_id) or self._pushes.with_token(row.token)
+        if move is None or peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
             return False
         if move.stage is not Stage.ENDED:
             reason = Reason.CANCELLED if row.dropped else Reason.PEER_FAILED
@@ -310,6 +311,7 @@ class Pushes(Moving[Registration]):
             raise PreconditionFailed(
                 Reason.PREEMPTED, f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
             )
+        granted_ttl(event.ttl_s, state.limits)
         if event.consumers > state.limits.registrations:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")
         blocks = state.resolve(event.blocks, "blocks")
@@ -341,6 +343,7 @@ class Pushes(Moving[Registration]):
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:
+            state.change(push.transfer_id, owner=event.call.principal)
             failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
             self._push_ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))

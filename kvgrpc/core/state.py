@@ -82,8 +82,8 @@ class NodeState:
         self.transfers = TransferTable(incarnation, self.limits.transfer_history)
         self.accesses: dict[bytes, Access] = {}
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
-        self.cancelled_keys: dict[bytes, str] = {}
-        """Tombstones: transfer keys that were cancelled, and with what words."""
+        self.cancelled_keys: dict[bytes, KVGrpcError] = {}
+        """Tombstones: transfer keys that were cancelled, or are over, and what is said of them."""
         self.refused_leases: dict[str, None] = {}
         """Tombstones: leases whose hand-over was refused."""
         self.turns = Turns(self.limits.in_flight_bytes)
@@ -201,20 +201,26 @@ class NodeState:
         return min((min(self.steps.get(rank, [0])[within], default=0) for rank in ranks), default=0)
 
     def check_key(self, key: bytes) -> None:
-        """Raises PreconditionFailed (CANCELLED) for a transfer key that was cancelled, or pushed, before."""
+        """Raises PreconditionFailed: CANCELLED for a transfer key that was cancelled, TRANSFER_ENDED for one whose push
+        has succeeded.
+        """
         if key in self.cancelled_keys:
-            raise PreconditionFailed(
-                Reason.CANCELLED, f"this transfer was cancelled before it came: {self.cancelled_keys[key]}"
-            )
+            known = self.cancelled_keys[key]
+            raise PreconditionFailed(known.reason, known.message)
 
-    def bury_key(self, key: bytes, message: str) -> None:
+    def bury_key(self, key: bytes, message: str, *, succeeded: bool = False) -> None:
         """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
         check_transfer_key(key)
         if key not in self.cancelled_keys and len(self.cancelled_keys) >= self.limits.tombstones:
             oldest = next(iter(self.cancelled_keys))
             self.timers.clear(Timer.TOMBSTONE, oldest.hex())
             del self.cancelled_keys[oldest]
-        self.cancelled_keys[key] = message or "cancelled"
+        if succeeded:
+            said = PreconditionFailed(Reason.TRANSFER_ENDED, "the push under this transfer key has succeeded")
+        else:
+            why = message or "cancelled"
+            said = PreconditionFailed(Reason.CANCELLED, f"this transfer was cancelled before it came: {why}")
+        self.cancelled_keys[key] = said
         self.timers.set(Timer.TOMBSTONE, key.hex(), self.now + self.limits.registration_timeout_s)
 
     def check_open(self) -> None:

@@ -42,7 +42,7 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.description import POOL_KINDS, limits_from_proto, pool_from_proto, pool_to_proto
 from kvgrpc.wire.frames import encode
 from kvgrpc.wire.session import step_report
-from kvgrpc.wire.values import duration, stated_error
+from kvgrpc.wire.values import ON_ABORT, duration, stated_error
 
 _log = logging.getLogger(__name__)
 
@@ -173,15 +173,15 @@ class Engine:
             content=content.message,
             ttl=duration(ttl_s),
             consumers=consumers,
-            on_abort=common_pb2.ON_ABORT_KEEP if on_abort is grants.OnAbort.KEEP else common_pb2.ON_ABORT_RELEASE,
+            on_abort=ON_ABORT[on_abort],
             waits_for=handoff_pb2.WAITS_FOR_READERS,
             last=True,
             after_step=after_step,
             lease_id=lease_id,
         )
-        handover = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id, page=self._page)
-        self._ask(handover, traceparent, finished_blocks=request, void_slot=self._page.take(lease_id))
-        return handover
+        made = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id, page=self._page)
+        self._ask(made, traceparent, finished_blocks=request, void_slot=self._page.take(lease_id))
+        return made
 
     def pull(  # noqa: PLR0913 - by name, each with a default
         self,
@@ -236,15 +236,9 @@ class Engine:
         """
         check_key(transfer_key)
         request = handoff_pb2.ReserveBlocksRequest(
-            transfer_key=transfer_key,
-            request_id=request_id,
-            blocks=group_blocks(blocks),
-            have_tokens=have_tokens,
-            content=content.message,
-            use_tokens=use_tokens,
-            after_step=after_step,
-            priority=priority,
-        )
+            transfer_key=transfer_key, request_id=request_id, blocks=group_blocks(blocks), have_tokens=have_tokens,
+            content=content.message, use_tokens=use_tokens, after_step=after_step, priority=priority,
+        )  # fmt: skip
         if source_address:
             request.source.address, request.source.engine_id = source_address, source_engine_id
         reservation = Reservation(ask=self._ask, request_id=request_id, use_tokens=use_tokens or content.tokens)
@@ -265,17 +259,10 @@ class Engine:
         """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
         check_key(transfer_key)
         return Push(
-            ask=self._ask,
-            page=self._page,
-            mint=self._mint,
-            consumers=consumers,
-            on_abort=on_abort,
-            request_id=request_id,
-            transfer_key=transfer_key,
-            content=content,
-            priority=priority,
+            ask=self._ask, page=self._page, mint=self._mint, consumers=consumers, on_abort=on_abort,
+            request_id=request_id, transfer_key=transfer_key, content=content, priority=priority,
             traceparent=traceparent,
-        )
+        )  # fmt: skip
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
         """Cancels everything under a key, also what is still to come: for one transfer, use its handle's `cancel`."""

@@ -9,6 +9,7 @@ from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks, take_
 from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.wire.values import ON_ABORT
 
 LayerRange = tuple[int, int]
 """(first, count) of layers."""
@@ -80,7 +81,7 @@ class Push(Handle):
             after_step=after_step,
             priority=self.priority,
             consumers=self.consumers,
-            on_abort=common_pb2.ON_ABORT_KEEP if self.on_abort is grants.OnAbort.KEEP else common_pb2.ON_ABORT_RELEASE,
+            on_abort=ON_ABORT[self.on_abort],
             part_epoch=self.part_epoch,
             lease_id=self.lease_id,
         )

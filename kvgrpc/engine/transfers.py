@@ -21,7 +21,7 @@ from kvgrpc.engine.handles import Handle, HandOver, Pull
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.session.v1 import session_pb2
-from kvgrpc.v1 import common_pb2
+from kvgrpc.v1 import common_pb2, transfer_pb2
 from kvgrpc.wire.values import core_reason
 
 _NEXT = {
@@ -97,6 +97,10 @@ class Transfers:
         handle.transfer_id = response.transfer.transfer_id
         if not handle.transfer_id and isinstance(handle, Push):
             yield BlocksReturned(handle)  # given up before there was anything to move
+            return
+        if isinstance(handle, Push) and response.transfer.memory == transfer_pb2.MEMORY_DISPOSITION_RETURNED:
+            yield from _fail(handle, response.transfer.failure)
+            yield BlocksReturned(handle)
             return
         self._known[handle.transfer_id] = handle
         if isinstance(handle, Reservation):

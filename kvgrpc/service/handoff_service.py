@@ -72,7 +72,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.ReserveBlocksRequest, trace: str
     ) -> handoff_pb2.ReserveBlocksResponse:
         lead = self._lead
-        if request.HasField("source"):
+        if request.source.address:
             check_dial(lead, request.source.address)
         header, answer = await lead.ask(
             actions.Reserved,

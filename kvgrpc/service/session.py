@@ -23,7 +23,7 @@ from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, 
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
-from kvgrpc.service.session_workers import Workers, write
+from kvgrpc.service.session_workers import Workers, write, write_with_descriptor
 from kvgrpc.service.void_page import SLOTS, VoidPage
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
@@ -213,7 +213,7 @@ class Sessions:
         self._first.cancel()
         try:
             attached = encode(session_pb2.ServerFrame(attached=self._attached(session)))
-            _send_with_descriptor(writer, attached, session.page.fd)
+            write_with_descriptor(writer, attached, session.page.fd)
             async for frame in frames:
                 if self._session is session:  # what an engine says after its end is not for the next one's life
                     self._take_calls(session, frame.calls)
@@ -302,7 +302,7 @@ class Sessions:
             write(writer, encode(session_pb2.ServerFrame(rank_attached=reply)))
         else:
             fd, reply.shared_bytes = self._host.shared_memory(request.rank)
-            _send_with_descriptor(writer, encode(session_pb2.ServerFrame(rank_attached=reply)), fd)
+            write_with_descriptor(writer, encode(session_pb2.ServerFrame(rank_attached=reply)), fd)
         session.workers.attached(request.rank, writer)
         try:
             async for frame in frames:
@@ -367,14 +367,6 @@ def _hung_up(writer: asyncio.StreamWriter) -> bool:
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def _send_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
-    """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
-    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
-        sent = socket.send_fds(sock, [frame], [fd])
-    if sent < len(frame):
-        write(writer, frame[sent:])
 
 
 def _remove(path: str) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,3 +112,11 @@ def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
     if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
         _log.error("a session's connection is not read; its process is taken for dead")
         writer.transport.abort()
+
+
+def write_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
+    """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+        sent = socket.send_fds(sock, [frame], [fd])
+    if sent < len(frame):
+        write(writer, frame[sent:])

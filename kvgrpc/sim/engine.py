@@ -21,7 +21,7 @@ from kvgrpc.core.actions import (
     Reserved,
 )
 from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.content import Content, chain, claim
+from kvgrpc.core.content import claim
 from kvgrpc.core.events import (
     AcknowledgeTransfers,
     Call,
@@ -32,7 +32,6 @@ from kvgrpc.core.events import (
     PullBlocks,
     PushSource,
     ReserveBlocks,
-    WaitsFor,
 )
 from kvgrpc.core.ids import mint_lease_id
 from kvgrpc.core.limits import Limits, granted_ttl
@@ -40,9 +39,10 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.blocks import BlockManager
-from kvgrpc.sim.jobs import Fetch, HandOver, Lead
+from kvgrpc.sim.jobs import Fetch, HandOver, Lead, content_of
 from kvgrpc.sim.memory import Memory, Prompt
 from kvgrpc.sim.network import Result
+from kvgrpc.sim.pushes import Pushes
 from kvgrpc.sim.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.steps import Steps, Work
 
@@ -76,8 +76,7 @@ class Engine:
         self._minted = 0
         self._offers: dict[str, HandOver] = {}
         """By their transfer."""
-        self._replaced: dict[str, Blocks] = {}
-        """Blocks of parts that were replaced, by their lease."""
+        self._pushes = Pushes(lead, self._blocks, self._offers, self.refused, self._compute, self._free)
         self._fetches: dict[str, Fetch] = {}
         """By their transfer."""
 
@@ -102,7 +101,7 @@ class Engine:
     def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
         """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
         claims = grants.read_claims(token)
-        content = _content(wish.prompt, claims.token_count)
+        content = content_of(wish.prompt, claims.token_count)
         try:
             use_tokens = claim(content, claims.token_count, wish.use_tokens).tokens
         except KVGrpcError as error:
@@ -133,12 +132,7 @@ class Engine:
 
     def push(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
         """Computes a prompt and hands it over to be pushed, part by part."""
-        blocks = self._blocks.take(len(offer.prompt.tokens))
-        if blocks is None:
-            return
-        made = HandOver(offer.prompt, blocks, "", self._compute(blocks, offer))
-        made.start_over = lambda: self._start_over(offer, made, plans)
-        self._hand_over(offer, made, plans)
+        self._pushes.start(offer, plans)
 
     def reserve(
         self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
@@ -153,8 +147,8 @@ class Engine:
 
         def ask(call: Call) -> ReserveBlocks:
             return ReserveBlocks(
-                call, key, destination.blocks, _content(wish.prompt), fetch.have_tokens, 0, source, wish.request_id, 0,
-                step,
+                call, key, destination.blocks, content_of(wish.prompt), fetch.have_tokens, 0, source, wish.request_id,
+                after_step=step,
             )  # fmt: skip
 
         def give(result: Result) -> None:
@@ -196,10 +190,10 @@ class Engine:
         elif isinstance(news, Failed) and news.transfer_id in self._offers:
             self._offers[news.transfer_id].over = True
         elif isinstance(news, BlocksReturned):
-            self._replaced_returned(news.lease_id)
+            self._pushes.returned(news.lease_id)
             self._returned(news.transfer_id)
         elif isinstance(news, PartsReturned):
-            self._replaced_returned(news.lease_id)
+            self._pushes.returned(news.lease_id)
         elif isinstance(news, LayersReceived):
             fetch = self._fetches[news.transfer_id]
             assert fetch.blocks is not None
@@ -209,7 +203,7 @@ class Engine:
     def check_idle(self) -> None:
         """Asserts that everything came back."""
         assert not self._offers, "hand-overs were never returned"
-        assert not self._replaced, "parts that were replaced were never returned"
+        self._pushes.check_idle()
         assert not self._fetches, "pulls never ended"
         self._blocks.check_idle()
 
@@ -250,7 +244,7 @@ class Engine:
                 call,
                 offer.key,
                 tuple(enumerate(made.blocks)),
-                _content(offer.prompt),
+                content_of(offer.prompt),
                 ttl_s=offer.ttl_s,
                 consumers=offer.consumers,
                 on_abort=offer.on_abort,
@@ -279,61 +273,6 @@ class Engine:
         self._lead.call(ask, ENGINE, give, **key)
         if isinstance(first[0], HandedOver):
             self._lead.call(ask, ENGINE, give_again, **key)
-
-    def _hand_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
-        at_s, epoch = 0.0, made.part_epoch
-        for plan in plans:
-            at_s += plan.after_s
-            self._lead.later(at_s, lambda plan=plan: self._hand_over_part(offer, made, plan, epoch))  # type: ignore[misc]
-
-    def _start_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
-        """The prefill of a push begins anew, in other blocks."""
-        blocks = None if made.over else self._blocks.take(len(offer.prompt.tokens))
-        if blocks is None:
-            return
-        if made.handed:
-            self._replaced[made.lease_id] = made.blocks
-        elif not made.taken_back:
-            self._free(made.blocks)
-        made.blocks, made.step = blocks, self._compute(blocks, offer)
-        made.part_epoch += 1
-        made.handed = made.taken_back = False
-        self._hand_over(offer, made, plans)
-
-    def _hand_over_part(self, offer: Offer, made: HandOver, plan: PartPlan, part_epoch: int) -> None:
-        if made.over or made.taken_back or part_epoch != made.part_epoch:
-            return
-        blocks = self._blocks.between(made.blocks, plan.first, plan.end, plan.layers)
-
-        def ask(call: Call) -> FinishedBlocks:
-            return FinishedBlocks(
-                call,
-                offer.key,
-                () if plan.failure else tuple(enumerate(blocks)),
-                _content(offer.prompt),
-                request_id=offer.request_id,
-                after_step=made.step,
-                waits_for=WaitsFor.REGISTRATION,
-                last=plan.last,
-                layers=plan.layers,
-                failure=plan.failure,
-                part_epoch=part_epoch,
-                consumers=offer.consumers,
-                on_abort=offer.on_abort,
-            )
-
-        def give(result: Result) -> None:
-            if isinstance(result, KVGrpcError):
-                self.refused[result.reason] += 1
-            elif isinstance(result, HandedOver):
-                assert result.transfer is not None
-                self._offers[result.transfer.id] = made
-                made.handed, made.lease_id = True, result.lease.id
-            if plan.last and not made.handed:
-                made.taken_back = True
-                self._free(made.blocks)
-
-        self._lead.call(ask, ENGINE, give)
 
     def _find_room(self, fetch: Fetch) -> bool:
         """Takes blocks, and computes the KV that the engine is said to have."""
@@ -406,11 +345,6 @@ class Engine:
             memory.check_holds(blocks, fetch.wish.prompt, news.use_tokens)
         self._lead.later(USE_S, lambda: self._free(blocks))
 
-    def _replaced_returned(self, lease_id: str) -> None:
-        blocks = self._replaced.pop(lease_id, None)
-        if blocks is not None:
-            self._free(blocks)
-
     def _returned(self, transfer_id: str) -> None:
         self._acknowledge(transfer_id)
         made = self._offers.pop(transfer_id, None)
@@ -440,7 +374,3 @@ class Engine:
         assert self._lead.at_rest(unused), "blocks are reused that are pinned"
         for memory in self._memories:
             memory.scrub(unused)
-
-
-def _content(prompt: Prompt, also_at: int = 0) -> Content:
-    return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvgrpc.core.actions import Failed
+from kvgrpc.core.content import Content, chain
 from kvgrpc.core.events import Event
 from kvgrpc.core.pins import Blocks
 from kvgrpc.sim.memory import Prompt
@@ -59,3 +60,8 @@ class Lead(Protocol):
     def soon(self, do: Callable[[], None]) -> None: ...
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None: ...
+
+
+def content_of(prompt: Prompt, also_at: int = 0) -> Content:
+    """What the KV of a prompt is of."""
+    return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

@@ -24,6 +24,10 @@ NEXT = {
     Next.FIX_REQUEST: common_pb2.NEXT_STEP_FIX_REQUEST,
 }
 SIDE = {Side.SOURCE: common_pb2.SIDE_SOURCE, Side.DESTINATION: common_pb2.SIDE_DESTINATION}
+ON_ABORT = {
+    OnAbort.RELEASE: common_pb2.ON_ABORT_RELEASE,
+    OnAbort.KEEP: common_pb2.ON_ABORT_KEEP,
+}
 _ON_ABORT: dict[int, OnAbort] = {
     common_pb2.ON_ABORT_UNSPECIFIED: OnAbort.RELEASE,
     common_pb2.ON_ABORT_RELEASE: OnAbort.RELEASE,

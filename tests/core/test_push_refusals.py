@@ -87,7 +87,7 @@ def test_parts_after_the_last_are_refused() -> None:
     pair.finish(32, (1, 2))
     unchanged(pair, Reason.TRANSFER_ENDED, lambda: pair.finish(32, (3,)))
     pair.moved()
-    unchanged(pair, Reason.CANCELLED, lambda: pair.finish(32, (3,)))
+    unchanged(pair, Reason.TRANSFER_ENDED, lambda: pair.finish(32, (3,)))
 
 
 def test_layers_of_the_same_blocks_follow_one_another() -> None:

@@ -22,9 +22,7 @@ SENDING = (*ANSWERING, "datapath", "engine")
 NEVER_ANSWERED = {
     ("GROUP_MISMATCH", "FAILED_PRECONDITION"): "descriptors.plan_runs: who calls it has checked the groups",
 }
-NO_SENDER = {
-    "LEASE_VOIDED": "LeasesVoided",
-}
+NO_SENDER: dict[str, str] = {}
 """Reasons that the core can say, and the event that would make it: nothing outside the simulator feeds it."""
 _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 

@@ -36,19 +36,13 @@ REGISTERED = "registered, and no part is there"
 BETWEEN = "between two parts"
 MIDWAY = "bytes are on their way"
 MOMENTS = (REGISTERED, BETWEEN, MIDWAY)
-DESTINATION_MOVES = "the destination moves the bytes of a push, over every data path: so its blocks always come back"
 
 
 def case(path: str, moment: str, *, quick: bool) -> pytest.ParameterSet:
-    """A data path at a moment. What is not quick runs with the slow tests.
-
-    Over NIXL it is not run at all as long as the source writes: blocks then stay in quarantine, and other tests wait.
-    """
+    """A data path at a moment. What is not quick runs with the slow tests."""
     marks: list[pytest.MarkDecorator] = []
     if not quick:
         marks.append(pytest.mark.slow)
-        if path.startswith("nixl") and moment != REGISTERED:
-            marks.append(pytest.mark.xfail(strict=True, run=False, reason=DESTINATION_MOVES))
     return pytest.param(path, moment, marks=marks, id=f"{path}, {moment}")
 
 

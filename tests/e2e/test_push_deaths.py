@@ -14,7 +14,6 @@ from tests.e2e.conftest import PATHS
 from tests.e2e.pushing import (
     BETWEEN,
     BLOCKS,
-    DESTINATION_MOVES,
     LIMITS,
     MIDWAY,
     MOMENTS,
@@ -90,8 +89,6 @@ def movers() -> list[object]:
     found: list[object] = []
     for path in PATHS:
         marks = [] if path == "nixl" else [pytest.mark.slow]
-        if path.startswith("nixl"):
-            marks.append(pytest.mark.xfail(strict=True, reason=DESTINATION_MOVES))
         found.append(pytest.param(path, marks=marks))
     return found
 
@@ -160,17 +157,8 @@ def begun(source: Side, destination: Side, moment: str) -> tuple[Push, Reservati
     return push, reservation
 
 
-def sessions() -> list[object]:
-    """Either side, at every moment."""
-    untold = pytest.mark.xfail(strict=True, reason="in a session BlocksReturned follows every Failed")
-    return [
-        pytest.param(gone, moment, marks=[untold] if (gone, moment) == ("destination", REGISTERED) else [])
-        for gone in ("source", "destination")
-        for moment in MOMENTS
-    ]
-
-
-@pytest.mark.parametrize(("gone", "moment"), sessions())
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("gone", ["source", "destination"])
 def test_an_engine_that_is_gone_ends_its_pushes_on_the_other_side(
     sides: tuple[Side, Side], gone: str, moment: str
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS
 from tests.engine.made import layout, made_bytes
 from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
+from tests.service.engines import wait_until
 from tests.service.values import seconds
 
 PROMPT = tokens(40)
@@ -133,6 +135,8 @@ def test_a_worker_that_stands_still_while_bytes_move_is_seen_in_the_status(
     destination.poll_until(lambda events: len(events) == 1)  # it is open, and waits for blocks
     stopped = destination.workers[1].pid
     os.kill(stopped, signal.SIGSTOP)
+    stat = Path(f"/proc/{stopped}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
     try:
         pull.start(TARGET)
         destination.round_trip()

@@ -9,7 +9,6 @@ from tests.engine.support import Side, kinds, new_key, tokens
 PROMPT = tokens(40)
 TARGET = [30, 31, 5]
 Pair = tuple[Side, Side]
-UNTOLD = pytest.mark.xfail(strict=True, reason="the last that an engine hears of a transfer is BlocksReturned")
 
 
 def registered_by(who: str, pair: Pair) -> tuple[Push, Reservation]:
@@ -28,9 +27,7 @@ def registered_by(who: str, pair: Pair) -> tuple[Push, Reservation]:
     return push, reservation
 
 
-@pytest.mark.parametrize(
-    "who", ["nobody", pytest.param("its engine", marks=UNTOLD), pytest.param("a router", marks=UNTOLD)]
-)
+@pytest.mark.parametrize("who", ["nobody", "its engine", "a router"])
 def test_a_source_that_gives_up_before_the_first_part_hears_the_end_of_it(pair: Pair, who: str) -> None:
     source, destination = pair
     push, reservation = registered_by(who, pair)

@@ -141,8 +141,8 @@ BAD_HAND_OVERS: list[Any] = [
     pytest.param({"failure": {"message": "x"}}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="a failure"),
     pytest.param({"blocks": []}, "FAILED_PRECONDITION", "EMPTY_FINISH", id="nothing"),
     pytest.param(
-        {"waits_for": handoff_pb2.WAITS_FOR_REGISTRATION, "consumers": 2}, "UNIMPLEMENTED", "FEATURE_UNAVAILABLE",
-        id="a push to two",
+        {"waits_for": handoff_pb2.WAITS_FOR_REGISTRATION, "consumers": 65}, "OUT_OF_RANGE", "LIMIT_EXCEEDED",
+        id="a push to too many",
     ),
 ]  # fmt: skip
 

@@ -47,8 +47,7 @@ def test_any_report_is_an_event_or_nothing_or_refused(report: rank_pb2.RankRepor
     if report.connect.peer_rank:
         assert isinstance(event, Unimplemented)
     else:
-        nothing = report.WhichOneof("report") is None or report.step.HasField("layers")
-        assert (event is None) is nothing
+        assert (event is None) is (report.WhichOneof("report") is None)
 
 
 @pytest.mark.parametrize(("done", "quiesced"), [(False, False), (True, True)])
@@ -60,7 +59,8 @@ def test_an_end_that_says_nothing_of_proof_is_proved_only_if_all_arrived(done: b
 
 def test_a_report_of_some_layers_is_not_the_end_of_their_step() -> None:
     some = rank_pb2.StepReport(step=3, layers=common_pb2.LayerRange(first=0, count=1))
-    assert session.report_to_event(0, rank_pb2.RankReport(step=some)) is None
+    assert session.report_to_event(0, rank_pb2.RankReport(step=some)) == events.StepDone(0, 3, (0, 1))
+    assert session.step_report(3, (0, 1)) == some
     whole = rank_pb2.RankReport(step=rank_pb2.StepReport(step=3))
     assert session.report_to_event(0, whole) == events.StepDone(0, 3)
 
