@@ -42,12 +42,12 @@ class Operations:
         """By transfer key, until they are decoded."""
 
     def prefill(self, line: Line) -> Line:
+        grant = from_json(line["push_to"]) if "push_to" in line else None
         request = self.engine.begin(line["prompt"])
         told: Line = {}
         if "offer" in line:
             told["history"] = self._take_history(request, line)
-        if "push_to" in line:
-            grant = from_json(line["push_to"])
+        if grant is not None:
             push.prefill(self.engine, request, grant, layerwise=line["layerwise"], **_labels(line))
         else:
             handover = self.engine.prefill(request, ttl_s=line.get("ttl_s"), **_labels(line))

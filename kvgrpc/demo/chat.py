@@ -45,7 +45,7 @@ async def _turn(
         served = await router.serve(request)
         return ChatTurn(served.result), served.decode
     request.prefill["offer"] = offered["offer"]
-    async with decode_server.keep_alive(offered["lease_id"], release=False):
+    async with decode_server.keep_alive(offered["lease_id"]):
         lease = (await decode_server.get_lease(offered["lease_id"])).lease
         served = await router.serve(request)
     history = served.prefill.get("history")

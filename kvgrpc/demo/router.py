@@ -86,13 +86,15 @@ class Router:
         """Pull: D decodes from what it pulls. Push: P computes and pushes, and D decodes from what comes."""
         labels = self._labels(request) | {"transfer_key": handed.transfer_key}
         decode = {"op": "decode", "prompt": request.prompt, "count": request.count, **request.decode, **labels}
-        if self.options.push:
+        if "error" in handed.answer:
+            computed = decoded = handed.answer
+        elif self.options.push:
             layers = self.options.layerwise if layerwise is None else layerwise
             computed, decoded = await asyncio.gather(
                 self._push(request, handed, layerwise=layers, labels=labels), self._decode.ask(**decode)
             )
         else:
-            relayed = handed.answer.get("kv_transfer_params")
+            relayed = handed.answer["kv_transfer_params"]
             computed, decoded = handed.answer, await self._decode.ask(kv_transfer_params=relayed, **decode)
         self._spans[request.name].end_ns = time.time_ns()
         return Served(await self._result(request, handed, computed, decoded), computed, decoded)
