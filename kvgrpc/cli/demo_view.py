@@ -47,7 +47,7 @@ def _table(title: str, columns: list[str], left: tuple[str, ...] = ()) -> Table:
 
 def _prompts(result: Result) -> Table:
     options = result.options
-    title = "Decoded at D from P's KV, against one engine that does both; times in ms"
+    title = "At D, from KV of P, against one engine that does both; in ms"
     columns = ["prompt", "tokens", "equal", "blocks", "KiB", "path"]
     columns += [LABELS.get(name, name) for name in options.phases]
     columns += ["visible", "whole"] if options.layerwise else ["visible"]

@@ -139,7 +139,11 @@ class Router:
             return replace(result, error=decoded["error"])
         visible_ms = round((decoded["received_s"] - computed["prefilled_s"]) * 1e3, 3)
         transfer = (await self._clients[1].get_transfer(decoded["transfer_id"])).transfer
-        return _with_transfer(replace(result, visible_ms=visible_ms), transfer, self.options.phases)
+        paths = transfer.paths
+        if not paths:  # P moved the bytes, so P says how
+            paths = (await self._clients[0].get_transfer(transfer.peer.transfer_id)).transfer.paths
+        result = replace(result, visible_ms=visible_ms, data_path=paths[0].data_path if paths else "")
+        return _with_transfer(result, transfer, self.options.phases)
 
     def _labels(self, request: Request) -> dict[str, str]:
         """Request id and trace context. Every request has a trace of its own, with the router's span as its root."""
@@ -157,6 +161,5 @@ def _with_transfer(result: PromptResult, transfer: transfer_pb2.Transfer, names:
         result,
         blocks=transfer.blocks,
         nbytes=transfer.bytes,
-        data_path=transfer.paths[0].data_path if transfer.paths else "",
         ms={name: round(phases.get(name, 0.0), 3) for name in names},
     )
