@@ -3,10 +3,15 @@
 `MinimalEngine` is a scheduler and a worker in one process. Its paged pool is shared memory that the lead made; its own
 BlockManager gives out the blocks (an ENGINE_MANAGED pool). It keeps one reference per hand-over of a block, and gives
 it back when BlocksReturned says so.
+
+Blocks move by pull here. Two more files add what only some engines do: `push`, and `chat` for conversations that come
+back.
 """
 
-from collections.abc import Sequence
+import time
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,11 +19,22 @@ import torch
 from examples.minimal_engine.model import MinimalModel, encode, greedy_token
 from examples.minimal_engine.paged import BlockManager
 from kvgrpc.core.layout import Group, GroupKind, uniform_layout
-from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, Pull, Rank, Received, content
+from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, LayersReceived, Pull, Rank, Received, content
+from kvgrpc.engine.handles import Handle
 
 
-class PullFailed(Exception):
+class TransferFailed(Exception):
     """The KV did not come; nothing of it was used."""
+
+
+@dataclass
+class Request:
+    """One request of a user. It holds one reference on each block of its table."""
+
+    ids: list[int]
+    table: list[int]
+    have_tokens: int
+    """So many tokens have their KV in the table."""
 
 
 class MinimalEngine:
@@ -40,66 +56,86 @@ class MinimalEngine:
             memory = self.rank.memory
         layers = memory.view(np.float32).reshape(config.layers, *config.kv_shape(blocks, block_tokens))
         self.kv = [torch.from_numpy(layer) for layer in layers]
-        self._held: dict[HandOver, list[int]] = {}
-        self._ends: dict[Pull, Received | Failed] = {}
+        self.given: dict[Handle, list[int]] = {}
+        """References that belong to a hand-over, until its blocks are returned."""
+        self.layers_here: WeakKeyDictionary[Handle, tuple[tuple[int, int], ...]] = WeakKeyDictionary()
+        """Of pushes on their way: (first, count) of the layers that are complete."""
+        self.prefilled_s = self.received_s = 0.0
+        """When the last prefill, and the last transfer to this engine, was complete, on this host's CLOCK_MONOTONIC."""
+        self._why: WeakKeyDictionary[Handle, str] = WeakKeyDictionary()
+        """Of transfers that failed."""
 
-    def prefill(self, prompt: str, **request: Any) -> HandOver:
-        """Computes a prompt's KV and hands it over; the hand-over keeps the request's references."""
+    def begin(self, prompt: str) -> Request:
+        """Blocks for a prompt; the prefix that is cached here is in them."""
         ids = encode(prompt)
-        table, cached = self.blocks.allocate(ids)
-        self.model.forward(ids[cached:], cached, table, self.kv)
-        self.blocks.register(table, ids)
-        handover = self.engine.finished_blocks(table, content(ids), **request)
+        return Request(ids, *self.blocks.allocate(ids))
+
+    def prefill(self, request: Request, **labels: Any) -> HandOver:
+        """Computes the KV that is missing, and hands the prompt over."""
+        self.model.forward(request.ids[request.have_tokens :], request.have_tokens, request.table, self.kv)
+        self.prefilled_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+        self.blocks.register(request.table, request.ids)
+        return self.hand_over(request, **labels)
+
+    def hand_over(self, request: Request, **labels: Any) -> HandOver:
+        """Hands the KV of all tokens of a request over. Its references are the hand-over's from now on."""
+        handover = self.engine.finished_blocks(request.table, content(request.ids), **labels)
         self.engine.flush()
-        self._held[handover] = table
+        self.given[handover] = request.table
         return handover
 
-    def receive(self, prompt: str, grant: bytes, **request: Any) -> tuple[Pull, list[int]]:
-        """Pulls a prompt's KV into blocks of this engine, beyond the prefix that it holds. Raises PullFailed."""
-        ids = encode(prompt)
-        table, cached = self.blocks.allocate(ids)
-        pull = self.engine.pull(grant, content(ids), **request)
-        block = self.blocks.block_tokens
-        pull.start(table[cached // block : -(-pull.use_tokens // block)], have_tokens=cached)
-        while not pull.over:
-            self.step(timeout_s=1.0)
-        end = self._ends.pop(pull)
-        if isinstance(end, Failed):
-            self.blocks.release(table)
-            raise PullFailed(f"{end.reason}: {end.message}")
-        return pull, table
+    def receive(self, request: Request, grant: bytes, **labels: Any) -> Pull:
+        """Pulls a prompt's KV, beyond what is here. Raises TransferFailed."""
+        pull = self.engine.pull(grant, content(request.ids), **labels)
+        self.fill(request, pull)
+        return pull
 
-    def decode(self, prompt: str, table: list[int], have_tokens: int, count: int) -> list[int]:
-        """Greedy tokens from the KV of `have_tokens` tokens in `table`, which is released at the end."""
-        ids, made = encode(prompt), list[int]()
-        start = min(have_tokens, len(ids) - 1)
+    def fill(self, request: Request, pull: Pull) -> None:
+        """Gives a pull the request's blocks and waits. Raises TransferFailed; the blocks are the request's again."""
+        block = self.blocks.block_tokens
+        missing = request.table[request.have_tokens // block : -(-pull.use_tokens // block)]
+        pull.start(missing, have_tokens=request.have_tokens)
+        self.wait(pull)
+        request.have_tokens = max(request.have_tokens, pull.use_tokens)
+
+    def decode(self, request: Request, count: int, logits: torch.Tensor | None = None) -> list[int]:
+        """Greedy tokens that follow the prompt, whose KV is there; `logits` are those of its end, if they are known.
+
+        The tokens join the request; all but the last have their KV then.
+        """
+        ids, made = request.ids, list[int]()
+        start = min(request.have_tokens, len(ids) - 1)
         for _ in range(count):
-            self.blocks.extend(table, len(ids))
-            logits = self.model.forward(ids[start:], start, table, self.kv)
+            if logits is None:
+                self.blocks.extend(request.table, len(ids))
+                logits = self.model.forward(ids[start:], start, request.table, self.kv)
             made.append(greedy_token(logits))
-            start = len(ids)
+            start, logits = len(ids), None
             ids.append(made[-1])
-        self.blocks.register(table, ids[:-1])
-        self.blocks.release(table)
+        request.have_tokens = len(ids) - 1
+        self.blocks.register(request.table, ids[:-1])
         return made
 
-    def generate(self, prompt: str, count: int) -> list[int]:
-        """Prefill and decode in one engine: what the transferred KV must reproduce."""
-        ids = encode(prompt)
-        table, cached = self.blocks.allocate(ids)
-        return self.decode(prompt, table, cached, count)
+    def release(self, request: Request) -> None:
+        """The request is over; its KV stays findable until its blocks are recycled."""
+        self.blocks.release(request.table)
 
     def step(self, timeout_s: float = 0.0) -> None:
         """Takes in what happened; every engine step does this once."""
         for event in self.engine.poll(timeout_s):
             match event:
-                case BlocksReturned(HandOver() as handover):
-                    self.blocks.release(self._held.pop(handover))
-                case Received(Pull() as pull) | Failed(Pull() as pull):
-                    self._ends[pull] = event
-                case _:
-                    pass
+                case BlocksReturned(given) if given in self.given:
+                    self.blocks.release(self.given.pop(given))
+                case LayersReceived(reservation, layers):
+                    self.layers_here[reservation] = layers
+                case Received():
+                    self.received_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+                case Failed(transfer, reason, message):
+                    self._why[transfer] = f"{reason}: {message}"
 
-    def corrupt(self, table: Sequence[int]) -> None:
-        """Changes KV of the last block, which was received in any case, to show that a comparison would notice."""
-        self.kv[0][table[-1]].mul_(-1.0)
+    def wait(self, transfer: Handle) -> None:
+        """Until a transfer to this engine is over. Raises TransferFailed."""
+        while not transfer.over:
+            self.step(timeout_s=1.0)
+        if transfer.failed:
+            raise TransferFailed(self._why[transfer])

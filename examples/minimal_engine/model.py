@@ -17,8 +17,8 @@ by token would get slightly different KV, and once in a while another token. Two
 
 Same bits, by construction, on one kind of machine. All work is done in tiles of TILE_TOKENS rows,
 aligned to the position: the token at position p is row p % TILE_TOKENS of tile p // TILE_TOKENS. A
-full prefill runs the tiles in turn; a chunk that starts late, or a decode step, runs the same tile
-with its other rows left empty. Rows see each other only through the KV. The context of a tile is
+full prefill runs all tiles, layer by layer; a chunk that starts late, or a decode step, runs the same
+tile with its other rows left empty. Rows see each other only through the KV. The context of a tile is
 padded to the tile's end and what a row must not see has weight exactly 0, so every shape follows
 from the position: not from the chunk, the block size, the physical blocks or what lies in slots
 that are not written yet. Each operand is freshly allocated and torch runs on one thread. The KV and
@@ -135,6 +135,17 @@ class _Tile:
     rotation: tuple[Tensor, Tensor]  # cosines and sines, each [TILE_TOKENS, 1, head_dim / 2]
 
 
+@dataclass
+class ForwardPass:
+    """Tokens of one request on their way through the layers. `MinimalModel.begin` makes it."""
+
+    tiles: list[_Tile]
+    hidden: list[Tensor]  # of each tile, [TILE_TOKENS, hidden_dim]
+    kv: Sequence[Tensor]
+    writes: bool
+    layers_done: int = 0
+
+
 class MinimalModel:
     """The transformer: weights only, and nothing about any request.
 
@@ -173,15 +184,32 @@ class MinimalModel:
         block_table: Sequence[int],
         kv: Sequence[Tensor],
     ) -> Tensor:
-        """Computes the tokens at positions start, start + 1, ... and writes their KV.
+        """Computes the tokens at positions start, start + 1, ... through all layers: `begin`, then every
+        `next_layer`, then `logits`.
+        """
+        run = self.begin(token_ids, start, block_table, kv)
+        for _ in self.layers:
+            self.next_layer(run)
+        return self.logits(run)
+
+    def begin(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        block_table: Sequence[int],
+        kv: Sequence[Tensor],
+        *,
+        writes: bool = True,
+    ) -> ForwardPass:
+        """Begins with the tokens at positions start, start + 1, ...; each layer will write their KV.
 
         `block_table` maps position // block_tokens to a physical block and reaches at least to the
         last token; the KV of the positions before `start` must already be in its blocks. `kv` is
         one float32 tensor per layer, of `ModelConfig.kv_shape`; any strides. Only the slots of
-        `token_ids` are written, so blocks before `start` may be shared.
+        `token_ids` are written, so blocks before `start` may be shared. Without `writes` not even
+        those: their KV must be there too. No layer's KV is looked at before that layer's turn.
 
-        Returns the logits of the last position, [VOCAB_TOKENS], float64; -inf for tokens that are
-        never produced. Sets torch to one thread in the calling thread, and leaves it so.
+        Sets torch to one thread in the calling thread, and leaves it so.
         """
         self._check(token_ids, start, block_table, kv)
         if torch.get_num_threads() != 1:
@@ -189,12 +217,33 @@ class MinimalModel:
         end = start + len(token_ids)
         block_tokens = kv[0].shape[2]
         table = torch.tensor(block_table[: math.ceil(end / block_tokens)])
-        hidden = torch.empty(0)  # there is a token, so at least one tile replaces it
+        run = ForwardPass([], [], kv, writes)
         for tile_start in range(start - start % TILE_TOKENS, end, TILE_TOKENS):
             first, stop = max(start, tile_start), min(end, tile_start + TILE_TOKENS)
             tile = self._place(range(first, stop), table, block_tokens)
-            hidden = self._run(token_ids[first - start : stop - start], tile, kv)
-        logits = (_norm(hidden) @ self.head)[(end - 1) % TILE_TOKENS]
+            ids = torch.zeros(TILE_TOKENS, dtype=torch.int64)
+            ids[tile.rows] = torch.tensor(token_ids[first - start : stop - start])
+            run.tiles.append(tile)
+            run.hidden.append(self.embedding[ids])
+        return run
+
+    def next_layer(self, run: ForwardPass) -> None:
+        """Computes one layer more. Its KV is complete then, and is not written again."""
+        weights, layer_kv = self.layers[run.layers_done], run.kv[run.layers_done]
+        for i, (tile, hidden) in enumerate(zip(run.tiles, run.hidden, strict=True)):
+            mixed = hidden + self._attention(weights, _norm(hidden), tile, layer_kv, writes=run.writes)
+            gate, up = (_norm(mixed) @ weights.gate_up).chunk(2, dim=-1)
+            run.hidden[i] = mixed + (silu(gate) * up) @ weights.down
+        run.layers_done += 1
+
+    def logits(self, run: ForwardPass) -> Tensor:
+        """After the last layer: of the last position, [VOCAB_TOKENS], float64; -inf for tokens that are
+        never produced.
+        """
+        if run.layers_done < len(self.layers):
+            raise ValueError(f"{run.layers_done} of {len(self.layers)} layers are computed")
+        last_row = run.tiles[-1].rows.stop - 1
+        logits = (_norm(run.hidden[-1]) @ self.head)[last_row]
         return logits.masked_fill(self._never, -torch.inf)
 
     def _check(
@@ -239,26 +288,16 @@ class MinimalModel:
             rotation=(angles.cos(), angles.sin()),
         )
 
-    def _run(self, token_ids: Sequence[int], tile: _Tile, kv: Sequence[Tensor]) -> Tensor:
-        """Runs one tile through all layers; returns [TILE_TOKENS, hidden_dim]."""
-        ids = torch.zeros(TILE_TOKENS, dtype=torch.int64)
-        ids[tile.rows] = torch.tensor(token_ids)
-        hidden = self.embedding[ids]
-        for weights, layer_kv in zip(self.layers, kv, strict=True):
-            hidden = hidden + self._attention(weights, _norm(hidden), tile, layer_kv)
-            gate, up = (_norm(hidden) @ weights.gate_up).chunk(2, dim=-1)
-            hidden = hidden + (silu(gate) * up) @ weights.down
-        return hidden
-
-    def _attention(self, weights: LayerWeights, x: Tensor, tile: _Tile, layer_kv: Tensor) -> Tensor:
+    def _attention(self, weights: LayerWeights, x: Tensor, tile: _Tile, layer_kv: Tensor, *, writes: bool) -> Tensor:
         """Writes the tile's K and V, then attends over the blocks; [TILE_TOKENS, hidden_dim]."""
         c = self.config
         group = c.query_heads // c.kv_heads
         projected = (x @ weights.qkv).view(TILE_TOKENS, -1, c.head_dim)
         q, k = projected[:, : c.query_heads], projected[:, c.query_heads : -c.kv_heads]
         k, v = _rotate(k, tile.rotation), projected[:, -c.kv_heads :]
-        layer_kv[tile.write_blocks, 0, tile.write_slots] = k[tile.rows].float()
-        layer_kv[tile.write_blocks, 1, tile.write_slots] = v[tile.rows].float()
+        if writes:
+            layer_kv[tile.write_blocks, 0, tile.write_slots] = k[tile.rows].float()
+            layer_kv[tile.write_blocks, 1, tile.write_slots] = v[tile.rows].float()
         keys, values = _gather(layer_kv, tile)
 
         q = _rotate(q, tile.rotation) * (c.score_deviation / math.sqrt(c.head_dim))

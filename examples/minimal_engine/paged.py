@@ -141,6 +141,11 @@ class BlockManager:
                 if block not in self._key_of:
                     self._free.move_to_end(block, last=False)
 
+    def forget(self) -> None:
+        """Empties the prefix cache of what nobody uses: free blocks are not found any more."""
+        for block in self._free:
+            self._forget(block)
+
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is either free or used, and found by one key."""
         total = len(self._references)

@@ -1,43 +1,89 @@
 """`kvgrpc demo`: two servers, two engines, a router, and one engine that does both to compare with.
 
-Starting all of it is what takes time, so the runs that every change needs share one set of processes. They come in an
-order: what a run leaves at D, the next one finds there.
+Starting all of it is what takes time, so the tests share one set of processes. Every run begins with empty caches.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from typer.testing import CliRunner
 
+from kvgrpc.cli.app import app
 from kvgrpc.cli.demo import report
 from kvgrpc.demo import run as demo_run
 from kvgrpc.demo.processes import DemoFailed
-from kvgrpc.demo.run import Options, Result, Stage, started
+from kvgrpc.demo.results import Left, Options, PromptResult, Result
+from kvgrpc.demo.run import Stage, started
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 150.0
 """Seconds on an idle machine; it imports torch three times."""
 PHASES = {"queue", "handshake", "open", "wire", "settle"}
+PUSH = Options(push=True)
+LAYERWISE = Options(push=True, layerwise=True)
+NAMES = ["short", "two blocks", "ragged", "long", "prefix held"]
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 10)
+on_stage = pytest.mark.asyncio(loop_scope="module")
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stage() -> AsyncIterator[Stage]:
+    async with started("auto") as found:
+        yield found
+
+
 def check_clean(said: dict[str, Any]) -> None:
-    """Nothing is left at either server."""
-    assert (said["leases_left"], said["pinned_blocks_left"]) == (0, 0)
+    """Nothing is left at either server, nor in either engine."""
+    assert (said["leases_left"], said["pinned_blocks_left"], said["used_blocks_left"]) == (0, 0, 0)
 
 
 def check_identical(said: dict[str, Any], code: int, data_path: str) -> None:
+    """Every token is that of one engine, and nothing is left behind."""
     check_clean(said)
-    assert [prompt["error"] for prompt in said["prompts"]] == [""] * 5
-    assert all(prompt["tokens_equal"] for prompt in said["prompts"])
-    assert {prompt["datapath"] for prompt in said["prompts"]} == {data_path}
+    served = said["prompts"] + said["chat"]["turns"]
+    assert [one["error"] for one in served] == [""] * len(served)
+    assert all(one["tokens_equal"] for one in served)
+    assert {one["datapath"] for one in served} == {data_path}
+    assert len(said["chat"]["turns"]) == 3
     assert said["identical"] is True
     assert code == 0
+
+
+def check_chat(said: dict[str, Any]) -> None:
+    """After a long reply P takes what it lacks from D, after a short one it does not; D then lacks little itself."""
+    first, second, third = said["chat"]["turns"]
+    assert (first["offered_tokens"], first["pulled_tokens"], first["lease_renewals"]) == (0, 0, 0)
+    for turn, before in ((second, first), (third, second)):
+        lacking = turn["offered_tokens"] - turn["held_tokens"]
+        pays_off = lacking >= turn["recompute_tokens"]
+        assert lacking > 0
+        assert turn["pulled_tokens"] == (lacking if pays_off else 0)
+        assert before["prompt_tokens"] < turn["offered_tokens"] < turn["prompt_tokens"]
+        assert turn["lease_renewals"] > 0
+        # D has its own reply and all before it: only the rest is moved.
+        assert turn["blocks"] <= -(-turn["prompt_tokens"] // 16) - turn["offered_tokens"] // 16
+    assert second["pulled_tokens"] > 0
+    assert third["pulled_tokens"] == 0
+
+
+def check_blocks(said: dict[str, Any]) -> None:
+    """What moved is what the destination lacked, and no more."""
+    short, two_blocks, ragged, long, held = said["prompts"][:5]
+    assert short["blocks"] == 1
+    assert (two_blocks["prompt_tokens"], two_blocks["blocks"]) == (32, 2)
+    assert ragged["blocks"] == -(-ragged["prompt_tokens"] // 16)
+    assert long["bytes"] == long["blocks"] * two_blocks["bytes"] // 2
+    # Most of it was at D already.
+    assert held["prompt_tokens"] > long["prompt_tokens"]
+    assert held["blocks"] < 5
 
 
 def reported(result: Result, capsys: Capture) -> tuple[int, dict[str, Any]]:
@@ -47,91 +93,138 @@ def reported(result: Result, capsys: Capture) -> tuple[int, dict[str, Any]]:
     return code, said
 
 
-def check_swapped(result: Result, capsys: Capture) -> None:
-    """The router swapped grant and key together: only the content tells whose KV it is. Nobody gets any token."""
-    code, said = reported(result, capsys)
-    assert (code, said["identical"], len(said["prompts"])) == (1, False, 2)
-    for prompt in said["prompts"]:
-        assert "CONTENT_MISMATCH" in prompt["error"]
-        assert (prompt["tokens_equal"], prompt["blocks"], prompt["bytes"]) == (False, 0, 0)
-    check_clean(said)
+def shown(result: Result, capsys: Capture) -> list[str]:
+    """The lines for people."""
+    assert report(result, as_json=False) == 0
+    return capsys.readouterr().out.splitlines()
 
 
-def check_plain(result: Result, capsys: Capture) -> None:
-    """The tokens are those of one engine, every number is said, and nothing is left behind."""
+@on_stage
+async def test_pulled_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Capture) -> None:
+    result = await stage.run(Options())
     code, said = reported(result, capsys)
     check_identical(said, code, "shm")
-    assert set(said) == {"identical", "prompts", "leases_left", "pinned_blocks_left", "trace_id"}
+    assert set(said) == {
+        "identical", "mode", "layerwise", "prompts", "visible_ratio", "chat", "leases_left", "pinned_blocks_left",
+        "used_blocks_left", "trace_id",
+    }  # fmt: skip
+    assert (said["mode"], said["layerwise"], said["visible_ratio"]) == ("pull", False, None)
     assert len(bytes.fromhex(said["trace_id"])) == 16
+    assert [prompt["name"] for prompt in said["prompts"]] == NAMES
     for prompt in said["prompts"]:
         assert set(prompt) == {
-            "name", "tokens_equal", "prompt_tokens", "blocks", "bytes", "datapath", "ms", "error",
+            "name", "tokens_equal", "prompt_tokens", "blocks", "bytes", "datapath", "ms", "visible_ms",
+            "whole_visible_ms", "error",
         }  # fmt: skip
         assert set(prompt["ms"]) == PHASES
-        assert prompt["ms"]["wire"] > 0
+        assert prompt["visible_ms"] > prompt["ms"]["wire"] > 0
         assert prompt["prompt_tokens"] > 0
-    shorter_than_a_block, two_blocks, ragged, long, held = said["prompts"]
-    assert shorter_than_a_block["blocks"] == 1
-    assert (two_blocks["prompt_tokens"], two_blocks["blocks"]) == (32, 2)
-    assert ragged["blocks"] == -(-ragged["prompt_tokens"] // 16)
-    assert long["bytes"] == long["blocks"] * two_blocks["bytes"] // 2
-    # Most of it was at D already.
-    assert held["prompt_tokens"] > long["prompt_tokens"]
-    assert held["blocks"] < 5
+    check_blocks(said)
+    check_chat(said)
+    check_shown(result, shown(result, capsys))
 
 
-def check_shown(result: Result, capsys: Capture) -> None:
+def check_shown(result: Result, lines: list[str]) -> None:
     """For people it ends with the tree of one request: the router's span, under it both servers' and their phases."""
-    assert report(result, as_json=False) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "identical: 5 of 5 prompts"
+    assert lines[-1] == "identical: 8 of 8 prompts"
     tree = lines[lines.index(f"trace {result.trace_id}") + 1 : -2]
-    depth = {text: line.index(text) for line in tree for text in NAMES if f" {text} " in line}
-    assert set(depth) == set(NAMES)
+    names = ("request", "kvgrpc.send", "kvgrpc.receive", "wire")
+    depth = {text: line.index(text) for line in tree for text in names if f" {text} " in line}
+    assert set(depth) == set(names)
     assert depth["request"] < depth["kvgrpc.send"] == depth["kvgrpc.receive"] < depth["wire"]
     (receive,) = (line for line in tree if "kvgrpc.receive" in line)
     assert "at D" in receive
     assert "bytes over shm" in receive
 
 
-NAMES = ("request", "kvgrpc.send", "kvgrpc.receive", "wire")
+@on_stage
+async def test_pushed_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Capture) -> None:
+    code, said = reported(await stage.run(PUSH), capsys)
+    check_identical(said, code, "shm")
+    assert (said["mode"], said["layerwise"], said["visible_ratio"]) == ("push", False, None)
+    assert [prompt["name"] for prompt in said["prompts"]] == NAMES
+    for prompt in said["prompts"]:
+        assert set(prompt["ms"]) == {"rendezvous", "queue", "wire", "settle"}
+        assert prompt["visible_ms"] > prompt["ms"]["wire"] > 0
+        assert prompt["whole_visible_ms"] is None
+    check_blocks(said)
+    check_chat(said)
 
 
-def check_corrupted(result: Result, capsys: Capture) -> None:
-    """A block that changed on its way makes every comparison fail."""
+@on_stage
+async def test_layers_that_are_pushed_as_they_are_computed_give_the_same_tokens_and_move_the_same_blocks(
+    stage: Stage, capsys: Capture
+) -> None:
+    result = await stage.run(LAYERWISE)
     code, said = reported(result, capsys)
+    check_identical(said, code, "shm")
+    assert (said["mode"], said["layerwise"]) == ("push", True)
+    assert said["visible_ratio"] > 0
+    assert [prompt["name"] for prompt in said["prompts"]] == [*NAMES, "pages"]
+    for prompt in said["prompts"]:
+        assert min(prompt["visible_ms"], prompt["whole_visible_ms"]) > 0
+    check_blocks(said)
+    check_chat(said)
+    # One line says what came of it, whichever it is.
+    lines = shown(result, capsys)
+    assert sum(line.startswith(("by layer ", "no gain by layer ")) for line in lines) == 1
+
+
+@on_stage
+@pytest.mark.parametrize(("push", "reason"), [(False, "CONTENT_MISMATCH"), (True, "SOURCE_FAILED")])
+async def test_requests_that_got_each_others_grant_fail_and_nobody_gets_a_token(
+    stage: Stage, push: bool, reason: str, capsys: Capture
+) -> None:
+    """The router swapped grant and key together: only the content tells whose KV it is."""
+    code, said = reported(await stage.run(Options(push=push, swap_grants=True)), capsys)
+    assert (code, said["identical"], len(said["prompts"])) == (1, False, 2)
+    for prompt in said["prompts"]:
+        assert prompt["error"].startswith(reason)
+        assert (prompt["tokens_equal"], prompt["blocks"], prompt["bytes"]) == (False, 0, 0)
+    check_clean(said)
+
+
+@on_stage
+async def test_a_block_that_changed_on_its_way_shows_in_every_comparison(stage: Stage, capsys: Capture) -> None:
+    code, said = reported(await stage.run(Options(corrupt=True)), capsys)
     assert (code, said["identical"]) == (1, False)
     assert not any(prompt["tokens_equal"] for prompt in said["prompts"])
     assert [prompt["error"] for prompt in said["prompts"]] == [""] * 5
     check_clean(said)
 
 
-async def check_no_trace(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans that do not come are an error, not an empty tree."""
+@on_stage
+async def test_spans_that_do_not_come_are_an_error_and_not_an_empty_tree(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_run, "SPANS", frozenset({"kvgrpc.send", "never sent"}))
     monkeypatch.setattr(demo_run, "SPANS_TIMEOUT_S", 0.5)
     with pytest.raises(DemoFailed, match="never sent"):
         await stage.run(Options(swap_grants=True))
 
 
-async def test_equal_tokens_prove_that_the_right_kv_came_unchanged_and_nothing_else_gives_them(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with started("auto") as stage:
-        check_swapped(await stage.run(Options(swap_grants=True)), capsys)
-        plain = await stage.run(Options())
-        check_plain(plain, capsys)
-        check_shown(plain, capsys)
-        check_corrupted(await stage.run(Options(corrupt=True)), capsys)
-        await check_no_trace(stage, monkeypatch)
+def test_the_ratio_is_that_of_medians_and_only_where_there_is_something_to_compare() -> None:
+    def result(*times: tuple[float, float | None]) -> Result:
+        prompts = [PromptResult("p", 1, True, [], [], visible_ms=a, whole_visible_ms=b) for a, b in times]
+        return Result(LAYERWISE, prompts, [], Left(0, 0, 0), "", [])
+
+    assert result((3.0, 6.0), (1.0, 2.0), (2.0, 90.0)).visible_ratio == 0.333
+    assert result((3.0, None), (1.0, None)).visible_ratio is None
+
+
+def test_layers_are_not_pulled() -> None:
+    refused = CliRunner().invoke(app, ["demo", "--layerwise"])
+    assert refused.exit_code == 2
+    assert "--mode push" in " ".join(refused.output.replace("│", " ").split())
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", [["--mode", "pull"], ["--mode", "push", "--layerwise"]])
 @pytest.mark.parametrize("data_path", ["shm", "cma", "nixl"])
-def test_every_data_path_gives_the_same_tokens(data_path: str) -> None:
+def test_every_data_path_gives_the_same_tokens(data_path: str, mode: list[str]) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("KVGRPC_", "OTEL_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "kvgrpc", "demo", "--json", "--datapath", data_path],
+        [sys.executable, "-m", "kvgrpc", "demo", "--json", "--datapath", data_path, *mode],
         cwd=ROOT, env=clean, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr

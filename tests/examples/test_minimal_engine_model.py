@@ -238,6 +238,39 @@ def test_weights_and_block_bytes_are_the_same_or_have_a_new_revision(model: Mini
     assert ModelConfig(seed=2).weights_revision != model.weights_revision
 
 
+def test_layers_whose_kv_comes_just_before_their_turn_give_the_same_bits_and_are_not_written(
+    model: MinimalModel,
+) -> None:
+    """As a decode side does with layers that are pushed to it: before, each layer is NaN."""
+    prompt = text_prompt(random.Random(7), 50)
+    source = Session.alone(model, prompt)
+    expected = source.prefill()
+    last = len(prompt) - 1
+    kv = empty_pool(model, len(source.table), BLOCK_TOKENS)
+    run = model.begin(prompt[last:], last, source.table, kv, writes=False)
+    with pytest.raises(ValueError, match="0 of 6 layers"):
+        model.logits(run)
+    for layer, came in zip(kv, source.kv, strict=True):
+        layer.copy_(came)
+        before = layer.clone()
+        model.next_layer(run)
+        assert torch.equal(layer.nan_to_num(), before.nan_to_num())
+    assert torch.equal(model.logits(run), expected)
+
+
+def test_a_layer_is_complete_once_it_is_computed(model: MinimalModel) -> None:
+    prompt = text_prompt(random.Random(8), 40)
+    whole = Session.alone(model, prompt)
+    whole.prefill()
+    kv = empty_pool(model, len(whole.table), BLOCK_TOKENS)
+    run = model.begin(prompt, 0, whole.table, kv)
+    for done in range(1, len(kv) + 1):
+        model.next_layer(run)
+        for number, (layer, expected) in enumerate(zip(kv, whole.kv, strict=True)):
+            assert number >= done or torch.equal(layer.nan_to_num(), expected.nan_to_num())
+        assert all(layer.isnan().all() for layer in kv[done:])
+
+
 def test_forward_and_config_refuse_what_does_not_fit(model: MinimalModel) -> None:
     pool = empty_pool(model, 1, BLOCK_TOKENS)
     for token_ids, start, kv, message in (
@@ -299,6 +332,20 @@ def test_a_prompt_that_is_cached_as_a_whole_still_computes_its_last_block() -> N
     assert again.cached_tokens == 4
     assert again.block_table[0] == table[0]
     assert again.block_table[1] != table[1]
+
+
+def test_what_is_forgotten_is_not_found_but_what_is_used_is() -> None:
+    manager = BlockManager(8, 2)
+    used, freed = ([1, 1, 1], [2, 2, 2])
+    for prompt in (used, freed):
+        table, _ = manager.allocate(prompt)
+        manager.register(table, prompt)
+        if prompt is freed:
+            manager.release(table)
+    manager.forget()
+    manager.check_integrity()
+    assert manager.allocate(freed).cached_tokens == 0
+    assert manager.allocate(used).cached_tokens == 2
 
 
 def test_freed_blocks_are_found_until_they_are_recycled_oldest_and_table_end_first() -> None:

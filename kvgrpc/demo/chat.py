@@ -1,0 +1,62 @@
+"""The demo's conversation: what D made of one turn goes back to P for the next.
+
+D offers prompt and reply after each turn, under a lease that the router keeps alive while the user writes. P takes what
+it lacks if it is worth it: after a long reply it pulls, after a short one it computes those few tokens again.
+"""
+
+import os
+
+from kvgrpc import client
+from kvgrpc.demo.results import ChatTurn
+from kvgrpc.demo.router import Answer, Request, Router
+from kvgrpc.errors import InternalError, Reason
+
+TURNS = (
+    ("My first question: who may free a block that somebody reads?", 72),
+    (" And my second: who says when?", 8),
+    (" Then thank you.", 24),
+)
+"""What the user says, and how many tokens long the reply is."""
+OFFER_TTL_S = 20.0
+
+
+async def converse(router: Router, decode_server: client.Client) -> list[ChatTurn]:
+    """The whole conversation. It ends early when a turn fails."""
+    turns: list[ChatTurn] = []
+    said, offered = "", Answer()
+    for number, (text, count) in enumerate(TURNS, 1):
+        request = Request(f"turn {number}", said + text, count)
+        request.decode["offer"] = {"transfer_key": os.urandom(16).hex(), "ttl_s": OFFER_TTL_S}
+        turn, answer = await _turn(router, decode_server, request, offered)
+        turns.append(turn)
+        if turn.served.error:
+            return turns
+        said = request.prompt + bytes(answer["tokens"]).decode()
+        offered = answer
+    await decode_server.release_lease(offered["lease_id"])  # nobody says anything more
+    return turns
+
+
+async def _turn(
+    router: Router, decode_server: client.Client, request: Request, offered: Answer
+) -> tuple[ChatTurn, Answer]:
+    """One turn, and D's answer. While `offered`, that of the turn before, waits for P its lease is renewed."""
+    if not offered:
+        served = await router.serve(request)
+        return ChatTurn(served.result), served.decode
+    request.prefill["offer"] = offered["offer"]
+    async with decode_server.keep_alive(offered["lease_id"]):
+        lease = (await decode_server.get_lease(offered["lease_id"])).lease
+        served = await router.serve(request)
+    history = served.prefill.get("history")
+    if history is None:
+        raise InternalError(Reason.INTERNAL, f"P did not look at the history: {served.prefill}")
+    turn = ChatTurn(
+        served.result,
+        held_tokens=history["held_tokens"],
+        offered_tokens=lease.token_count,
+        pulled_tokens=history["pulled_tokens"],
+        recompute_tokens=history["recompute_tokens"],
+        renewals=lease.renewals,
+    )
+    return turn, served.decode

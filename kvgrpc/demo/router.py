@@ -1,0 +1,165 @@
+"""The demo's router: it sends each request through P and D, and relays grants unread, as routers do."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvgrpc import client
+from kvgrpc.demo.processes import EngineProcess
+from kvgrpc.demo.results import Left, Options, PromptResult
+from kvgrpc.demo.spans import Span
+from kvgrpc.v1 import transfer_pb2
+
+TOKENS = 24
+LEASE_TTL_S = 20.0
+RETURNED_TIMEOUT_S = 10.0
+Answer = dict[str, Any]
+
+
+@dataclass
+class Request:
+    """One request on its way."""
+
+    name: str
+    prompt: str
+    count: int = TOKENS
+    """Tokens to decode."""
+    prefill: Answer = field(default_factory=dict)
+    """Further fields for P."""
+    decode: Answer = field(default_factory=dict)
+    """Further fields for D."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What the first engine answered, for the second: P's grant for a pull, D's for a push."""
+
+    transfer_key: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that both engines have served."""
+
+    result: PromptResult
+    prefill: Answer
+    decode: Answer
+
+
+class Router:
+    """Serves requests, and compares each with one engine that does both."""
+
+    def __init__(self, options: Options, engines: Sequence[EngineProcess], clients: Sequence[client.Client]) -> None:
+        self.options = options
+        self._prefill, self._decode, self._reference = engines
+        self._clients = clients
+        self._spans: dict[str, Span] = {}
+        """The router's own span of each request: the root of its trace."""
+        self._expected: dict[str, list[int]] = {}
+        """What the one engine made of each prompt."""
+
+    async def serve(self, request: Request) -> Served:
+        """One request, from prompt to tokens."""
+        return await self.finish(request, await self.begin(request))
+
+    async def begin(self, request: Request) -> Handed:
+        """Pull: P computes and hands over. Push: D reserves blocks."""
+        if request.prompt not in self._expected:
+            # Before, because what the one engine takes is no part of the way from P to D.
+            alone = await self._reference.ask(op="generate", prompt=request.prompt, count=request.count)
+            self._expected[request.prompt] = alone["tokens"]
+        key = os.urandom(16).hex()
+        labels = self._labels(request) | {"transfer_key": key}
+        if self.options.push:
+            answer = await self._decode.ask(op="reserve", prompt=request.prompt, **labels)
+        else:
+            answer = await self._prefill.ask(
+                op="prefill", prompt=request.prompt, ttl_s=LEASE_TTL_S, **request.prefill, **labels
+            )
+        return Handed(key, answer)
+
+    async def finish(self, request: Request, handed: Handed, *, layerwise: bool | None = None) -> Served:
+        """Pull: D decodes from what it pulls. Push: P computes and pushes, and D decodes from what comes."""
+        labels = self._labels(request) | {"transfer_key": handed.transfer_key}
+        decode = {"op": "decode", "prompt": request.prompt, "count": request.count, **request.decode, **labels}
+        if "error" in handed.answer:
+            computed = decoded = handed.answer
+        elif self.options.push:
+            layers = self.options.layerwise if layerwise is None else layerwise
+            computed, decoded = await asyncio.gather(
+                self._push(request, handed, layerwise=layers, labels=labels), self._decode.ask(**decode)
+            )
+        else:
+            relayed = handed.answer["kv_transfer_params"]
+            computed, decoded = handed.answer, await self._decode.ask(kv_transfer_params=relayed, **decode)
+        self._spans[request.name].end_ns = time.time_ns()
+        return Served(await self._result(request, handed, computed, decoded), computed, decoded)
+
+    async def leftovers(self) -> Left:
+        """What is left, once everything that is on its way back has come."""
+        async with asyncio.timeout(RETURNED_TIMEOUT_S):
+            for server_client in self._clients:
+                for transfer in (await server_client.list_transfers()).transfers:
+                    await server_client.wait(transfer.transfer_id, returned=True)
+        counts = [(await server_client.status()).counts for server_client in self._clients]
+        used = [(await engine.ask(op="usage"))["used_blocks"] for engine in (self._prefill, self._decode)]
+        return Left(sum(c.leases for c in counts), sum(c.pinned_blocks for c in counts), sum(used))
+
+    async def forget(self) -> None:
+        """Empties the prefix caches of P and D, so that what follows moves the same blocks each time."""
+        for engine in (self._prefill, self._decode):
+            await engine.ask(op="forget")
+
+    @property
+    def last_span(self) -> Span:
+        """The router's span of the last request."""
+        return list(self._spans.values())[-1]
+
+    async def _push(self, request: Request, handed: Handed, *, layerwise: bool, labels: Answer) -> Answer:
+        """P's part of a push. D waits for it already, so it must learn when nothing comes."""
+        grant = handed.answer["kv_transfer_params"]
+        answer = await self._prefill.ask(
+            op="prefill", prompt=request.prompt, push_to=grant, layerwise=layerwise, **request.prefill, **labels
+        )
+        if "error" in answer:
+            await self._clients[1].cancel(bytes.fromhex(handed.transfer_key), message=answer["error"])
+        return answer
+
+    async def _result(self, request: Request, handed: Handed, computed: Answer, decoded: Answer) -> PromptResult:
+        tokens, expected = decoded.get("tokens", []), self._expected[request.prompt]
+        prompt_tokens = len(request.prompt.encode()) + 1
+        result = PromptResult(request.name, prompt_tokens, tokens == expected, tokens, expected)
+        if "error" in decoded:
+            for server_client in self._clients:
+                await server_client.cancel(bytes.fromhex(handed.transfer_key), message=decoded["error"])
+            return replace(result, error=decoded["error"])
+        visible_ms = round((decoded["received_s"] - computed["prefilled_s"]) * 1e3, 3)
+        transfer = (await self._clients[1].get_transfer(decoded["transfer_id"])).transfer
+        paths = transfer.paths
+        if not paths:  # P moved the bytes, so P says how
+            paths = (await self._clients[0].get_transfer(transfer.peer.transfer_id)).transfer.paths
+        result = replace(result, visible_ms=visible_ms, data_path=paths[0].data_path if paths else "")
+        return _with_transfer(result, transfer, self.options.phases)
+
+    def _labels(self, request: Request) -> dict[str, str]:
+        """Request id and trace context. Every request has a trace of its own, with the router's span as its root."""
+        span = self._spans.get(request.name)
+        if span is None:
+            started = time.time_ns()
+            span = Span("request", "router", os.urandom(16).hex(), os.urandom(8).hex(), "", started, started, {})
+            self._spans[request.name] = span
+        return {"request_id": request.name, "traceparent": f"00-{span.trace_id}-{span.span_id}-01"}
+
+
+def _with_transfer(result: PromptResult, transfer: transfer_pb2.Transfer, names: Sequence[str]) -> PromptResult:
+    phases = {p.name: p.duration.seconds * 1e3 + p.duration.nanos / 1e6 for p in transfer.phases}
+    return replace(
+        result,
+        blocks=transfer.blocks,
+        nbytes=transfer.bytes,
+        ms={name: round(phases.get(name, 0.0), 3) for name in names},
+    )
