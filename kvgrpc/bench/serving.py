@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from kvgrpc.bench.calls import Caller
 from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import pool
-from kvgrpc.bench.pulls import Puller
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
@@ -43,9 +43,12 @@ class Serving:
     async def close(self) -> None:
         await self.stop()
 
-    async def start(self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int) -> Answer:
-        """A server with a pool. Gives its address and the pool's descriptor."""
+    async def start(
+        self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int, stamped: bool = False
+    ) -> Answer:
+        """A server with a pool. Gives its address and the pool's descriptor. `stamped`: for `stamps`."""
         await self.stop()
+        self._stamps.on = stamped
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
             config = Config(
                 listen="127.0.0.1:0",
@@ -76,7 +79,7 @@ class Serving:
         return {}, []
 
     async def stamps(self) -> Answer:
-        """When the last byte of each read landed, since this was asked last; nanoseconds."""
+        """When the last byte of each read landed, since this was asked last; nanoseconds. For a stamped server."""
         return {"ended_ns": self._stamps.take()}, []
 
     async def processor_s(self) -> Answer:
@@ -92,13 +95,13 @@ class Serving:
         if self._server is None:
             raise InternalError(Reason.INTERNAL, "start comes first")
         usual_s = sys.getswitchinterval()
-        async with Puller(source, self._server.address) as puller:
-            await puller.one_block(_WARM_PULLS)
+        async with Caller(source, self._server.address) as caller:
+            await caller.one_block(_WARM_PULLS)
             self._stamps.take()
             sys.setswitchinterval(switch_s or usual_s)
             try:
                 with running_python() if busy else contextlib.nullcontext():
-                    pulled = await puller.one_block(count)
+                    pulled = await caller.one_block(count)
             finally:
                 sys.setswitchinterval(usual_s)
         ended_ns = self._stamps.take()
