@@ -7,7 +7,6 @@ import contextlib
 import cProfile
 import gc
 import os
-import pstats
 import statistics
 import time
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ import numpy as np
 from kvgrpc.bench.calls import content, group_blocks
 from kvgrpc.bench.leads import FINISH, REGISTER, RESERVE, Leads
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
+from kvgrpc.bench.profiling import describe
 from kvgrpc.core.descriptors import Ids
 from kvgrpc.v1 import common_pb2, handoff_pb2
 
 _BATCH = 20
-_TOP = 16
 
 
 class Pushing:
@@ -100,7 +99,7 @@ def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
 
 
 def profile(plan: PushPlan) -> list[str]:
-    """Where that time goes, by cProfile, which makes everything slower: a line for each function, the worst first."""
+    """Where that time goes."""
     case = Case("", 0, plan.control_blocks, "scattered", 0)
     pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
     pushing.push(case.ids("source"), case.ids("destination"), of)
@@ -108,15 +107,7 @@ def profile(plan: PushPlan) -> list[str]:
     for _ in range(plan.handovers):
         pushing.push(case.ids("source"), case.ids("destination"), of)
         pushing.forget()
-    stats = pstats.Stats(pushing.profile).stats  # type: ignore[attr-defined]
-    total_s = sum(row[2] for row in stats.values())
-    worst = sorted(stats.items(), key=lambda item: item[1][2], reverse=True)[:_TOP]
-    lines = [f"cProfile of a hand-over of {plan.control_blocks} blocks: {total_s / plan.handovers * 1e3:.2f} ms"]
-    for (file, line, function), (_, calls, own_s, _, _) in worst:
-        place = f"{os.path.relpath(file)}:{line} {function}" if line else function
-        ms, share = own_s / plan.handovers * 1e3, own_s / total_s
-        lines.append(f"{ms:8.3f} ms {share:5.1%} {calls / plan.handovers:7.1f} calls  {place}")
-    return lines
+    return describe(pushing.profile, f"one push of {plan.control_blocks} blocks, both leads alone", plan.handovers)
 
 
 def waiting_cost(plan: PushPlan) -> tuple[float, float]:

@@ -10,9 +10,10 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from kvgrpc.bench.calls import Caller, content, group_blocks
+from kvgrpc.bench.calls import Caller, Moved, content, group_blocks
 from kvgrpc.bench.hosts import Host
 from kvgrpc.bench.plan import PullPlan
+from kvgrpc.bench.processors import profiled, spent_ms
 from kvgrpc.bench.result import PullResult
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 
@@ -30,8 +31,9 @@ LEASES_RENEWED = 1_000
 class Latency:
     """Measures with two servers of small pools; the pulls take the best of the plan's data paths."""
 
-    def __init__(self, plan: PullPlan, source: Host, destination: Host, baseline: Host) -> None:
+    def __init__(self, plan: PullPlan, source: Host, destination: Host, baseline: Host, *, profile: bool) -> None:
         self._plan = plan
+        self._profile = profile
         self._source = source
         self._destination = destination
         self._baseline = baseline
@@ -57,20 +59,18 @@ class Latency:
         """Pulls of one block by a client in a process of its own."""
         await caller.one_block(_WARM)
         self._destination.ask("stamps")
-        used = self._processor_s()
-        pulled = await caller.one_block(self._plan.pulls)
-        spent = [after - before for before, after in zip(used, self._processor_s(), strict=True)]
-        for who, seconds in zip(("source", "destination", "client"), spent, strict=True):
-            found.details[f"processor_ms_{who}"] = seconds / self._plan.pulls * 1e3
+        pulled: list[Moved] = []
+
+        async def pull() -> None:
+            pulled.extend(await caller.one_block(self._plan.pulls))
+
+        found.details |= await spent_ms(self._source, self._destination, self._plan.pulls, pull)
         ends = self._destination.ask("stamps")["ended_ns"]
         tails = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ends, strict=True)]
         found.one_block_pull_ms_p50 = statistics.median(one.seconds * 1e3 for one in pulled)
         found.completion_to_waiter_ms_p50 = statistics.median(tails)
-
-    def _processor_s(self) -> list[float]:
-        """Processor time so far of the source, the destination and this process, the client."""
-        servers = [host.ask("processor_s")["seconds"] for host in (self._source, self._destination)]
-        return [*servers, time.process_time()]
+        if self._profile:
+            found.profile = await profiled(self._source, self._destination, self._plan.pulls, "one pull", pull)
 
     def _embedded(self, source: str, found: PullResult) -> None:
         """Pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""

@@ -23,6 +23,8 @@ class Visible:
     seconds: float
     early: int
     """Layers that the destination's engine had before that end."""
+    processor_s: tuple[float, float]
+    """Of the servers at source and destination, from the beginning of the prefill."""
 
 
 def measure(plan: LayerwisePlan, progress: Progress) -> list[LayerwiseCase]:
@@ -74,6 +76,8 @@ class _Prefills:
             visible_whole_ms=statistics.median(whole.seconds for whole, _ in pairs) * 1e3,
             visible_layerwise_ms=statistics.median(parts.seconds for _, parts in pairs) * 1e3,
             visible_ratio=statistics.median(parts.seconds / whole.seconds for whole, parts in pairs),
+            part_ms_source=statistics.median(parts.processor_s[0] for _, parts in pairs) / plan.layers * 1e3,
+            part_ms_destination=statistics.median(parts.processor_s[1] for _, parts in pairs) / plan.layers * 1e3,
             layers_early=statistics.median(parts.early for _, parts in pairs),
         )
 
@@ -83,17 +87,16 @@ class _Prefills:
 
     def _whole(self, layer_s: float) -> Visible:
         """A prefill, and then one part with everything."""
-        engines = self._engines
-        push = engines.register(self._destination)
-        engines.run_until(time.monotonic() + layer_s * self._plan.layers)
+        push, before = self._engines.register(self._destination), self._engines.processor_s()
+        self._engines.run_until(time.monotonic() + layer_s * self._plan.layers)
         ended = time.monotonic()
-        engines.finish(push, self._source)
-        return Visible(engines.received() - ended, 0)
+        self._engines.finish(push, self._source)
+        return self._seen(ended, 0, before)
 
     def _layerwise(self, layer_s: float) -> Visible:
         """A prefill during which every layer is handed over when it is finished."""
         engines, layers = self._engines, self._plan.layers
-        push = engines.register(self._destination)
+        push, before = engines.register(self._destination), engines.processor_s()
         began = time.monotonic()
         for layer in range(layers - 1):
             engines.run_until(began + layer_s * (layer + 1))
@@ -101,4 +104,9 @@ class _Prefills:
         engines.run_until(began + layer_s * layers)
         ended, early = time.monotonic(), engines.layers_seen
         engines.finish(push, self._source, (layers - 1, 1))
-        return Visible(engines.received() - ended, early)
+        return self._seen(ended, early, before)
+
+    def _seen(self, ended: float, early: int, before: tuple[float, float]) -> Visible:
+        visible_s = self._engines.received() - ended
+        after = self._engines.processor_s()
+        return Visible(visible_s, early, (after[0] - before[0], after[1] - before[1]))

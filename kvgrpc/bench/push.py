@@ -12,6 +12,7 @@ from kvgrpc.bench import control
 from kvgrpc.bench.calls import Caller, Moved, Registered
 from kvgrpc.bench.engines import Engines
 from kvgrpc.bench.plan import Case, PushPlan, environment_of, path_of, pool
+from kvgrpc.bench.processors import profiled, spent_ms
 from kvgrpc.bench.push_result import PushCase, PushResult
 from kvgrpc.bench.stage import READ, WRITE, Pools, Progress, Stage
 from kvgrpc.v1 import transfer_pb2
@@ -47,7 +48,8 @@ class Bandwidth:
         found = []
         for block_bytes in self._plan.block_bytes:
             for data_path in self._plan.data_paths:
-                async with self._stage.pools(data_path, block_bytes) as pools:
+                raw = path_of(data_path) == "nixl"
+                async with self._stage.pools(data_path, block_bytes, raw=raw) as pools:
                     found += [await self._measure(case, pools) for case in self._plan.cases(data_path, block_bytes)]
         return found
 
@@ -110,9 +112,10 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
 class OneBlock:
     """Pushes of one block, and what pushes of many cost real servers; over the first of the plan's data paths."""
 
-    def __init__(self, plan: PushPlan, stage: Stage) -> None:
+    def __init__(self, plan: PushPlan, stage: Stage, *, profile: bool) -> None:
         self._plan = plan
         self._stage = stage
+        self._profile = profile
         self._block = np.zeros(1, dtype=np.int64)
 
     async def run(self, found: PushResult) -> None:
@@ -145,12 +148,15 @@ class OneBlock:
         del pairs[:_WARM]
         found.one_block_push_ms_p50 = statistics.median(pushed.seconds for pushed, _ in pairs) * 1e3
         found.details["one_block_pull_ms_p50"] = statistics.median(pulled.seconds for _, pulled in pairs) * 1e3
-        used = self._processor_s()
-        for _ in range(self._plan.pushes):
-            await self._push_one(caller)
-        spent = [after - before for before, after in zip(used, self._processor_s(), strict=True)]
-        for who, seconds in zip(("source", "destination", "client"), spent, strict=True):
-            found.details[f"processor_ms_{who}"] = seconds / self._plan.pushes * 1e3
+
+        async def push() -> None:
+            for _ in range(self._plan.pushes):
+                await self._push_one(caller)
+
+        servers, count = (self._stage.source, self._stage.destination), self._plan.pushes
+        found.details |= await spent_ms(*servers, count, push)
+        if self._profile:
+            found.profile += await profiled(*servers, count, "one push of one block", push)
 
     async def _push_one(self, caller: Caller) -> Moved:
         registered: Registered = await caller.register(self._block)
@@ -171,17 +177,14 @@ class OneBlock:
     async def _servers_ms(self, caller: Caller, case: Case) -> float:
         """Milliseconds of processor time that a push costs both servers together, registration and all."""
         source, destination = case.ids("source"), case.ids("destination")
-        await caller.push(await caller.register(destination), source)
-        before = self._processor_s()
-        for _ in range(self._plan.handovers):
-            await caller.push(await caller.register(destination), source)
-        after = self._processor_s()
-        return (sum(after[:2]) - sum(before[:2])) / self._plan.handovers * 1e3
 
-    def _processor_s(self) -> list[float]:
-        """Processor time so far of the source, the destination and this process, the client."""
-        servers = [host.ask("processor_s")["seconds"] for host in (self._stage.source, self._stage.destination)]
-        return [*servers, time.process_time()]
+        async def push(count: int = self._plan.handovers) -> None:
+            for _ in range(count):
+                await caller.push(await caller.register(destination), source)
+
+        await push(1)
+        spent = await spent_ms(self._stage.source, self._stage.destination, self._plan.handovers, push)
+        return spent["processor_ms_source"] + spent["processor_ms_destination"]
 
 
 async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, profile: bool) -> None:
@@ -192,14 +195,14 @@ async def measure(plan: PushPlan, found: PushResult, progress: Progress, *, prof
     found.details["control_token_ids_ms"] = control.handover_ms(plan, "scattered", tokens=True)
     found.details["control_1_ms"] = control.handover_ms(replace(plan, control_blocks=1), "scattered")
     if profile:
-        found.control_profile = control.profile(plan)
+        found.profile = control.profile(plan)
     progress(f"the leads alone: pushes beside {plan.waiting_few} and {plan.waiting_many} registrations")
     found.details["core_push_us"], found.waiting_cost_ratio = control.waiting_cost(plan)
     for number, names in enumerate(_by_environment(plan.data_paths)):
         with Stage(plan, progress, environment_of(names[0])) as stage:
             if not number:
                 progress("pushes of one block")
-                await OneBlock(plan, stage).run(found)
+                await OneBlock(plan, stage, profile=profile).run(found)
             found.cases += await Bandwidth(replace(plan, data_paths=names), stage, progress).run()
 
 

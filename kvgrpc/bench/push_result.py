@@ -28,6 +28,7 @@ LAYERWISE_BASELINES = {
     "layerwise": "one part for each layer, handed over when the layer is finished",
     "visible": "from the end of the prefill until the engine at the destination has Received",
     "visible_ratio": "of a case: the median over its pairs; of the run: that of the worst case",
+    "P/part, D/part": "processor time of the servers at source and destination, by the number of layers",
     "nixl-tcp": "both servers run with UCX_TLS=tcp",
 }
 _BASE_BOUND = 0.95
@@ -70,8 +71,8 @@ class PushResult(Run):
     waiting_cost_ratio: float | None = None
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones."""
-    control_profile: list[str] = field(default_factory=list)
-    """The functions in which the control work spends most, if asked for."""
+    profile: list[str] = field(default_factory=list)
+    """Where the control work, and the servers' processor time of a push of one block, go, if asked for."""
 
     def targets(self) -> list[Target]:
         return [
@@ -102,6 +103,10 @@ class LayerwiseCase:
     visible_whole_ms: float
     visible_layerwise_ms: float
     visible_ratio: float
+    part_ms_source: float
+    """Processor time of the server at the source for each layer that is a part of its own."""
+    part_ms_destination: float
+    """The same at the destination, copying included where it copies."""
     layers_early: float
     """Layers that the destination's engine had before the end of the prefill."""
 

@@ -113,6 +113,8 @@ class PullResult(Run):
     idle_core_percent: float | None = None
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as what an empty call took in this run."""
+    profile: list[str] = field(default_factory=list)
+    """Where the servers' processor time of a pull goes, if asked for."""
 
     def targets(self) -> list[Target]:
         return [

@@ -10,8 +10,11 @@ from kvgrpc.bench.result import BASELINES, PullResult
 from kvgrpc.bench.stage import Progress, Stage
 
 
-async def run_pull(plan: PullPlan, progress: Progress) -> PullResult:
-    """Measures. `progress` is told what is being measured. Raises KVGrpcError when something broke."""
+async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:
+    """Measures. `progress` is told what is being measured; `profile`: where processor time goes, too.
+
+    Raises KVGrpcError when something broke.
+    """
     found = PullResult(plan.quick, plan.repeats, machine(), versions(), BASELINES)
     if "leases" in plan.parts:
         progress(f"leases with {plan.leases_few} and {plan.leases_many} alive")
@@ -20,7 +23,8 @@ async def run_pull(plan: PullPlan, progress: Progress) -> PullResult:
     with Stage(plan, progress) as stage:
         if "latency" in plan.parts:
             progress("single pulls and calls")
-            await Latency(plan, stage.source, stage.destination, stage.baseline).run(found)
+            latency = Latency(plan, stage.source, stage.destination, stage.baseline, profile=profile)
+            await latency.run(found)
         if "bandwidth" in plan.parts:
             bandwidth = Bandwidth(plan, stage, progress)
             found.cases = await bandwidth.run()
@@ -30,7 +34,7 @@ async def run_pull(plan: PullPlan, progress: Progress) -> PullResult:
 
 
 async def run_push(plan: PushPlan, progress: Progress, *, profile: bool = False) -> PushResult:
-    """As `run_pull`; `profile`: where the control work goes, too."""
+    """As `run_pull`."""
     found = PushResult(plan.quick, plan.repeats, machine(), versions(), PUSH_BASELINES)
     await push.measure(plan, found, progress, profile=profile)
     return found

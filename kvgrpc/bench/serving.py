@@ -6,6 +6,8 @@ The same process may call its own server, beside a thread that runs pure Python:
 
 import asyncio
 import contextlib
+import cProfile
+import resource
 import sys
 import tempfile
 import threading
@@ -16,6 +18,7 @@ from typing import Any
 from kvgrpc.bench.calls import Caller
 from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import pool
+from kvgrpc.bench.profiling import describe
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
@@ -32,6 +35,7 @@ class Serving:
     def __init__(self) -> None:
         self._server: Server | None = None
         self._engine: Engine | None = None
+        self._profile: cProfile.Profile | None = None
         self._stamps = Stamps()
         self._stamps.install()
 
@@ -83,8 +87,20 @@ class Serving:
         return {"ended_ns": self._stamps.take()}, []
 
     async def processor_s(self) -> Answer:
-        """Processor time of this process so far, in seconds."""
-        return {"seconds": time.process_time()}, []
+        """Processor time of this process so far, in seconds, and what of it was the kernel's."""
+        return {"seconds": time.process_time(), "kernel_s": resource.getrusage(resource.RUSAGE_SELF).ru_stime}, []
+
+    async def profile(self) -> Answer:
+        """From now on the event loop's thread is profiled."""
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+        return {}, []
+
+    async def profiled(self, what: str, count: int) -> Answer:
+        """Ends that. Gives lines for people, about one of `count` things that were done meanwhile."""
+        assert self._profile is not None
+        self._profile.disable()
+        return {"lines": describe(self._profile, what, count)}, []
 
     async def embedded_pulls(self, source: str, count: int, busy: bool, switch_s: float | None = None) -> Answer:
         """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull.

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import statistics
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -123,8 +123,8 @@ class Stage:
         self._ends.close()
 
     @contextlib.asynccontextmanager
-    async def pools(self, data_path: str, block_bytes: int) -> AsyncIterator[Pools]:
-        """Pools of the plan's size over one data path."""
+    async def pools(self, data_path: str, block_bytes: int, *, raw: bool = True) -> AsyncIterator[Pools]:
+        """Pools of the plan's size over one data path; `raw`: with raw NIXL beside them."""
         blocks = self._plan.pool_bytes // block_bytes
         arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
         arguments |= {"copy_threads": self._plan.copy_threads, "data_paths": [path_of(data_path)]}
@@ -132,7 +132,7 @@ class Stage:
         destination, destination_fd = self.destination.ask_fd("start", **arguments)
         try:
             self.baseline.ask("attach", [destination_fd, source_fd])
-            with self._raw(source_fd, destination_fd) as pairs:
+            with self._raw(source_fd, destination_fd, MODES if raw else ()) as pairs:
                 async with Caller(source["address"], destination["address"]) as caller:
                     await caller.allocate(blocks)
                     yield Pools(caller, self.baseline, pairs)
@@ -146,10 +146,10 @@ class Stage:
         return self._plan.pool_bytes / statistics.median(seconds)
 
     @contextlib.contextmanager
-    def _raw(self, source_fd: int, destination_fd: int) -> Iterator[dict[str, RawPair]]:
-        """The pairs that work here, attached."""
+    def _raw(self, source_fd: int, destination_fd: int, modes: Sequence[str]) -> Iterator[dict[str, RawPair]]:
+        """The pairs of these modes that work here, attached."""
         attached: dict[str, RawPair] = {}
-        for mode in MODES:
+        for mode in modes:
             if mode not in self._pairs:
                 self._pairs[mode] = self._ends.enter_context(contextlib.closing(RawPair(mode, self._environment)))
             try:

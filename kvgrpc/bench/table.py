@@ -19,9 +19,9 @@ def show(found: Run, console: Console) -> None:
     if isinstance(found, LayerwiseResult):
         console.print(_layerwise(found.cases))
     console.print(_figures(found))
-    if isinstance(found, PushResult):
-        for line in found.control_profile:
-            console.print(line, highlight=False, markup=False)
+    if isinstance(found, PullResult | PushResult):
+        for line in found.profile:
+            console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
     for name, what in found.baselines.items():
         console.print(f"[bold]{name}[/bold]: {what}", highlight=False)
     place = found.machine
@@ -84,7 +84,7 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
     table = _table(
         "Visible time of a push, from the end of the prefill; ms; red: short of the target",
         ("path", "blocks in a layer"),
-        ("layers", "layer", "prefill", "whole push", "visible whole", "layer-wise", "ratio", "early"),
+        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P/part", "D/part"),
     )
     for case in cases:
         times = (case.layer_ms, case.prefill_ms, case.whole_ms, case.visible_whole_ms, case.visible_layerwise_ms)
@@ -95,6 +95,8 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
             *(f"{ms:.1f}" for ms in times),
             _ratio(case.visible_ratio, case.targets()[0]),
             f"{case.layers_early:.0f}",
+            f"{case.part_ms_source:.2f}",
+            f"{case.part_ms_destination:.2f}",
         )
     return table
 

@@ -30,6 +30,7 @@ Repeats = Annotated[int | None, typer.Option(help="Pairs for each ratio. Default
 PoolMb = Annotated[int | None, typer.Option(help="MB that each transfer moves. Default 256; with --quick 4.")]
 CopyThreads = Annotated[int, typer.Option(help="Threads that copy for shm and cma.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little data: shows that it works, not how fast.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Show where processor time goes, by cProfile.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a file as well.")]
 
@@ -43,6 +44,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
     copy_threads: CopyThreads = 2,
+    profile: Profile = False,
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
@@ -61,7 +63,7 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
     plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=_choice("parts", parts, PARTS))
-    _measure(run_pull(plan, _progress), json_=json_, output=output)
+    _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
 
 
 @bench.command()
@@ -71,7 +73,7 @@ def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
     copy_threads: CopyThreads = 2,
-    profile: Annotated[bool, typer.Option("--profile", help="Show where the leads' own work goes.")] = False,
+    profile: Profile = False,
     quick: Quick = False,
     json_: Json = False,
     output: Output = None,
