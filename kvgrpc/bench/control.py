@@ -16,7 +16,7 @@ import numpy as np
 from kvgrpc.bench.calls import content, group_blocks
 from kvgrpc.bench.leads import FINISH, REGISTER, RESERVE, Leads
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
-from kvgrpc.bench.profiling import describe
+from kvgrpc.bench.profiling import describe, new_profile
 from kvgrpc.core.descriptors import Ids
 from kvgrpc.v1 import common_pb2, handoff_pb2
 
@@ -103,7 +103,7 @@ def profile(plan: PushPlan) -> list[str]:
     case = Case("", 0, plan.control_blocks, "scattered", 0)
     pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
     pushing.push(case.ids("source"), case.ids("destination"), of)
-    pushing.profile = cProfile.Profile()
+    pushing.profile = new_profile()
     for _ in range(plan.handovers):
         pushing.push(case.ids("source"), case.ids("destination"), of)
         pushing.forget()

@@ -26,9 +26,10 @@ LAYERWISE_BASELINES = {
     " longer than moving all blocks takes; it uses no processor",
     "whole": "one part with everything, handed over after the prefill",
     "layerwise": "one part for each layer, handed over when the layer is finished",
+    "early": "layers that the engine at the destination had before the end of the prefill",
     "visible": "from the end of the prefill until the engine at the destination has Received",
     "visible_ratio": "of a case: the median over its pairs; of the run: that of the worst case",
-    "P/part, D/part": "processor time of the servers at source and destination, by the number of layers",
+    "P, D": "processor time of the servers at source and destination in a layer-wise push, for each layer, in ms",
     "nixl-tcp": "both servers run with UCX_TLS=tcp",
 }
 _BASE_BOUND = 0.95

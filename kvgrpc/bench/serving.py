@@ -18,7 +18,7 @@ from typing import Any
 from kvgrpc.bench.calls import Caller
 from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import pool
-from kvgrpc.bench.profiling import describe
+from kvgrpc.bench.profiling import describe, new_profile
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
@@ -92,7 +92,7 @@ class Serving:
 
     async def profile(self) -> Answer:
         """From now on the event loop's thread is profiled."""
-        self._profile = cProfile.Profile()
+        self._profile = new_profile()
         self._profile.enable()
         return {}, []
 

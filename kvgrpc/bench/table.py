@@ -84,7 +84,7 @@ def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
     table = _table(
         "Visible time of a push, from the end of the prefill; ms; red: short of the target",
         ("path", "blocks in a layer"),
-        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P/part", "D/part"),
+        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P", "D"),
     )
     for case in cases:
         times = (case.layer_ms, case.prefill_ms, case.whole_ms, case.visible_whole_ms, case.visible_layerwise_ms)
