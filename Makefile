@@ -20,6 +20,7 @@ GRPCURL_VERSION := v1.9.4
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
 ARGS ?=
+BENCH ?= pull
 FILES ?= .
 
 # $(call step,what,command): one line for each check. The command's output is shown when it fails, and when it says why
@@ -181,5 +182,5 @@ grpcurl: .tools/bin/grpcurl ## Build grpcurl into .tools/bin, where the tests lo
 endif
 
 .PHONY: bench
-bench: venv ## Measure pulls on this machine (ARGS="--help" for choices)
-	@$(BIN)/kvgrpc bench pull $(ARGS)
+bench: venv ## Measure pulls on this machine (BENCH=push or BENCH=layerwise for those, ARGS="--help" for choices)
+	@$(BIN)/kvgrpc bench $(BENCH) $(ARGS)

@@ -130,11 +130,16 @@ class Baseline:
         self._raw().poll(on)
         return {}
 
-    def nixl_read(self, case: dict[str, Any], address: int, nbytes: int, coalesced: bool) -> dict[str, Any]:
-        """Reads what the case moves, with its coalesced runs or with one descriptor a block. Gives seconds."""
+    def nixl_move(
+        self, operation: str, case: dict[str, Any], address: int, nbytes: int, coalesced: bool
+    ) -> dict[str, Any]:
+        """READs or WRITEs what the case moves, with its coalesced runs or with one descriptor a block. Gives seconds.
+
+        `address` and `nbytes` say where the peer's pool lies in the peer.
+        """
         moved = Case(**case)
         runs = moved.runs() if coalesced else moved.block_runs()
-        return {"seconds": self._raw().read(runs, (Segment(address, nbytes),))}
+        return {"seconds": self._raw().move(operation, runs, (Segment(address, nbytes),))}
 
     # ---- gRPC
 

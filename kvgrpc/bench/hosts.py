@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvgrpc.errors import InternalError, Reason
@@ -30,16 +30,23 @@ class HostFailed(InternalError):
 
 
 class Host:
-    """One child process of role "server" or "baseline"; see `kvgrpc.bench.host`. One command at a time."""
+    """One child process of role "server" or "baseline"; see `kvgrpc.bench.host`. One command at a time.
 
-    def __init__(self, role: str) -> None:
+    `environment` is what it gets beside our own.
+    """
+
+    def __init__(self, role: str, environment: Mapping[str, str] | None = None) -> None:
         self.role = role
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_S)
         command = [sys.executable, "-m", "kvgrpc.bench.host", role, str(theirs.fileno())]
         # NIXL writes to standard output, which is ours for the result.
         self._process = subprocess.Popen(  # noqa: S603 - our own program
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
         )
         theirs.close()
 

@@ -10,10 +10,11 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
+from kvgrpc.bench.calls import Caller, Moved, content, group_blocks
 from kvgrpc.bench.hosts import Host
-from kvgrpc.bench.plan import Plan
-from kvgrpc.bench.pulls import Puller, content, group_blocks
-from kvgrpc.bench.result import Result
+from kvgrpc.bench.plan import PullPlan
+from kvgrpc.bench.processors import profiled, spent_ms
+from kvgrpc.bench.result import PullResult
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 
 _POOL = {"block_bytes": 16 << 10, "blocks": 64}
@@ -30,49 +31,48 @@ LEASES_RENEWED = 1_000
 class Latency:
     """Measures with two servers of small pools; the pulls take the best of the plan's data paths."""
 
-    def __init__(self, plan: Plan, source: Host, destination: Host, baseline: Host) -> None:
+    def __init__(self, plan: PullPlan, source: Host, destination: Host, baseline: Host, *, profile: bool) -> None:
         self._plan = plan
+        self._profile = profile
         self._source = source
         self._destination = destination
         self._baseline = baseline
 
-    async def run(self, found: Result) -> None:
+    async def run(self, found: PullResult) -> None:
         """Fills in the figures."""
         source, destination = self._start(self._source), self._start(self._destination)
-        async with Puller(source, destination) as puller:
-            await puller.allocate(_POOL["blocks"])
-            await self._pulls(puller, found)
-            await self._calls(puller, found)
-            found.renew_1000_ms = await self._renewals(puller)
+        async with Caller(source, destination) as caller:
+            await caller.allocate(_POOL["blocks"])
+            await self._pulls(caller, found)
+            await self._calls(caller, found)
+            found.renew_1000_ms = await self._renewals(caller)
         self._embedded(source, found)
         found.idle_core_percent = await self._idle()
 
     def _start(self, host: Host) -> str:
-        arguments: dict[str, Any] = {"copy_threads": self._plan.copy_threads, **_POOL}
+        arguments: dict[str, Any] = {"copy_threads": self._plan.copy_threads, "stamped": True, **_POOL}
         answer, fd = host.ask_fd("start", data_paths=list(self._plan.data_paths), **arguments)
         os.close(fd)
         return str(answer["address"])
 
-    async def _pulls(self, puller: Puller, found: Result) -> None:
+    async def _pulls(self, caller: Caller, found: PullResult) -> None:
         """Pulls of one block by a client in a process of its own."""
-        await puller.one_block(_WARM)
+        await caller.one_block(_WARM)
         self._destination.ask("stamps")
-        used = self._processor_s()
-        pulled = await puller.one_block(self._plan.pulls)
-        spent = [after - before for before, after in zip(used, self._processor_s(), strict=True)]
-        for who, seconds in zip(("source", "destination", "client"), spent, strict=True):
-            found.details[f"processor_ms_{who}"] = seconds / self._plan.pulls * 1e3
+        pulled: list[Moved] = []
+
+        async def pull() -> None:
+            pulled.extend(await caller.one_block(self._plan.pulls))
+
+        found.details |= await spent_ms(self._source, self._destination, self._plan.pulls, pull)
         ends = self._destination.ask("stamps")["ended_ns"]
         tails = [(one.woken_ns - end) / 1e6 for one, end in zip(pulled, ends, strict=True)]
         found.one_block_pull_ms_p50 = statistics.median(one.seconds * 1e3 for one in pulled)
         found.completion_to_waiter_ms_p50 = statistics.median(tails)
+        if self._profile:
+            found.profile = await profiled(self._source, self._destination, self._plan.pulls, "one pull", pull)
 
-    def _processor_s(self) -> list[float]:
-        """Processor time so far of the source, the destination and this process, the client."""
-        servers = [host.ask("processor_s")["seconds"] for host in (self._source, self._destination)]
-        return [*servers, time.process_time()]
-
-    def _embedded(self, source: str, found: Result) -> None:
+    def _embedded(self, source: str, found: PullResult) -> None:
         """Pulls by the destination's own process: alone, and beside a thread of it that runs pure Python."""
         alone = self._embedded_ms(source, busy=False)
         found.details |= {"embedded_one_block_pull_ms_p50": alone[0], "embedded_completion_to_waiter_ms_p50": alone[1]}
@@ -85,9 +85,9 @@ class Latency:
         answer = self._destination.ask("embedded_pulls", source=source, count=self._plan.pulls, **how)
         return statistics.median(answer["total_ms"]), statistics.median(answer["tail_ms"])
 
-    async def _calls(self, puller: Puller, found: Result) -> None:
+    async def _calls(self, caller: Caller, found: PullResult) -> None:
         """Our lightest call and an empty one, in turn."""
-        lightest = transfer_pb2_grpc.TransferServiceStub(puller.destination).AcknowledgeTransfers
+        lightest = transfer_pb2_grpc.TransferServiceStub(caller.destination).AcknowledgeTransfers
         address = self._baseline.ask("empty_server")["address"]
         async with grpc.aio.insecure_channel(address) as channel:
             empty: Any = channel.unary_unary("/Empty/Call")
@@ -110,9 +110,9 @@ class Latency:
             "one_block_pull_empty_ms": call_ms + 2 * stream_ms,
         }
 
-    async def _renewals(self, puller: Puller) -> float:
+    async def _renewals(self, caller: Caller) -> float:
         """Milliseconds of one RenewLeases of 1,000 leases."""
-        stub = lease_pb2_grpc.LeaseServiceStub(puller.source)
+        stub = lease_pb2_grpc.LeaseServiceStub(caller.source)
         block = np.zeros(1, dtype=np.int64)
         grant = lease_pb2.GrantLeaseRequest(blocks=group_blocks(block), content=content(1))
         refs = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvgrpc.bench.plan import BLOCK_TOKENS, Plan, pool
+from kvgrpc.bench.plan import BLOCK_TOKENS, PullPlan, pool
 from kvgrpc.core import events
 from kvgrpc.core.actions import Action, HandedOver, Reply
 from kvgrpc.core.compatibility import EngineDescription
@@ -31,7 +31,7 @@ class LeaseCost:
     """With many alive, over the same with few."""
 
 
-def measure(plan: Plan) -> LeaseCost:
+def measure(plan: PullPlan) -> LeaseCost:
     """Batches of cycles at either number of leases, one after the other; medians."""
     few, many = _Lead(plan.leases_few), _Lead(plan.leases_many)
     pairs = []

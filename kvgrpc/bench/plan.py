@@ -11,7 +11,12 @@ from kvgrpc.core.descriptors import Ids, Runs, plan_runs
 BLOCK_TOKENS = 16
 _HEAD_DIM = 64
 _DTYPE = "float16"
-_HEAD_BYTES = 2 * BLOCK_TOKENS * _HEAD_DIM * 2  # K and V, two bytes an element
+_ELEMENT_BYTES = 2 * BLOCK_TOKENS * 2  # of K and V for all tokens of a block, two bytes each
+_HEAD_BYTES = _HEAD_DIM * _ELEMENT_BYTES
+TCP = "-tcp"
+"""Ends the name of a data path whose processes run with UCX_TLS=tcp: what it is between two hosts."""
+PUSH_PATHS = (*DATA_PATHS, f"nixl{TCP}")
+LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
 PARTS = ("bandwidth", "latency", "leases")
@@ -31,6 +36,11 @@ class Case:
     @property
     def nbytes(self) -> int:
         return self.block_bytes * self.blocks
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return f"{self.data_path} {self.blocks} x {self.block_bytes >> 10} KB {self.layout}"
 
     def ids(self, side: str) -> Ids:
         """Block ids of a side, in token order: as they lie, or in an order of its own that is the same in every run."""
@@ -54,15 +64,28 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. `--quick` shrinks everything until it fits a test suite."""
+    """What every run has. `--quick` shrinks everything until it fits a test suite."""
 
     data_paths: tuple[str, ...] = DATA_PATHS
     block_bytes: tuple[int, ...] = BLOCK_BYTES
     layouts: tuple[str, ...] = LAYOUTS
-    parts: tuple[str, ...] = PARTS
     pool_bytes: int = 256 << 20
     repeats: int = 9
     copy_threads: int = 2
+    quick: bool = False
+
+    def cases(self, data_path: str, block_bytes: int) -> list[Case]:
+        """The cases of one pool over one data path."""
+        threads = 1 if path_of(data_path) == "nixl" else self.copy_threads
+        blocks = self.pool_bytes // block_bytes
+        return [Case(data_path, block_bytes, blocks, layout, threads) for layout in self.layouts]
+
+
+@dataclass(frozen=True)
+class PullPlan(Plan):
+    """A run of `kvgrpc bench pull`."""
+
+    parts: tuple[str, ...] = PARTS
     pulls: int = 300
     """Samples of the one-block pull and of empty calls."""
     renewals: int = 30
@@ -70,29 +93,66 @@ class Plan:
     leases_few: int = 1_000
     leases_many: int = 100_000
     idle_s: float = 5.0
-    quick: bool = False
-
-    def cases(self, data_path: str, block_bytes: int) -> list[Case]:
-        """The cases of one pool over one data path."""
-        threads = 1 if data_path == "nixl" else self.copy_threads
-        blocks = self.pool_bytes // block_bytes
-        return [Case(data_path, block_bytes, blocks, layout, threads) for layout in self.layouts]
 
 
-QUICK = Plan(
-    block_bytes=(16 << 10,),
-    pool_bytes=4 << 20,
-    repeats=3,
+@dataclass(frozen=True)
+class PushPlan(Plan):
+    """A run of `kvgrpc bench push`."""
+
+    data_paths: tuple[str, ...] = PUSH_PATHS
+    layouts: tuple[str, ...] = ("scattered",)
+    pushes: int = 300
+    """Samples of the push of one block."""
+    control_blocks: int = 8_192
+    handovers: int = 30
+    """Samples of the hand-over of so many blocks."""
+    waiting_few: int = 100
+    waiting_many: int = 10_000
+    waiting_pushes: int = 400
+    """Pushes beside each of these numbers of registrations."""
+
+
+@dataclass(frozen=True)
+class LayerwisePlan(Plan):
+    """A run of `kvgrpc bench layerwise`. `block_bytes` are of one layer."""
+
+    data_paths: tuple[str, ...] = PUSH_PATHS
+    block_bytes: tuple[int, ...] = (64 << 10,)
+    layouts: tuple[str, ...] = ("scattered",)
+    layers: int = LAYERS
+    prefill_ratio: float = 1.5
+    """How much longer a prefill takes than moving all its blocks."""
+
+
+_FEW: dict[str, Any] = {"block_bytes": (16 << 10,), "pool_bytes": 4 << 20, "repeats": 3, "quick": True}
+PULL_QUICK = PullPlan(
+    **_FEW,
     pulls=20,
     renewals=3,
     lease_cycles=20,
     leases_few=100,
     leases_many=1_000,
     idle_s=0.5,
-    quick=True,
 )
+PUSH_QUICK = PushPlan(
+    **_FEW, pushes=10, control_blocks=256, handovers=2, waiting_few=10, waiting_many=100, waiting_pushes=20
+)
+LAYERWISE_QUICK = LayerwisePlan(**_FEW)
 
 
-def pool(block_bytes: int, blocks: int) -> PoolConfig:
-    """A pool of one layer with blocks of `block_bytes`, which must be a multiple of 4 KiB."""
-    return PoolConfig(1, block_bytes // _HEAD_BYTES, _HEAD_DIM, BLOCK_TOKENS, blocks, _DTYPE)
+def path_of(name: str) -> str:
+    """The data path that a name stands for, as servers know it."""
+    return name.removesuffix(TCP)
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """What the processes of a data path get beside our own environment."""
+    return {"UCX_TLS": "tcp"} if name.endswith(TCP) else {}
+
+
+def pool(block_bytes: int, blocks: int, layers: int = 1) -> PoolConfig:
+    """A pool whose blocks have `block_bytes` in each layer: a multiple of 4 KiB, or of 64 bytes below that."""
+    heads, dim = block_bytes // _HEAD_BYTES, _HEAD_DIM
+    if not heads:
+        heads, dim = 1, block_bytes // _ELEMENT_BYTES
+    return PoolConfig(layers, heads, dim, BLOCK_TOKENS, blocks, _DTYPE)

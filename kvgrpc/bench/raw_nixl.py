@@ -1,7 +1,7 @@
 """The baseline of every transfer between two processes: NIXL as its users call it, without anything round it.
 
-One agent per process. A read is what nobody can leave out: descriptor lists from arrays of addresses, one transfer made
-of them and posted, and its state asked for until it is DONE.
+One agent per process. A read or write is what nobody can leave out: descriptor lists from arrays of addresses, one
+transfer made of them and posted, and its state asked for until it is DONE.
 """
 
 import importlib
@@ -49,16 +49,21 @@ class RawNixl:
         name = self._agent.add_remote_agent(metadata)
         self._peers.append(name.decode() if isinstance(name, bytes) else name)
 
-    def read(self, runs: Runs, source: tuple[Segment, ...]) -> float:
-        """Reads `runs` out of the peer's memory, which lies there at `source`. Returns seconds."""
-        rows = to_rows(runs, source, self._memory.segments, _WHOLE)
-        own, there = (np.zeros((len(rows), 3), dtype=np.uint64) for _ in range(2))
-        own[:, 0], there[:, 0] = rows[:, 0], rows[:, 1]
-        own[:, 1] = there[:, 1] = rows[:, 2]
+    def move(self, operation: str, runs: Runs, there: tuple[Segment, ...]) -> float:
+        """Moves `runs` by READ out of the peer's memory, which lies there at `there`, or by WRITE into it.
+
+        Returns seconds.
+        """
+        here = self._memory.segments
+        own, remote = (0, 1) if operation == "READ" else (1, 0)  # columns: destination, source
+        rows = to_rows(runs, there, here, _WHOLE) if operation == "READ" else to_rows(runs, here, there, _WHOLE)
+        mine, theirs = (np.zeros((len(rows), 3), dtype=np.uint64) for _ in range(2))
+        mine[:, 0], theirs[:, 0] = rows[:, own], rows[:, remote]
+        mine[:, 1] = theirs[:, 1] = rows[:, 2]
         agent, peer = self._agent, self._peers[-1]
         began = time.monotonic()
-        lists = agent.get_xfer_descs(own, "DRAM"), agent.get_xfer_descs(there, "DRAM")
-        handle = agent.initialize_xfer("READ", *lists, peer)
+        lists = agent.get_xfer_descs(mine, "DRAM"), agent.get_xfer_descs(theirs, "DRAM")
+        handle = agent.initialize_xfer(operation, *lists, peer)
         state = agent.transfer(handle)
         while state == "PROC":
             state = agent.check_xfer_state(handle)

@@ -1,25 +1,67 @@
-"""What a run found, and what it is to reach."""
+"""What a run found, and what it is to reach. `Run` is what all kinds have; the rest of this file is about pulls."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+RAW_NIXL = (
+    "NIXL called directly between two processes that map the same pools: descriptor lists, one transfer, polled until"
+    " it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the target is"
+    " polled every 100 us"
+)
 BASELINES = {
     "memcpy": "memcpy once for each run, by as many threads as the data path copies with, in one process that maps both"
     " pools",
     "memcpy_whole": "one memcpy of the whole pool, by one thread",
-    "raw_nixl": "NIXL called directly between two processes that map the same pools: descriptor lists, one transfer,"
-    " polled until it is DONE; the better of two, with NIXL's progress thread on both sides, and without it while the"
-    " target is polled every 100 us",
+    "raw_nixl": RAW_NIXL,
     "empty": "a grpc.aio server whose methods do nothing: one call, and one message each way over a stream;"
     " details.one_block_pull_empty_ms is what the messages of a pull take when nobody does anything with them",
     "busy": "the server embedded in a process whose other thread runs pure Python, at sys.setswitchinterval(0.0002);"
     " details.busy_5ms_* at Python's own 5 ms",
     "uncoalesced": "raw_nixl with one descriptor for each of the contiguous blocks",
 }
+_TO_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
 
 
 @dataclass(frozen=True)
-class CaseResult:
+class Target:
+    """What a figure is to reach: at least, or at most, a bound."""
+
+    name: str
+    value: float | None
+    bound: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        if self.value is None:
+            return False
+        return self.value >= self.bound if self.at_least else self.value <= self.bound
+
+
+@dataclass
+class Run:
+    """What every run says. What was not measured is None."""
+
+    quick: bool
+    repeats: int
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    baselines: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def targets(self) -> list[Target]:
+        """The single figures with their targets."""
+        raise NotImplementedError
+
+    def figures(self) -> dict[str, float | None]:
+        """Those without."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PullCase:
     """One case. Ratios are medians over pairs; above 1 we are faster."""
 
     datapath: str
@@ -39,17 +81,25 @@ class CaseResult:
     raw_nixl_mode: str = ""
     """Which of the two was better: progress_thread or target_polled."""
 
+    def targets(self) -> list[Target]:
+        """Its ratios with their targets, where there is one."""
+        found = []
+        if self.datapath == "shm":
+            found.append(Target("ratio_memcpy", self.ratio_memcpy, 0.9, at_least=True))
+        bound = _TO_RAW_NIXL[self.datapath]
+        if self.datapath == "shm" and self.block_bytes < 4 << 20:
+            bound = 2.0
+        if self.datapath == "cma" and self.block_bytes <= 16 << 10 and self.layout == "scattered":
+            bound = 1.8
+        found.append(Target("ratio_raw_nixl", self.ratio_raw_nixl, bound, at_least=True))
+        return found
+
 
 @dataclass
-class Result:
-    """A whole run. What was not measured is None."""
+class PullResult(Run):
+    """A run of `kvgrpc bench pull`."""
 
-    quick: bool
-    repeats: int
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    baselines: dict[str, str]
-    cases: list[CaseResult] = field(default_factory=list)
+    cases: list[PullCase] = field(default_factory=list)
     memcpy_whole_gbps: float | None = None
     one_block_pull_ms_p50: float | None = None
     one_block_pull_ms_p50_busy: float | None = None
@@ -63,54 +113,21 @@ class Result:
     idle_core_percent: float | None = None
     details: dict[str, float] = field(default_factory=dict)
     """Figures beside the main ones, such as what an empty call took in this run."""
+    profile: list[str] = field(default_factory=list)
+    """Where the servers' processor time of a pull goes, if asked for."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def targets(self) -> list[Target]:
+        return [
+            Target("one_block_pull_ms_p50", self.one_block_pull_ms_p50, 2.0),
+            Target("one_block_pull_ms_p50_busy", self.one_block_pull_ms_p50_busy, 3.0),
+            Target("completion_to_waiter_ms_p50", self.completion_to_waiter_ms_p50, 1.0),
+            Target("completion_to_waiter_ms_p50_busy", self.completion_to_waiter_ms_p50_busy, 2.0),
+            Target("coalescing_ratio", self.coalescing_ratio, 2.0, at_least=True),
+            Target("renew_1000_ms", self.renew_1000_ms, 5.0),
+            Target("lease_cost_ratio_100k", self.lease_cost_ratio_100k, 2.0),
+            Target("unary_ratio_empty", self.unary_ratio_empty, 1.2),
+            Target("idle_core_percent", self.idle_core_percent, 2.0),
+        ]
 
-
-@dataclass(frozen=True)
-class Target:
-    """What a figure is to reach: at least, or at most, a bound."""
-
-    name: str
-    value: float | None
-    bound: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        if self.value is None:
-            return False
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-
-def figure_targets(found: Result) -> list[Target]:
-    """The single figures of a run with their targets."""
-    return [
-        Target("one_block_pull_ms_p50", found.one_block_pull_ms_p50, 2.0),
-        Target("one_block_pull_ms_p50_busy", found.one_block_pull_ms_p50_busy, 3.0),
-        Target("completion_to_waiter_ms_p50", found.completion_to_waiter_ms_p50, 1.0),
-        Target("completion_to_waiter_ms_p50_busy", found.completion_to_waiter_ms_p50_busy, 2.0),
-        Target("coalescing_ratio", found.coalescing_ratio, 2.0, at_least=True),
-        Target("renew_1000_ms", found.renew_1000_ms, 5.0),
-        Target("lease_cost_ratio_100k", found.lease_cost_ratio_100k, 2.0),
-        Target("unary_ratio_empty", found.unary_ratio_empty, 1.2),
-        Target("idle_core_percent", found.idle_core_percent, 2.0),
-    ]
-
-
-def case_targets(case: CaseResult) -> list[Target]:
-    """The ratios of a case with their targets, where there is one."""
-    found = []
-    if case.datapath == "shm":
-        found.append(Target("ratio_memcpy", case.ratio_memcpy, 0.9, at_least=True))
-    bound = _RAW_NIXL[case.datapath]
-    if case.datapath == "shm" and case.block_bytes < 4 << 20:
-        bound = 2.0
-    if case.datapath == "cma" and case.block_bytes <= 16 << 10 and case.layout == "scattered":
-        bound = 1.8
-    found.append(Target("ratio_raw_nixl", case.ratio_raw_nixl, bound, at_least=True))
-    return found
-
-
-_RAW_NIXL = {"shm": 1.8, "cma": 1.3, "nixl": 0.95}
+    def figures(self) -> dict[str, float | None]:
+        return {"lease_us": self.lease_us, "memcpy_whole_gbps": self.memcpy_whole_gbps, **self.details}

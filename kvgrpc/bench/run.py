@@ -1,35 +1,48 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
-import contextlib
-from collections.abc import Callable
-
-from kvgrpc.bench import leases
+from kvgrpc.bench import layerwise, leases, push
 from kvgrpc.bench.bandwidth import Bandwidth
-from kvgrpc.bench.hosts import Host
 from kvgrpc.bench.latency import Latency
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.plan import Plan
-from kvgrpc.bench.result import BASELINES, Result
+from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan
+from kvgrpc.bench.push_result import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
+from kvgrpc.bench.result import BASELINES, PullResult
+from kvgrpc.bench.stage import Progress, Stage
 
 
-async def run(plan: Plan, progress: Callable[[str], None]) -> Result:
-    """Measures. `progress` is told what is being measured. Raises KVGrpcError when something broke."""
-    found = Result(plan.quick, plan.repeats, machine(), versions(), BASELINES)
+async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:
+    """Measures. `progress` is told what is being measured; `profile`: where processor time goes, too.
+
+    Raises KVGrpcError when something broke.
+    """
+    found = PullResult(plan.quick, plan.repeats, machine(), versions(), BASELINES)
     if "leases" in plan.parts:
         progress(f"leases with {plan.leases_few} and {plan.leases_many} alive")
         cost = leases.measure(plan)
         found.lease_us, found.lease_cost_ratio_100k = cost.few_us, cost.ratio
-    with contextlib.ExitStack() as stack:
-        source, destination, baseline = (
-            stack.enter_context(contextlib.closing(Host(role))) for role in ("server", "server", "baseline")
-        )
+    with Stage(plan, progress) as stage:
         if "latency" in plan.parts:
             progress("single pulls and calls")
-            await Latency(plan, source, destination, baseline).run(found)
+            latency = Latency(plan, stage.source, stage.destination, stage.baseline, profile=profile)
+            await latency.run(found)
         if "bandwidth" in plan.parts:
-            bandwidth = Bandwidth(plan, source, destination, baseline, progress)
-            with contextlib.closing(bandwidth):
-                found.cases = await bandwidth.run()
-                found.coalescing_ratio = bandwidth.coalescing_ratio
-                found.memcpy_whole_gbps = bandwidth.copy_whole() / 1e9
+            bandwidth = Bandwidth(plan, stage, progress)
+            found.cases = await bandwidth.run()
+            found.coalescing_ratio = bandwidth.coalescing_ratio
+            found.memcpy_whole_gbps = stage.copy_whole() / 1e9
+    return found
+
+
+async def run_push(plan: PushPlan, progress: Progress, *, profile: bool = False) -> PushResult:
+    """As `run_pull`."""
+    found = PushResult(plan.quick, plan.repeats, machine(), versions(), PUSH_BASELINES)
+    await push.measure(plan, found, progress, profile=profile)
+    return found
+
+
+async def run_layerwise(plan: LayerwisePlan, progress: Progress) -> LayerwiseResult:
+    """As `run_pull`."""
+    found = LayerwiseResult(plan.quick, plan.repeats, machine(), versions(), LAYERWISE_BASELINES)
+    found.cases = layerwise.measure(plan, progress)
+    found.visible_ratio = max(case.visible_ratio for case in found.cases)
     return found

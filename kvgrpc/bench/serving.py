@@ -6,6 +6,8 @@ The same process may call its own server, beside a thread that runs pure Python:
 
 import asyncio
 import contextlib
+import cProfile
+import resource
 import sys
 import tempfile
 import threading
@@ -13,9 +15,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from kvgrpc.bench.calls import Caller
 from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import pool
-from kvgrpc.bench.pulls import Puller
+from kvgrpc.bench.profiling import describe, new_profile
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
@@ -32,6 +35,7 @@ class Serving:
     def __init__(self) -> None:
         self._server: Server | None = None
         self._engine: Engine | None = None
+        self._profile: cProfile.Profile | None = None
         self._stamps = Stamps()
         self._stamps.install()
 
@@ -43,9 +47,12 @@ class Serving:
     async def close(self) -> None:
         await self.stop()
 
-    async def start(self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int) -> Answer:
-        """A server with a pool. Gives its address and the pool's descriptor."""
+    async def start(
+        self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int, stamped: bool = False
+    ) -> Answer:
+        """A server with a pool. Gives its address and the pool's descriptor. `stamped`: for `stamps`."""
         await self.stop()
+        self._stamps.on = stamped
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
             config = Config(
                 listen="127.0.0.1:0",
@@ -76,12 +83,24 @@ class Serving:
         return {}, []
 
     async def stamps(self) -> Answer:
-        """When the last byte of each read landed, since this was asked last; nanoseconds."""
+        """When the last byte of each read landed, since this was asked last; nanoseconds. For a stamped server."""
         return {"ended_ns": self._stamps.take()}, []
 
     async def processor_s(self) -> Answer:
-        """Processor time of this process so far, in seconds."""
-        return {"seconds": time.process_time()}, []
+        """Processor time of this process so far, in seconds, and what of it was the kernel's."""
+        return {"seconds": time.process_time(), "kernel_s": resource.getrusage(resource.RUSAGE_SELF).ru_stime}, []
+
+    async def profile(self) -> Answer:
+        """From now on the event loop's thread is profiled."""
+        self._profile = new_profile()
+        self._profile.enable()
+        return {}, []
+
+    async def profiled(self, what: str, count: int) -> Answer:
+        """Ends that. Gives lines for people, about one of `count` things that were done meanwhile."""
+        assert self._profile is not None
+        self._profile.disable()
+        return {"lines": describe(self._profile, what, count)}, []
 
     async def embedded_pulls(self, source: str, count: int, busy: bool, switch_s: float | None = None) -> Answer:
         """Pulls one block `count` times, called from this very process. Gives milliseconds for each pull.
@@ -92,13 +111,13 @@ class Serving:
         if self._server is None:
             raise InternalError(Reason.INTERNAL, "start comes first")
         usual_s = sys.getswitchinterval()
-        async with Puller(source, self._server.address) as puller:
-            await puller.one_block(_WARM_PULLS)
+        async with Caller(source, self._server.address) as caller:
+            await caller.one_block(_WARM_PULLS)
             self._stamps.take()
             sys.setswitchinterval(switch_s or usual_s)
             try:
                 with running_python() if busy else contextlib.nullcontext():
-                    pulled = await puller.one_block(count)
+                    pulled = await caller.one_block(count)
             finally:
                 sys.setswitchinterval(usual_s)
         ended_ns = self._stamps.take()

@@ -1,7 +1,7 @@
 """When the last byte of each read landed, seen at the data path itself: before mover, event loop and RPC know of it.
 
-Wraps every data path of the servers that this process starts from now on. A path that calls `wake` is stamped at its
-last call, one that is polled when it first answers that it is DONE.
+Wraps every data path of the servers that this process starts while it is on. A path that calls `wake` is stamped at its
+last call, one that is polled when it first answers that it is DONE. Nobody writes over a path that is wrapped.
 """
 
 import importlib
@@ -18,16 +18,17 @@ class Stamps:
     """Times on the system's monotonic clock, which all processes of a machine share, in nanoseconds."""
 
     def __init__(self) -> None:
+        self.on = False
         self._reads: list[_Read] = []
 
     def install(self) -> None:
-        """From now on every server of this process is watched."""
+        """Servers that are started while `on` are watched."""
         server: Any = importlib.import_module("kvgrpc.server")
         make_paths = server.make_paths
 
         def make_stamped(*arguments: Any) -> Any:
             paths, status = make_paths(*arguments)
-            return [_Path(path, self._reads.append) for path in paths], status
+            return ([_Path(path, self._reads.append) for path in paths] if self.on else paths), status
 
         server.make_paths = make_stamped
 

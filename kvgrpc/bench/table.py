@@ -1,17 +1,27 @@
 """A run's result for people."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvgrpc.bench.result import Result, Target, case_targets, figure_targets
+from kvgrpc.bench.push_result import LayerwiseCase, LayerwiseResult, PushCase, PushResult
+from kvgrpc.bench.result import PullCase, PullResult, Run, Target
 
 
-def show(found: Result, console: Console) -> None:
+def show(found: Run, console: Console) -> None:
     """Prints what was measured, against what, and where."""
-    if found.cases:
-        console.print(_cases(found))
+    if isinstance(found, PullResult) and found.cases:
+        console.print(_pulls(found.cases))
+    if isinstance(found, PushResult) and found.cases:
+        console.print(_pushes(found.cases))
+    if isinstance(found, LayerwiseResult):
+        console.print(_layerwise(found.cases))
     console.print(_figures(found))
+    if isinstance(found, PullResult | PushResult):
+        for line in found.profile:
+            console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
     for name, what in found.baselines.items():
         console.print(f"[bold]{name}[/bold]: {what}", highlight=False)
     place = found.machine
@@ -25,15 +35,14 @@ def show(found: Result, console: Console) -> None:
         console.print("[yellow]--quick: too little data for figures to quote[/yellow]")
 
 
-def _cases(found: Result) -> Table:
-    title = "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("path", "blocks", "layout"):
-        table.add_column(column, no_wrap=True)
-    for column in ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for case in found.cases:
-        targets = {target.name: target for target in case_targets(case)}
+def _pulls(cases: Sequence[PullCase]) -> Table:
+    table = _table(
+        "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        ("path", "blocks", "layout"),
+        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio"),
+    )
+    for case in cases:
+        targets = {target.name: target for target in case.targets()}
         table.add_row(
             case.datapath,
             f"{case.blocks} x {_size(case.block_bytes)}",
@@ -50,19 +59,68 @@ def _cases(found: Result) -> Table:
     return table
 
 
-def _figures(found: Result) -> Table:
+def _pushes(cases: Sequence[PushCase]) -> Table:
+    table = _table(
+        "Pushes, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
+        ("path", "blocks", "mover", "base"),
+        ("runs", "GB/s", "control ms", "base", "ratio"),
+    )
+    for case in cases:
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            case.mover,
+            case.base or "-",
+            str(case.descriptors),
+            f"{case.gbps:.1f}",
+            f"{case.control_ms:.1f}",
+            "-" if case.base_gbps is None else f"{case.base_gbps:.1f}",
+            _ratio(case.ratio_base, case.targets()[0]),
+        )
+    return table
+
+
+def _layerwise(cases: Sequence[LayerwiseCase]) -> Table:
+    table = _table(
+        "Visible time of a push, from the end of the prefill; ms; red: short of the target",
+        ("path", "blocks in a layer"),
+        ("layers", "layer", "prefill", "whole", "visible", "layer-wise", "ratio", "early", "P", "D"),
+    )
+    for case in cases:
+        times = (case.layer_ms, case.prefill_ms, case.whole_ms, case.visible_whole_ms, case.visible_layerwise_ms)
+        table.add_row(
+            case.datapath,
+            f"{case.blocks} x {_size(case.block_bytes)}",
+            str(case.layers),
+            *(f"{ms:.1f}" for ms in times),
+            _ratio(case.visible_ratio, case.targets()[0]),
+            f"{case.layers_early:.0f}",
+            f"{case.part_ms_source:.2f}",
+            f"{case.part_ms_destination:.2f}",
+        )
+    return table
+
+
+def _figures(found: Run) -> Table:
     table = Table(title="Single figures")
     for column, justify in (("figure", "left"), ("value", "right"), ("target", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for target in figure_targets(found):
+    for target in found.targets():
         if target.value is not None:
             sign = ">=" if target.at_least else "<="
             table.add_row(target.name, _colour(f"{target.value:.3g}", target), f"{sign} {target.bound:g}")
-    for name, value in {"lease_us": found.lease_us, "memcpy_whole_gbps": found.memcpy_whole_gbps}.items():
+    for name, value in found.figures().items():
         if value is not None:
             table.add_row(name, f"{value:.3g}", "")
-    for name, value in found.details.items():
-        table.add_row(name, f"{value:.3g}", "")
+    return table
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in texts:
+        table.add_column(column, no_wrap=True)
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 

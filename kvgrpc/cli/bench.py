@@ -1,40 +1,53 @@
-"""`kvgrpc bench pull`: measures pulls on this machine."""
+"""`kvgrpc bench`: measures pulls, pushes and layer-wise pushes on this machine."""
 
 import asyncio
 import json
 import sys
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from kvgrpc.errors import KVGrpcError
 
+if TYPE_CHECKING:
+    from kvgrpc.bench.plan import Plan
+
+    _Plan = TypeVar("_Plan", bound=Plan)
+
 EXIT_USAGE = 2
 
 bench = typer.Typer(name="bench", help="Measure this machine.", no_args_is_help=True)
 
-
-@bench.callback()
-def _root() -> None:
-    pass
+DataPaths = Annotated[str, typer.Option(help="Data paths to measure.")]
+Sizes = Annotated[str | None, typer.Option(help="Block sizes to measure, in KB. Default 4096,64,16; with --quick 16.")]
+LayerSizes = Annotated[
+    str | None, typer.Option(help="Block sizes to measure, in KB of one layer. Default 64; with --quick 16.")
+]
+Repeats = Annotated[int | None, typer.Option(help="Pairs for each ratio. Default 9; with --quick 3.")]
+PoolMb = Annotated[int | None, typer.Option(help="MB that each transfer moves. Default 256; with --quick 4.")]
+CopyThreads = Annotated[int, typer.Option(help="Threads that copy for shm and cma.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Little data: shows that it works, not how fast.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Show where processor time goes, by cProfile.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
+Output = Annotated[Path | None, typer.Option(help="Write the result as JSON to a file as well.")]
 
 
 @bench.command()
 def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
-    data_paths: Annotated[str, typer.Option(help="Data paths to measure.")] = "shm,cma,nixl",
-    sizes: Annotated[
-        str | None, typer.Option(help="Block sizes to measure, in KB. Default 4096,64,16; with --quick 16.")
-    ] = None,
+    data_paths: DataPaths = "shm,cma,nixl",
+    sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str, typer.Option(help="What to measure.")] = "bandwidth,latency,leases",
-    repeats: Annotated[int | None, typer.Option(help="Pairs for each ratio. Default 9; with --quick 3.")] = None,
-    pool_mb: Annotated[int | None, typer.Option(help="MB that each pull moves. Default 256; with --quick 4.")] = None,
-    copy_threads: Annotated[int, typer.Option(help="Threads that copy for shm and cma.")] = 2,
-    quick: Annotated[bool, typer.Option("--quick", help="Little data: shows that it works, not how fast.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the result as JSON to a file as well.")] = None,
+    repeats: Repeats = None,
+    pool_mb: PoolMb = None,
+    copy_threads: CopyThreads = 2,
+    profile: Profile = False,
+    quick: Quick = False,
+    json_: Json = False,
+    output: Output = None,
 ) -> None:
     """Measure pulls of 256 MB between two servers on this machine, beside memcpy and raw NIXL on the same memory.
 
@@ -44,27 +57,96 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
     """
-    from kvgrpc.bench.plan import LAYOUTS, PARTS, QUICK, Plan
-    from kvgrpc.bench.run import run
+    from kvgrpc.bench.plan import LAYOUTS, PARTS, PULL_QUICK, PullPlan
+    from kvgrpc.bench.run import run_pull
     from kvgrpc.config import DATA_PATHS
 
-    base = QUICK if quick else Plan()
+    plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
+    plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=_choice("parts", parts, PARTS))
+    _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
+
+
+@bench.command()
+def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    data_paths: DataPaths = "shm,cma,nixl,nixl-tcp",
+    sizes: Sizes = None,
+    repeats: Repeats = None,
+    pool_mb: PoolMb = None,
+    copy_threads: CopyThreads = 2,
+    profile: Profile = False,
+    quick: Quick = False,
+    json_: Json = False,
+    output: Output = None,
+) -> None:
+    """Measure pushes of 256 MB between two servers on this machine, beside pulls and raw NIXL on the same memory.
+
+    Also a push of one block to the woken consumer, and the processor time of the leads alone. nixl-tcp is nixl with
+    UCX_TLS=tcp, as between two hosts. Takes some minutes; about ratios and times see `kvgrpc bench pull`.
+
+    Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
+    """
+    from kvgrpc.bench.plan import PUSH_PATHS, PUSH_QUICK, PushPlan
+    from kvgrpc.bench.run import run_push
+
+    plan = _plan(PUSH_QUICK if quick else PushPlan(), data_paths, PUSH_PATHS, sizes, pool_mb, repeats, copy_threads)
+    _measure(run_push(plan, _progress, profile=profile), json_=json_, output=output)
+
+
+@bench.command()
+def layerwise(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    data_paths: DataPaths = "shm,cma,nixl,nixl-tcp",
+    sizes: LayerSizes = None,
+    repeats: Repeats = None,
+    pool_mb: PoolMb = None,
+    copy_threads: CopyThreads = 2,
+    quick: Quick = False,
+    json_: Json = False,
+    output: Output = None,
+) -> None:
+    """Measure what is left to wait for after a synthetic prefill of 32 layers: blocks pushed whole, or layer by layer.
+
+    A layer is finished at a fixed pace, at which the prefill takes 1.5 times as long as moving all its blocks. About
+    ratios and times see `kvgrpc bench pull`.
+
+    Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
+    """
+    from kvgrpc.bench.plan import LAYERS, LAYERWISE_QUICK, PUSH_PATHS, LayerwisePlan
+    from kvgrpc.bench.run import run_layerwise
+
+    base = LAYERWISE_QUICK if quick else LayerwisePlan()
+    plan = _plan(base, data_paths, PUSH_PATHS, sizes, pool_mb, repeats, copy_threads, LAYERS)
+    _measure(run_layerwise(plan, _progress), json_=json_, output=output)
+
+
+def _plan(  # noqa: PLR0913, PLR0917 - the options that all commands have
+    base: "_Plan",
+    data_paths: str,
+    known_paths: tuple[str, ...],
+    sizes: str | None,
+    pool_mb: int | None,
+    repeats: int | None,
+    copy_threads: int,
+    layers: int = 1,
+) -> "_Plan":
+    """The plan with what the options say. Ends the command for an option that is not usable."""
     pool_bytes = base.pool_bytes if pool_mb is None else pool_mb << 20
-    block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes)
-    if pool_bytes <= 0 or any(pool_bytes % size for size in block_bytes):
+    block_bytes = base.block_bytes if sizes is None else _sizes(sizes, pool_bytes, layers)
+    if pool_bytes <= 0 or any(pool_bytes % (size * layers) for size in block_bytes):
         _fail("--pool-mb: a multiple of the block sizes, such as 256")
-    plan = replace(
+    return replace(
         base,
-        data_paths=_choice("data-paths", data_paths, DATA_PATHS),
+        data_paths=_choice("data-paths", data_paths, known_paths),
         block_bytes=block_bytes,
         pool_bytes=pool_bytes,
-        layouts=_choice("layouts", layouts, LAYOUTS),
-        parts=_choice("parts", parts, PARTS),
         repeats=base.repeats if repeats is None else max(repeats, 1),
         copy_threads=copy_threads,
     )
+
+
+def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None) -> None:
+    """Runs it and shows what it found."""
     try:
-        found = asyncio.run(run(plan, lambda what: typer.echo(f"... {what}", err=True)))
+        found = asyncio.run(run)
     except KVGrpcError as error:
         typer.echo(f"kvgrpc bench: {error}", err=True)
         raise typer.Exit(1) from error
@@ -81,6 +163,10 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     show(found, Console(width=None if sys.stdout.isatty() else 110))
 
 
+def _progress(what: str) -> None:
+    typer.echo(f"... {what}", err=True)
+
+
 def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     chosen = tuple(part.strip() for part in text.split(",") if part.strip())
     unknown = [part for part in chosen if part not in known]
@@ -89,10 +175,10 @@ def _choice(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return chosen
 
 
-def _sizes(text: str, pool_bytes: int) -> tuple[int, ...]:
+def _sizes(text: str, pool_bytes: int, layers: int) -> tuple[int, ...]:
     """Block sizes in bytes: multiples of 4 KB that fill a pool."""
     sizes = [int(part) << 10 for part in text.split(",") if part.strip().isdigit()]
-    if not sizes or any(size == 0 or size % 4096 or pool_bytes % size for size in sizes):
+    if not sizes or any(size == 0 or size % 4096 or pool_bytes % (size * layers) for size in sizes):
         _fail("--sizes: multiples of 4 that divide the pool, such as 4096,64,16")
     return tuple(sizes)
 

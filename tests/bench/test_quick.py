@@ -1,4 +1,4 @@
-"""`kvgrpc bench pull --quick`: that it runs and what it says, not how fast anything is."""
+"""`kvgrpc bench ... --quick`: that it runs and what it says, not how fast anything is."""
 
 import json
 import subprocess
@@ -14,7 +14,9 @@ from kvgrpc.cli.app import app
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120.0
 """Seconds on an idle machine: seven processes, four of which load NIXL."""
-CASE = {
+NAMES = {"datapath", "layout", "mover", "base"}
+"""Fields of a case that are no figures."""
+PULL_CASE = {
     "datapath",
     "block_bytes",
     "blocks",
@@ -25,14 +27,16 @@ CASE = {
     "ratio_memcpy",
     "ratio_raw_nixl",
 }
-DETAILS = {
+PULL_DETAILS = {
     "processor_ms_source",
     "processor_ms_destination",
     "processor_ms_client",
+    "kernel_ms_source",
+    "kernel_ms_destination",
     "one_block_pull_empty_ms",
     "busy_5ms_one_block_pull_ms_p50",
 }
-FIGURES = {
+PULL_FIGURES = {
     "one_block_pull_ms_p50",
     "one_block_pull_ms_p50_busy",
     "completion_to_waiter_ms_p50",
@@ -44,44 +48,129 @@ FIGURES = {
     "unary_ratio_empty",
     "idle_core_percent",
 }
+PUSH_CASE = {
+    "datapath",
+    "block_bytes",
+    "blocks",
+    "layout",
+    "threads",
+    "descriptors",
+    "mover",
+    "gbps",
+    "control_ms",
+    "base",
+    "base_gbps",
+    "ratio_base",
+}
+PUSH_FIGURES = {"one_block_push_ms_p50", "control_8192_ms", "waiting_cost_ratio"}
+PUSH_DETAILS = {
+    "control_contiguous_ms",
+    "control_token_ids_ms",
+    "control_1_ms",
+    "core_push_us",
+    "one_block_pull_ms_p50",
+    "processor_ms_source",
+    "processor_ms_destination",
+    "processor_ms_client",
+    "kernel_ms_source",
+    "kernel_ms_destination",
+    "session_one_block_push_ms_p50",
+    "servers_1_ms",
+    "servers_256_ms",
+}
+LAYERWISE_CASE = {
+    "datapath",
+    "layers",
+    "block_bytes",
+    "blocks",
+    "layout",
+    "layer_ms",
+    "prefill_ms",
+    "whole_ms",
+    "visible_whole_ms",
+    "visible_layerwise_ms",
+    "visible_ratio",
+    "part_ms_source",
+    "part_ms_destination",
+}
 
 
 def is_measured(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
-@pytest.mark.timeout(TIMEOUT_S + 10)
-def test_every_figure_is_measured_and_named() -> None:
-    flags = ["--quick", "--json", "--data-paths", "nixl", "--layouts", "contiguous", "--repeats", "1"]
+def measure(command: str, *flags: str) -> Any:
+    """What `kvgrpc bench` says as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "kvgrpc", "bench", "pull", *flags],
+        [sys.executable, "-m", "kvgrpc", "bench", command, "--quick", "--json", "--repeats", "1", *flags],
         cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    (case,) = said["cases"]
-    assert case.keys() >= CASE
-    assert (case["datapath"], case["layout"]) == ("nixl", "contiguous")
-    assert all(is_measured(case[name]) for name in CASE - {"datapath", "layout"}), case
-    assert said.keys() >= FIGURES
-    assert all(is_measured(said[name]) for name in FIGURES), said
-    assert all(is_measured(said["details"][name]) for name in DETAILS), said["details"]
     assert said["quick"] is True
+    assert said["baselines"]
+    return said
+
+
+def check_case(case: dict[str, Any], fields: set[str]) -> None:
+    assert case.keys() >= fields
+    assert all(is_measured(case[name]) for name in fields - NAMES), case
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_every_figure_of_pulls_is_measured_and_named() -> None:
+    said = measure("pull", "--data-paths", "nixl", "--layouts", "contiguous")
+    (case,) = said["cases"]
+    check_case(case, PULL_CASE)
+    assert (case["datapath"], case["layout"]) == ("nixl", "contiguous")
+    assert said.keys() >= PULL_FIGURES
+    assert all(is_measured(said[name]) for name in PULL_FIGURES), said
+    assert all(is_measured(said["details"][name]) for name in PULL_DETAILS), said["details"]
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_every_figure_of_pushes_is_measured_and_named() -> None:
+    said = measure("push", "--data-paths", "shm,nixl", "--profile")
+    assert [case["datapath"] for case in said["cases"]] == ["shm", "nixl"]
+    assert [case["base"].split()[:2] for case in said["cases"]] == [["pull"], ["raw_nixl", "WRITE"]]
+    for case in said["cases"]:
+        check_case(case, PUSH_CASE)
+        assert case["mover"] in ("source", "destination")
+    assert said.keys() >= PUSH_FIGURES
+    assert all(is_measured(said[name]) for name in PUSH_FIGURES), said
+    assert said["details"].keys() == PUSH_DETAILS
+    assert all(is_measured(value) for value in said["details"].values()), said["details"]
+    assert [line for line in said["profile"] if "kvgrpc/core/" in line]
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_every_figure_of_layer_wise_pushes_is_measured_and_named() -> None:
+    said = measure("layerwise", "--data-paths", "shm")
+    (case,) = said["cases"]
+    check_case(case, LAYERWISE_CASE)
+    assert case["prefill_ms"] > case["whole_ms"], "the prefill is to take longer than moving its blocks"
+    assert 0 <= case["layers_early"] <= case["layers"]
+    assert said["visible_ratio"] == case["visible_ratio"]
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("command", "flags"),
     [
-        ("--data-paths", "pigeon"),
-        ("--sizes", "5"),
-        ("--pool-mb", "0"),
-        ("--pool-mb", "-4"),
-        ("--layouts", ""),
-        ("--parts", "all"),
+        ("pull", ("--data-paths", "pigeon")),
+        ("pull", ("--data-paths", "nixl-tcp")),
+        ("pull", ("--sizes", "5")),
+        ("pull", ("--pool-mb", "0")),
+        ("pull", ("--pool-mb", "-4")),
+        ("pull", ("--layouts", "")),
+        ("pull", ("--parts", "all")),
+        ("push", ("--data-paths", "pigeon")),
+        ("push", ("--sizes", "5")),
+        ("layerwise", ("--pool-mb", "0")),
+        ("layerwise", ("--sizes", "192")),
     ],
 )
-def test_a_choice_that_is_none_is_refused_before_anything_starts(flags: tuple[str, str]) -> None:
-    result = CliRunner().invoke(app, ["bench", "pull", "--quick", *flags])
+def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["bench", command, "--quick", *flags])
     assert result.exit_code == 2
     assert flags[0] in result.stderr
     assert result.stdout == ""

@@ -1,0 +1,160 @@
+"""A client of two servers that has blocks pulled or pushed from one to the other, timed from call to woken waiter."""
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import grpc.aio
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+
+from kvgrpc.bench.plan import BLOCK_TOKENS
+from kvgrpc.core.descriptors import Ids, to_runs
+from kvgrpc.errors import InternalError, Reason
+from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, pool_pb2, pool_pb2_grpc, transfer_pb2
+from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
+
+_CALL_S = 60.0
+_OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.enable_http_proxy", 0)]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One pull or push that succeeded."""
+
+    seconds: float
+    """From the call of PullBlocks, or of FinishedBlocks for a push, until the waiter was back."""
+    woken_ns: int
+    """When the waiter was back, on the system's monotonic clock."""
+    transfer: transfer_pb2.Transfer
+    """Of the side that moved the bytes."""
+
+    def phase_s(self, name: str) -> float:
+        """How long a phase of the transfer took; 0 where it had none of that name."""
+        return sum(phase.duration.ToNanoseconds() for phase in self.transfer.phases if phase.name == name) / 1e9
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A push of which both servers know, before its first part."""
+
+    key: bytes
+    transfer_id: str
+    """At the destination."""
+    source_id: str
+    """Of the same push at the source."""
+
+
+class Caller:
+    """Calls both servers from the running event loop. Use it as a context manager."""
+
+    def __init__(self, source: str, destination: str) -> None:
+        self.source = grpc.aio.insecure_channel(source, options=_OPTIONS)
+        self.destination = grpc.aio.insecure_channel(destination, options=_OPTIONS)
+        self._at_source = handoff_pb2_grpc.HandoffServiceStub(self.source)
+        self._at_destination = handoff_pb2_grpc.HandoffServiceStub(self.destination)
+        self._wait = TransferServiceStub(self.destination).WaitTransfer
+        self._wait_at_source = TransferServiceStub(self.source).WaitTransfer
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(self.source.close(), self.destination.close())
+
+    async def allocate(self, blocks: int) -> None:
+        """Takes all blocks of both pools: which ids are used is then the caller's choice."""
+        request = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(group=0, count=blocks)])
+        for channel in (self.source, self.destination):
+            await pool_pb2_grpc.PoolServiceStub(channel).AllocateBlocks(request, timeout=_CALL_S)
+
+    async def pull(self, source: Ids, destination: Ids) -> Moved:
+        """Hands blocks over and, timed, pulls them. Raises InternalError if that fails."""
+        handed = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=os.urandom(16), blocks=group_blocks(source), content=content(len(source)), last=True
+        )
+        request = handoff_pb2.PullBlocksRequest(
+            grant=(await self._at_source.FinishedBlocks(handed, timeout=_CALL_S)).grant,
+            content=content(len(destination)),
+            destination=handoff_pb2.PullDestination(blocks=group_blocks(destination)),
+        )
+        began = time.monotonic_ns()
+        started = await self._at_destination.PullBlocks(request, timeout=_CALL_S)
+        ended = await self._wait(_until_over(started.transfer.transfer_id), timeout=_CALL_S)
+        woken = time.monotonic_ns()
+        return Moved((woken - began) / 1e9, woken, _succeeded(ended.transfer))
+
+    async def register(self, destination: Ids) -> Registered:
+        """Reserves blocks and tells the source where its blocks are to go."""
+        key = os.urandom(16)
+        request = handoff_pb2.ReserveBlocksRequest(
+            transfer_key=key, blocks=group_blocks(destination), content=content(len(destination))
+        )
+        reserved = await self._at_destination.ReserveBlocks(request, timeout=_CALL_S)
+        registered = await self._at_source.RegisterPush(
+            handoff_pb2.RegisterPushRequest(grant=reserved.grant), timeout=_CALL_S
+        )
+        return Registered(key, reserved.transfer.transfer_id, registered.transfer.transfer_id)
+
+    async def push(self, registered: Registered, source: Ids) -> Moved:
+        """Hands the blocks of a registered push over, in one part, while somebody waits for its end at the destination.
+
+        Raises InternalError if that fails.
+        """
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=registered.key,
+            blocks=group_blocks(source),
+            content=content(len(source)),
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+            last=True,
+        )
+        began = time.monotonic_ns()
+        (ended, woken), _ = await asyncio.gather(self._ended(registered.transfer_id), self._finish(request))
+        sent = await self._wait_at_source(_until_over(registered.source_id), timeout=_CALL_S)
+        # Who moves the bytes is the servers' choice: the transfer of the other one has no paths.
+        moved = ended if ended.paths else sent.transfer
+        _succeeded(ended)
+        return Moved((woken - began) / 1e9, woken, _succeeded(moved))
+
+    async def one_block(self, count: int) -> list[Moved]:
+        """`count` pulls of one block, one after the other."""
+        block = np.zeros(1, dtype=np.int64)
+        return [await self.pull(block, block) for _ in range(count)]
+
+    async def one_block_pushed(self, count: int) -> list[Moved]:
+        """`count` pushes of one block, one after the other, each registered before it is timed."""
+        block = np.zeros(1, dtype=np.int64)
+        return [await self.push(await self.register(block), block) for _ in range(count)]
+
+    async def _finish(self, request: handoff_pb2.FinishedBlocksRequest) -> None:
+        await self._at_source.FinishedBlocks(request, timeout=_CALL_S)
+
+    async def _ended(self, transfer_id: str) -> tuple[transfer_pb2.Transfer, int]:
+        """A transfer of the destination once it is over, and when whoever waited was back."""
+        ended = await self._wait(_until_over(transfer_id), timeout=_CALL_S)
+        return ended.transfer, time.monotonic_ns()
+
+
+def group_blocks(blocks: Ids) -> Sequence[common_pb2.GroupBlocks]:
+    """Blocks of the one group of the bench's pools."""
+    starts, counts = to_runs(blocks)
+    return [common_pb2.GroupBlocks(group=0, blocks=common_pb2.BlockRuns(starts=starts, counts=counts))]
+
+
+def content(blocks: int) -> common_pb2.Content:
+    """What the blocks hold, by an opaque id: what computing a digest chain costs is not a transfer's cost."""
+    return common_pb2.Content(opaque_id=b"kvgrpc bench", opaque_tokens=blocks * BLOCK_TOKENS)
+
+
+def _until_over(transfer_id: str) -> transfer_pb2.WaitTransferRequest:
+    return transfer_pb2.WaitTransferRequest(transfer_id=transfer_id, timeout=Duration(seconds=30))
+
+
+def _succeeded(transfer: transfer_pb2.Transfer) -> transfer_pb2.Transfer:
+    """The transfer. Raises InternalError when it failed."""
+    if transfer.state != transfer_pb2.TRANSFER_STATE_SUCCEEDED:
+        raise InternalError(Reason.INTERNAL, f"a transfer failed: {transfer.failure.message or transfer}")
+    return transfer

@@ -1,0 +1,159 @@
+"""What a push costs the leads themselves: processor time by the number of blocks, and by how many others wait.
+
+Measured with `kvgrpc.bench.leads`: both leads in this process, no sockets, no gRPC, no bytes.
+"""
+
+import contextlib
+import cProfile
+import gc
+import os
+import statistics
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvgrpc.bench.calls import content, group_blocks
+from kvgrpc.bench.leads import FINISH, REGISTER, RESERVE, Leads
+from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
+from kvgrpc.bench.profiling import describe, new_profile
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.v1 import common_pb2, handoff_pb2
+
+_BATCH = 20
+
+
+class Pushing:
+    """Pushes between two leads, one after the other."""
+
+    def __init__(self, blocks: int) -> None:
+        self._leads = Leads(blocks)
+        self.spent_s = 0.0
+        """Processor time of both leads so far: what the engines' side of the calls costs is not in it."""
+        self.profile: cProfile.Profile | None = None
+        """Watches what is counted, if there is one."""
+
+    @property
+    def core_s(self) -> float:
+        """Of that, the time in the cores."""
+        return self._leads.core_s
+
+    def register(self, blocks: Ids, of: common_pb2.Content) -> tuple[bytes, str]:
+        """Reserves blocks at the destination and registers the push at the source. Gives key and transfer id."""
+        key = os.urandom(16)
+        request = handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=group_blocks(blocks), content=of)
+        sent = request.SerializeToString()
+        with self._counted():
+            reply = self._leads.ask(self._leads.destination, RESERVE, sent)
+        reserved = handoff_pb2.ReserveBlocksResponse.FromString(reply)
+        sent = handoff_pb2.RegisterPushRequest(grant=reserved.grant).SerializeToString()
+        with self._counted():
+            self._leads.ask(self._leads.source, REGISTER, sent)
+        return key, reserved.transfer.transfer_id
+
+    def push(self, source: Ids, destination: Ids, of: common_pb2.Content) -> None:
+        """One push from ReserveBlocks to the answer of WaitTransfer."""
+        key, transfer_id = self.register(destination, of)
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=key,
+            blocks=group_blocks(source),
+            content=of,
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+            last=True,
+        )
+        sent = request.SerializeToString()
+        with self._counted():
+            self._leads.ask(self._leads.source, FINISH, sent)
+            self._leads.ended(transfer_id)
+
+    def forget(self) -> None:
+        """The engines acknowledge what is over."""
+        self._leads.forget()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self.profile is not None:
+            self.profile.enable()
+        began = time.thread_time()
+        yield
+        self.spent_s += time.thread_time() - began
+        if self.profile is not None:
+            self.profile.disable()
+
+
+def handover_ms(plan: PushPlan, layout: str, *, tokens: bool = False) -> float:
+    """Milliseconds of processor time that one push of the plan's many blocks costs both leads; the median.
+
+    `tokens`: with the token ids of the prompt as its content, whose digests are made, instead of an opaque id.
+    """
+    case = Case("", 0, plan.control_blocks, layout, 0)
+    pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks, tokens=tokens)
+    spent = []
+    with _no_collector():
+        for _ in range(plan.handovers + 1):
+            before = pushing.spent_s
+            pushing.push(case.ids("source"), case.ids("destination"), of)
+            spent.append(pushing.spent_s - before)
+            pushing.forget()
+    return statistics.median(spent[1:]) * 1e3
+
+
+def profile(plan: PushPlan) -> list[str]:
+    """Where that time goes."""
+    case = Case("", 0, plan.control_blocks, "scattered", 0)
+    pushing, of = Pushing(plan.control_blocks), _content(plan.control_blocks)
+    pushing.push(case.ids("source"), case.ids("destination"), of)
+    pushing.profile = new_profile()
+    for _ in range(plan.handovers):
+        pushing.push(case.ids("source"), case.ids("destination"), of)
+        pushing.forget()
+    return describe(pushing.profile, f"one push of {plan.control_blocks} blocks, both leads alone", plan.handovers)
+
+
+def waiting_cost(plan: PushPlan) -> tuple[float, float]:
+    """(us, ratio): processor time of both cores for a push of one block beside few registrations that wait, and the
+    same beside many over that: the median of pairs of batches, one after the other.
+    """
+    few, many = _beside(plan.waiting_few), _beside(plan.waiting_many)
+    pairs = []
+    with _no_collector():
+        for _ in range(max(plan.waiting_pushes // _BATCH, 1) + 1):
+            pairs.append((_batch_s(few), _batch_s(many)))
+    del pairs[0]
+    return statistics.median(a for a, _ in pairs) * 1e6, statistics.median(b / a for a, b in pairs)
+
+
+def _beside(waiting: int) -> Pushing:
+    """Leads at which so many registrations wait: reserved at the destination, registered at the source."""
+    pushing = Pushing(waiting + 1)
+    for block in range(1, waiting + 1):
+        pushing.register(np.array([block]), content(1))
+    return pushing
+
+
+def _batch_s(pushing: Pushing) -> float:
+    """Seconds of both cores for one push, over a batch."""
+    block, of = np.zeros(1, dtype=np.int64), content(1)
+    before = pushing.core_s
+    for _ in range(_BATCH):
+        pushing.push(block, block, of)
+    spent = pushing.core_s - before
+    pushing.forget()
+    return spent / _BATCH
+
+
+def _content(blocks: int, *, tokens: bool = False) -> common_pb2.Content:
+    if not tokens:
+        return content(blocks)
+    return common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=range(blocks * BLOCK_TOKENS)))
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Without runs of the garbage collector, which would look at everything that this process ever made."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

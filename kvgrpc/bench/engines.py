@@ -1,0 +1,169 @@
+"""Two engines in this process, each attached to a server of its own: what schedulers see of a push, over sessions."""
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from kvgrpc.bench.plan import BLOCK_TOKENS, environment_of, path_of
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.engine import BlocksReturned, Content, Engine, Failed, LayersReceived, Rank, Received, Reserved, content
+from kvgrpc.engine.events import Event
+from kvgrpc.engine.pushes import Push
+from kvgrpc.errors import InternalError, Reason
+
+_EVENT_S = 60.0
+"""More than any push of a run takes."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_E = TypeVar("_E", bound=Event)
+
+
+class Engines:
+    """Both engines. Use it as a context manager."""
+
+    def __init__(self, data_path: str, pool: PoolLayout, copy_threads: int) -> None:
+        """Starts two servers that move over one data path."""
+        self._pool = pool
+        self._ends = contextlib.ExitStack()
+        flags = ["--data-paths", path_of(data_path), "--copy-threads", str(copy_threads)]
+        with _environment(environment_of(data_path)):
+            self.source, self.destination = (
+                self._ends.enter_context(Engine.launch(flags=flags, pool=pool, weights_revision="bench"))
+                for _ in range(2)
+            )
+        source, destination = (
+            self._ends.enter_context(Rank(engine.ticket)) for engine in (self.source, self.destination)
+        )
+        self._memory = source.memory, destination.memory
+        self.layers_seen = 0
+        """Layers of the last push that the destination's engine was told to have, before its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
+
+    def register(self, blocks: Ids) -> Push:
+        """The source's side of a push of which both servers know."""
+        key, of = secrets.token_bytes(16), self._content(blocks)
+        reservation = self.destination.reserve(_any(blocks), of, transfer_key=key)
+        self._next(self.destination, Reserved)
+        push = self.source.push(of, transfer_key=key)
+        push.register(reservation.grant)
+        self.source.flush()
+        deadline = time.monotonic() + _EVENT_S
+        while not push.transfer_id and time.monotonic() < deadline:
+            # The answer is no event, for which `poll` would go on waiting.
+            select.select([self.source], [], [], _EVENT_S)
+            _check(self.source.poll())
+        self.layers_seen = 0
+        return push
+
+    def finish(self, push: Push, blocks: Ids, layers: tuple[int, int] | None = None, *, last: bool = True) -> None:
+        """Hands a part over; waits for nobody."""
+        push.finished(_any(blocks), layers=layers, last=last)
+        self.source.flush()
+
+    def received(self) -> float:
+        """When the destination's engine had Received; at return the source has its blocks again.
+
+        Raises InternalError when the push failed.
+        """
+        self._next(self.destination, Received)
+        woken = time.monotonic()
+        self._next(self.source, BlocksReturned)
+        return woken
+
+    def processor_s(self) -> tuple[float, float]:
+        """Processor time of the two servers so far."""
+        source, destination = (_process_s(engine.fileno()) for engine in (self.source, self.destination))
+        return source, destination
+
+    def run_until(self, when: float) -> None:
+        """Both engines take in what they are told until then."""
+        sockets = {engine.fileno(): engine for engine in (self.source, self.destination)}
+        while (left_s := when - time.monotonic()) > 0:
+            for ready in select.select(list(sockets), [], [], left_s)[0]:
+                self._note(_check(sockets[ready].poll()))
+
+    def fill(self) -> None:
+        """Gives every eight bytes of the source a value of their own, and clears the destination."""
+        source, destination = self._memory
+        words = source.view(np.uint64)
+        np.multiply(np.arange(len(words), dtype=np.uint64), _ODD, out=words)
+        destination[:] = 0
+
+    def check(self, source: Ids, destination: Ids) -> None:
+        """Raises InternalError unless the destination's blocks hold what those of the source do, in every layer."""
+        for region in self._pool.regions:
+            nbytes = region.stride_bytes * self._pool.groups[region.group].blocks
+            rows = (memory[region.offset :][:nbytes].reshape(-1, region.stride_bytes) for memory in self._memory)
+            here, there = rows
+            if not np.array_equal(here[source], there[destination]):
+                raise InternalError(Reason.INTERNAL, f"layer {region.first_layer} has other bytes than were to move")
+
+    def _content(self, blocks: Ids) -> Content:
+        return content(opaque_id=b"kvgrpc bench", tokens=len(blocks) * BLOCK_TOKENS)
+
+    def _next(self, engine: Engine, kind: type[_E]) -> _E:
+        """The next event of that kind. Raises InternalError for a failure, or when none comes."""
+        deadline = time.monotonic() + _EVENT_S
+        while time.monotonic() < deadline:
+            found = None
+            events = _check(engine.poll(_EVENT_S))
+            self._note(events)
+            for event in events:
+                found = event if isinstance(event, kind) else found
+            if found is not None:
+                return found
+        raise InternalError(Reason.INTERNAL, f"no {kind.__name__} within {_EVENT_S:g} s")
+
+    def _note(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, LayersReceived):
+                self.layers_seen = sum(count for _, count in event.layers_done)
+
+
+def _check(events: list[Event]) -> list[Event]:
+    """The events. Raises InternalError for a failure among them."""
+    for event in events:
+        if isinstance(event, Failed):
+            raise InternalError(Reason.INTERNAL, f"a push failed: {event.message}")
+    return events
+
+
+def _process_s(session: int) -> float:
+    """Processor time of the process at the other end of a unix socket."""
+    with socket.socket(fileno=os.dup(session)) as end:
+        pid, _, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    # How Linux writes the clock of a process that is not our own: clock_getcpuclockid(3), which Python lacks.
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def _any(blocks: Ids) -> Any:
+    """Arrays of integers will do for lists of them, which types cannot say."""
+    return blocks
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """What children of this process are started with."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

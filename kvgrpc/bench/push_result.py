@@ -1,0 +1,130 @@
+"""What runs of `kvgrpc bench push` and `kvgrpc bench layerwise` found, and what it is to reach."""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.bench.result import RAW_NIXL, Run, Target
+
+PUSH_BASELINES = {
+    "pull": "a pull of the same blocks between the same two servers",
+    "raw_nixl WRITE": f"{RAW_NIXL}; the source writes",
+    "raw_nixl READ": "the same, the destination reads",
+    "nixl-tcp": "all processes of ours and of the baseline run with UCX_TLS=tcp; the base is the better of READ and"
+    " WRITE",
+    "one_block_push_ms_p50": "from the call of FinishedBlocks to the woken waiter, by gRPC; registered before."
+    " details.session_one_block_push_ms_p50: from Push.finished of one attached engine to the event Received of the"
+    " other",
+    "control_8192_ms": "processor time of both leads for one push of scattered blocks with an opaque content:"
+    " ReserveBlocks, RegisterPush, FinishedBlocks, OpenAccess, PartsReady, SettleAccess and WaitTransfer, each parsed,"
+    " decided in the core, answered and serialised, and the plan of descriptors; no sockets, no gRPC, no bytes moved."
+    " details.servers_*: processor time of two real servers per push of so many blocks of 64 bytes, gRPC and kernel"
+    " included",
+    "waiting_cost_ratio": "processor time of both cores for one push beside many registrations that wait at source and"
+    " destination, over the same beside few",
+}
+LAYERWISE_BASELINES = {
+    "prefill": "a synthetic one: a layer of all blocks is finished every layer_ms, which makes the prefill"
+    " longer than moving all blocks takes; it uses no processor",
+    "whole": "one part with everything, handed over after the prefill",
+    "layerwise": "one part for each layer, handed over when the layer is finished",
+    "early": "layers that the engine at the destination had before the end of the prefill",
+    "visible": "from the end of the prefill until the engine at the destination has Received",
+    "visible_ratio": "of a case: the median over its pairs; of the run: that of the worst case",
+    "P, D": "processor time of the servers at source and destination in a layer-wise push, for each layer, in ms",
+    "nixl-tcp": "both servers run with UCX_TLS=tcp",
+}
+_BASE_BOUND = 0.95
+_VISIBLE_BOUND = 0.25
+
+
+@dataclass(frozen=True)
+class PushCase:
+    """One case of pushes. Above 1 we are faster than the base."""
+
+    datapath: str
+    block_bytes: int
+    blocks: int
+    layout: str
+    threads: int
+    descriptors: int
+    mover: str
+    """Which side moved the bytes: source or destination."""
+    gbps: float
+    """10^9 bytes a second, from the call of FinishedBlocks to the woken waiter."""
+    control_ms: float
+    """Of one push, all but the time in which postings were in flight."""
+    base: str
+    """What `ratio_base` compares with, and how it was run; empty where there is no NIXL."""
+    base_gbps: float | None
+    ratio_base: float | None
+
+    def targets(self) -> list[Target]:
+        """Its ratio."""
+        return [Target("ratio_base", self.ratio_base, _BASE_BOUND, at_least=True)]
+
+
+@dataclass
+class PushResult(Run):
+    """A run of `kvgrpc bench push`."""
+
+    cases: list[PushCase] = field(default_factory=list)
+    one_block_push_ms_p50: float | None = None
+    control_8192_ms: float | None = None
+    waiting_cost_ratio: float | None = None
+    details: dict[str, float] = field(default_factory=dict)
+    """Figures beside the main ones."""
+    profile: list[str] = field(default_factory=list)
+    """Where the control work, and the servers' processor time of a push of one block, go, if asked for."""
+
+    def targets(self) -> list[Target]:
+        return [
+            Target("one_block_push_ms_p50", self.one_block_push_ms_p50, 2.0),
+            Target("control_8192_ms", self.control_8192_ms, 5.0),
+            Target("waiting_cost_ratio", self.waiting_cost_ratio, 1.5),
+        ]
+
+    def figures(self) -> dict[str, float | None]:
+        return dict(self.details)
+
+
+@dataclass(frozen=True)
+class LayerwiseCase:
+    """One case of a prefill whose blocks are pushed, whole or layer by layer. Times are medians."""
+
+    datapath: str
+    layers: int
+    block_bytes: int
+    """Of one layer."""
+    blocks: int
+    layout: str
+    layer_ms: float
+    """Of the prefill."""
+    prefill_ms: float
+    whole_ms: float
+    """Of a whole push, after a pause: what `layer_ms` is made from."""
+    visible_whole_ms: float
+    visible_layerwise_ms: float
+    visible_ratio: float
+    part_ms_source: float
+    """Processor time of the server at the source for each layer that is a part of its own."""
+    part_ms_destination: float
+    """The same at the destination, copying included where it copies."""
+    layers_early: float
+    """Layers that the destination's engine had before the end of the prefill."""
+
+    def targets(self) -> list[Target]:
+        """Its ratio."""
+        return [Target("visible_ratio", self.visible_ratio, _VISIBLE_BOUND)]
+
+
+@dataclass
+class LayerwiseResult(Run):
+    """A run of `kvgrpc bench layerwise`."""
+
+    cases: list[LayerwiseCase] = field(default_factory=list)
+    visible_ratio: float | None = None
+
+    def targets(self) -> list[Target]:
+        return [Target("visible_ratio", self.visible_ratio, _VISIBLE_BOUND)]
+
+    def figures(self) -> dict[str, float | None]:
+        return {}
