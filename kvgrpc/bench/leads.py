@@ -82,7 +82,7 @@ FINISH = Method(
     ),
 )
 _OPEN = Method(
-    "OpenAccess", peer_pb2.OpenAccessRequest, requests.open_access,
+    "OpenAccess", peer_pb2.OpenAccessRequest, lambda request, call: requests.open_access(request, call, _MOST),
     _peer_reply(peer_pb2.OpenAccessResponse, put_openings),
 )  # fmt: skip
 _PARTS = Method(

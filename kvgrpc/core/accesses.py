@@ -13,6 +13,7 @@ A verdict is given once and never changes.
 from dataclasses import dataclass
 from enum import Enum
 
+from kvgrpc.core.calls import ReadyPart
 from kvgrpc.core.content import Claim, Content
 from kvgrpc.core.grants import Access as Kind
 from kvgrpc.errors import Reason
@@ -61,6 +62,8 @@ class Opening:
     """WRITE: the content of the whole prompt."""
     part_epoch: int = 0
     """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
+    parts: tuple[ReadyPart, ...] = ()
+    """WRITE that the issuer moves: the parts that it may read at once."""
 
 
 @dataclass(eq=False)

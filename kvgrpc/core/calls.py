@@ -24,3 +24,15 @@ class Call:
     """Digest of the request without its key."""
     incarnation: int = 0
     """The life of this engine that the request's block ids are of; 0 where it does not say."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadyPart:
+    """One part of a push that its source may be read of, in the source's block ids."""
+
+    number: int
+    """Counted from 0 within the access."""
+    blocks: BlockLists
+    """Those that follow the ones of the same layers in earlier parts."""
+    layers: LayerRange | None
+    last: bool

@@ -4,6 +4,9 @@ A source that moves the bytes itself settles here; for one that does not, this s
 steps of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from kvgrpc.core import content as contents
 from kvgrpc.core.accesses import Access, AccessState, Verdict
 from kvgrpc.core.actions import Expect, Reserved, Widened
@@ -147,8 +150,7 @@ class Deliveries:
         if landing.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
         fresh = [row for row in event.parts if row.number >= len(landing.parts)]
-        for row in fresh:
-            self._add(landing.parts, row, peer.description)
+        self._add(landing.parts, fresh, peer.description)
         if fresh:
             self._steps.await_part(landing)
         self._state.reply(event.call.id, Widened())
@@ -165,8 +167,8 @@ class Deliveries:
         """Whether an opening must wait for our own postings, of parts that it replaces."""
         return bool(self._landing(access).postings)
 
-    def check(self, access: Access) -> None:
-        """Raises what refuses the opening of a WAITING access."""
+    def check(self, access: Access) -> Parts | None:
+        """Raises what refuses the opening of a WAITING access. Returns its parts, if this side moves them."""
         state = self._state
         landing = self._landing(access)
         opening = access.opening
@@ -182,14 +184,19 @@ class Deliveries:
         reverse = opening.reverse_access_id
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
+        if not reverse:
+            return None
+        source = state.peers[access.peer].description
+        parts = Parts(source.pool, opening.push_content.tokens)
+        self._add(parts, opening.parts, source)
+        return parts
 
-    def open(self, access: Access) -> None:
+    def open(self, access: Access, parts: Parts | None) -> None:
         """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
         state = self._state
         landing = self._landing(access)
         opening = access.opening
         reverse = opening.reverse_access_id
-        assert opening.push_content is not None
         if landing.write_access:
             self._replace(landing)
         peer = state.peers[access.peer]
@@ -199,8 +206,9 @@ class Deliveries:
         landing.part_epoch = opening.part_epoch
         self._table.bind(landing, peer.key)
         landing.claims = _claims_of(peer.description, landing.claims.transfer_key)
-        if reverse:
-            landing.begin(peer.description.pool, opening.push_content.tokens)
+        access.opening = replace(opening, parts=())
+        if parts is not None:
+            landing.begin(peer.description.pool, parts)
         else:
             landing.writers[access.id] = peer.key
             self._writers[access.id] = landing
@@ -219,6 +227,7 @@ class Deliveries:
             peer_transfer_id=opening.transfer_id,
         )
         self._steps.await_part(landing)
+        self._steps.try_post(landing)
 
     def opened(self, access: Access) -> Opened:
         """What the opener of an open access may fill."""
@@ -353,11 +362,12 @@ class Deliveries:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return landing
 
-    def _add(self, parts: Parts, row: ReadyPart, source: EngineDescription) -> None:
-        if row.number != len(parts):
-            raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(parts)} comes before part {row.number}")
-        blocks = self._state.resolve_for(source.pool, row.blocks, f"parts[{row.number}]")
-        parts.add(parts.check(blocks, row.layers, last=row.last))
+    def _add(self, parts: Parts, rows: Sequence[ReadyPart], source: EngineDescription) -> None:
+        for row in rows:
+            if row.number != len(parts):
+                raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(parts)} comes before part {row.number}")
+            blocks = self._state.resolve_for(source.pool, row.blocks, f"parts[{row.number}]")
+            parts.add(parts.check(blocks, row.layers, last=row.last))
 
     def _close(self, access: Access) -> None:
         state = self._state

@@ -38,9 +38,9 @@ class Landing(Pull):
     """How many of them were posted."""
     settled_bytes: int = 0
 
-    def begin(self, source: PoolLayout, tokens: int) -> None:
-        """Parts of a prompt of `tokens` tokens are to come, which this side moves."""
-        self.parts = Parts(source, tokens)
+    def begin(self, source: PoolLayout, parts: Parts) -> None:
+        """These parts, and more to come, are this side's to move."""
+        self.parts = parts
         self.progress = Progress(source, self.claim.tokens)
 
     def rewind(self) -> None:

@@ -138,7 +138,7 @@ class OpenAccesses:
         state = self._state
         access.waiting_for = ""
         if access.state is AccessState.WAITING:
-            self._deliveries.check(access)
+            parts = self._deliveries.check(access)
             if self._deliveries.misses_step(access):
                 access.waiting_for = STEP
             elif self._deliveries.misses_postings(access):
@@ -146,7 +146,7 @@ class OpenAccesses:
             elif state.peers[access.peer].state is PeerState.SUSPECT:
                 access.waiting_for = LIVENESS
             else:
-                self._deliveries.open(access)
+                self._deliveries.open(access, parts)
         return None if access.waiting_for else self._deliveries.opened(access)
 
     def _read(self, access: Access) -> Opened | None:

@@ -25,6 +25,8 @@ class Part:
     number: int
     starts: tuple[int, ...]
     blocks: Blocks
+    fresh: Blocks
+    """Those of them that no earlier part has, in other layers."""
     layers: LayerRange | None
     last: bool
     after_step: int = 0
@@ -69,7 +71,10 @@ class Parts:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the last part of this push was handed over already")
         self._check_layers(layers)
         starts = tuple(self._start(i, ids, layers) for i, ids in enumerate(blocks))
-        part = Part(len(self._parts), starts, blocks, layers, last, after_step)
+        fresh = tuple(
+            ids[max(len(table) - start, 0) :] for ids, table, start in zip(blocks, self._table, starts, strict=True)
+        )
+        part = Part(len(self._parts), starts, blocks, fresh, layers, last, after_step)
         if last:
             self._check_whole(part)
         return part
@@ -78,9 +83,9 @@ class Parts:
         """Takes a part that was checked."""
         assert part.number == len(self._parts), "a part is checked and taken in one step"
         self._parts.append(part)
-        for i, ids in enumerate(part.blocks):
-            known = len(self._table[i]) - part.starts[i]
-            self._table[i] = np.concatenate((self._table[i], ids[max(known, 0) :]))
+        for i, ids in enumerate(part.fresh):
+            if len(ids):
+                self._table[i] = np.concatenate((self._table[i], ids))
         _cover(self._handed, self._pool.groups, part)
 
     def _check_layers(self, layers: LayerRange | None) -> None:
@@ -104,7 +109,7 @@ class Parts:
         start = int(handed[0])
         known, new = self._table[i][start : start + len(ids)], ids[len(self._table[i]) - start :]
         same = (handed == start).all() and (known == ids[: len(known)]).all()
-        if not same or (len(ids) > len(known) and np.isin(new, self._table[i]).any()):
+        if not same or (len(known) < len(ids) and len(self._table[i]) and np.isin(new, self._table[i]).any()):
             raise InvalidRequest(
                 Reason.BLOCK_DUPLICATE,
                 f"group {i}: the part overlaps earlier ones: its blocks must follow those of the same layers",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.calls import BlockLists, Call, LayerRange
+from kvgrpc.core.calls import BlockLists, Call, LayerRange, ReadyPart
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.errors import KVGrpcError
@@ -109,18 +109,6 @@ class CloseAccess:
 
 
 @dataclass(frozen=True, eq=False)
-class ReadyPart:
-    """One part of a push that its source may be read of, in the source's block ids."""
-
-    number: int
-    """Counted from 0 within the access."""
-    blocks: BlockLists
-    """Those that follow the ones of the same layers in earlier parts."""
-    layers: LayerRange | None
-    last: bool
-
-
-@dataclass(frozen=True, eq=False)
 class PartsReady:
     """A source widens the READ access that it opened for this engine: answered by Widened.
 
@@ -216,3 +204,27 @@ class RenewAnswered:
 
     transfer_id: str
     error: KVGrpcError | None
+
+
+__all__ = [
+    "AccessAnswered",
+    "CloseAccess",
+    "CloseAnswered",
+    "Closing",
+    "DialFailed",
+    "HandshakeReceived",
+    "OpenAccess",
+    "Opened",
+    "PartsAnswered",
+    "PartsReady",
+    "PeerAlive",
+    "PeerAnswered",
+    "PeerAtRest",
+    "PeerSilent",
+    "ReadyPart",
+    "RegisterAnswered",
+    "RenewAnswered",
+    "SettleAccess",
+    "SettleAnswered",
+    "Settling",
+]

@@ -72,17 +72,16 @@ class PinTable:
         self._count(kind, blocks, 1)
 
     def extend(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
-        """Pins `blocks` too for an owner that may have such a pin. Raises as `check_free_for`."""
+        """Pins `blocks` too for an owner that may have such a pin, on none of them. Raises as `check_free_for`."""
         assert kind not in EXCLUSIVE
         pin = self._pins.get((owner, kind))
         if pin is None:
             self.add(owner, kind, blocks, now)
-            return
-        fresh = tuple(np.setdiff1d(ids, known) for ids, known in zip(blocks, pin.blocks, strict=True))
-        self.check_free_for(kind, fresh)
-        joined = tuple(np.concatenate(both) for both in zip(pin.blocks, fresh, strict=True))
-        self._pins[owner, kind] = Pin(owner, kind, joined, pin.since)
-        self._count(kind, fresh, 1)
+        elif any(len(ids) for ids in blocks):
+            self.check_free_for(kind, blocks)
+            joined = tuple(np.concatenate(both) for both in zip(pin.blocks, blocks, strict=True))
+            self._pins[owner, kind] = Pin(owner, kind, joined, pin.since)
+            self._count(kind, blocks, 1)
 
     def drop(self, owner: str, kind: PinKind) -> Blocks:
         """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""

@@ -130,7 +130,7 @@ class Registration(Move):
 
     def rows(self) -> tuple[ReadyPart, ...]:
         """The parts that the destination is to be told of."""
-        fresh = self.parts.since(self.told)[: self.ready - self.told]
+        fresh = self.parts.since(self.told)[: max(self.telling - self.told, 0)]
         return tuple(ReadyPart(p.number, tuple(enumerate(p.blocks)), p.layers, p.last) for p in fresh)
 
     def rewind(self) -> None:

@@ -64,6 +64,9 @@ class PushSteps(MoveSteps[Registration]):
             move.replaced = False
         if not move.writes and move.reverse_id not in self._state.accesses:
             self._let_read(move, peer)
+            self._ready(move, move.told)
+            if move.ready:
+                self._widen(move)
         super().open(move, peer)
 
     def opened(self, move: Registration, opened: Opened) -> None:
@@ -82,6 +85,7 @@ class PushSteps(MoveSteps[Registration]):
             self._ends.fail_with(move, Reason.MEMORY_CHANGED, message)
             return
         move.opened = opened
+        move.told, move.telling = move.telling, 0
         move.progress = Progress(state.pool.pool, opened.token_count)
         move.move(Stage.OPEN)
         state.change(
@@ -100,23 +104,19 @@ class PushSteps(MoveSteps[Registration]):
         """Moves what is ready, or tells the destination of it."""
         if move.stage is not Stage.OPEN:
             return
-        state = self._state
         done = move.posted if move.writes else move.told
-        fresh = move.parts.since(done)
-        late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
-        move.ready = done + late
-        if late < len(fresh):
-            self._moves.await_step(move)
-            if not late:
-                self._wait_for(move, "step")
-        if not late:
+        late = self._ready(move, done)
+        if late and move.ready == done:
+            self._wait_for(move, "step")
+        if move.ready == done:
             return
-        lease = state.leases.get(move.push.lease_id)
-        self._handover.extend(lease, move.transfer_timeout_s + state.limits.settle_timeout_s)
         if move.writes:
+            self._extend(move)
             self._post_when_ready(move)
         elif not move.telling:
-            self._tell(move)
+            self._widen(move)
+            self._state.change(move.transfer_id, waiting_for="")
+            self.tell(move)
 
     def tell(self, move: Registration) -> None:
         """Says again which parts are ready."""
@@ -145,16 +145,31 @@ class PushSteps(MoveSteps[Registration]):
         fresh = move.parts.since(move.posted)[: move.ready - move.posted]
         move.posted_epoch = move.push.part_epoch
         for part in fresh:
-            self._state.pins.extend(move.name, PinKind.ACCESS, part.blocks, self._state.now)
+            self._state.pins.extend(move.name, PinKind.ACCESS, part.fresh, self._state.now)
         super()._post(move)
 
-    def _tell(self, move: Registration) -> None:
+    def _ready(self, move: Registration, done: int) -> bool:
+        """Counts the parts that the engine's steps have written, of which `done` were; whether some are not."""
+        state = self._state
+        fresh = move.parts.since(done)
+        late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
+        move.ready = done + late
+        if late < len(fresh):
+            self._moves.await_step(move)
+        return late < len(fresh)
+
+    def _widen(self, move: Registration) -> None:
+        """The destination may read what is ready, and is about to be told."""
         move.telling = move.ready
         access = self._state.accesses[move.reverse_id]
         for part in move.parts.since(move.told)[: move.ready - move.told]:
-            self._state.pins.extend(access.owner, PinKind.ACCESS, part.blocks, self._state.now)
-        self._state.change(move.transfer_id, waiting_for="")
-        self.tell(move)
+            self._state.pins.extend(access.owner, PinKind.ACCESS, part.fresh, self._state.now)
+        self._extend(move)
+
+    def _extend(self, move: Registration) -> None:
+        """The lease lasts as long as the bytes of these parts may take."""
+        lease = self._state.leases.get(move.push.lease_id)
+        self._handover.extend(lease, move.transfer_timeout_s + self._state.limits.settle_timeout_s)
 
     def _let_read(self, move: Registration, peer: Peer) -> None:
         """Opens a READ access on our own lease, for the destination."""
@@ -174,5 +189,5 @@ class PushSteps(MoveSteps[Registration]):
         reverse = b"" if move.writes else move.reverse_id
         return Opening(
             move.access_id, move.token, None, move.transfer_id, request_id, paths, reverse, move.push.content,
-            move.push.part_epoch,
+            move.push.part_epoch, () if move.writes else move.rows(),
         )  # fmt: skip

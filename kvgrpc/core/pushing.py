@@ -96,7 +96,8 @@ class Pushes(Moving[Registration]):
             self._begin_epoch(push, event, parts, content, lease)
         parts.add(part)
         lease.blocks = parts.blocks
-        state.pins.extend(lease.id, PinKind.LEASE, part.blocks, state.now)
+        if not first:
+            state.pins.extend(lease.id, PinKind.LEASE, part.fresh, state.now)
         self._handover.extend(lease, state.limits.registration_timeout_s)
         pool = state.pool.pool
         transfer = state.change(

@@ -63,7 +63,9 @@ def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.Parts
 
 
 _METHODS = {
-    "open_access": _Method("OpenAccess", lambda _, row, call: requests.open_access(row, call), put_openings),
+    "open_access": _Method(
+        "OpenAccess", lambda lead, row, call: requests.open_access(row, call, lead.block_limit), put_openings
+    ),
     "settle_access": _Method("SettleAccess", lambda _, row, call: requests.settle_access(row, call), put_verdicts),
     "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
     "parts_ready": _Method(

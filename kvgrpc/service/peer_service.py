@@ -29,7 +29,11 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
         lead = self._lead
         header, answer = await lead.ask(
-            actions.Openings, "OpenAccess", request, trace, lambda call: requests.open_access(request, call)
+            actions.Openings,
+            "OpenAccess",
+            request,
+            trace,
+            lambda call: requests.open_access(request, call, lead.block_limit),
         )
         reply = peer_pb2.OpenAccessResponse()
         put_openings(header, answer, reply)

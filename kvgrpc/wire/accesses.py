@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
@@ -24,6 +26,7 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
         reverse_access_id=opening.reverse_access_id,
         part_epoch=opening.part_epoch,
     )
+    _put_parts(opening.parts, row.parts)
     if opening.push_content is not None:
         put_content(opening.push_content, row.push_content)
     if opening.claim is not None:
@@ -62,14 +65,18 @@ def close_request(caller: peer_pb2.Caller, closing: Closing) -> peer_pb2.CloseAc
 def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[ReadyPart]) -> peer_pb2.PartsReadyRequest:
     """PartsReady."""
     request = peer_pb2.PartsReadyRequest(caller=caller, access_id=access_id)
+    _put_parts(parts, request.parts)
+    return request
+
+
+def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer[peer_pb2.ReadyPart]) -> None:
     for part in parts:
-        row = request.parts.add(number=part.number, last=part.last)
+        row = rows.add(number=part.number, last=part.last)
         for group, ids in part.blocks:
             if len(ids):
                 put_runs(ids, row.blocks.add(group=group).blocks)
         if part.layers is not None:
             row.layers.first, row.layers.count = part.layers
-    return request
 
 
 def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 
 from google.protobuf.message import Message
 
@@ -225,7 +226,7 @@ def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: i
     return events.FreeBlocks(call, block_lists(request.blocks, limit))
 
 
-def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
+def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
     """OpenAccess."""
     openings = tuple(
         Opening(
@@ -238,6 +239,7 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call) -> event
             reverse_access_id=row.reverse_access_id,
             push_content=push_content(row.push_content) if row.HasField("push_content") else None,
             part_epoch=row.part_epoch,
+            parts=_parts(row.parts, limit),
         )
         for row in request.openings
     )
@@ -272,11 +274,14 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
 
 def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
     """PartsReady."""
-    parts = tuple(
-        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last)
-        for row in request.parts
-    )
+    parts = _parts(request.parts, limit)
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
+
+
+def _parts(rows: Iterable[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
+    return tuple(
+        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last) for row in rows
+    )
 
 
 def _life(request: Message) -> int:

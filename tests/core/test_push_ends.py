@@ -328,13 +328,21 @@ def test_a_push_that_lost_its_peers_memory_of_it_starts_no_byte(writers: frozens
     pair.recover()
 
 
-def test_parts_that_are_not_answered_are_told_again() -> None:
-    pair = Pair()
-    pair.deaf = {SendParts}
+def told_late(pair: Pair) -> SendParts:
+    """A push whose second part the destination does not hear of."""
     pair.register(pair.reserve(32).token)
-    pair.finish(32)
+    pair.finish(32, (1,), last=False)
+    pair.moved()
+    pair.deaf = {SendParts}
+    pair.finish(32, (2,))
     ((_, parts),) = pair.lost
     assert isinstance(parts, SendParts)
+    return parts
+
+
+def test_parts_that_are_not_answered_are_told_again() -> None:
+    pair = Pair()
+    parts = told_late(pair)
     pair.feed(pair.p, events.PartsAnswered(access_id(99), None))
     pair.feed(pair.p, events.PartsAnswered(parts.access_id, UNREACHABLE, retryable=True))
     pair.feed(pair.p, events.Tick(), 0.3)
@@ -342,9 +350,7 @@ def test_parts_that_are_not_answered_are_told_again() -> None:
     pair.recover()
     assert len(pair.posts) == 1, "parts that are known already are skipped"
     refusing = Pair()
-    refusing.deaf = {SendParts}
-    refusing.register(refusing.reserve(32).token)
-    refusing.finish(32)
+    told_late(refusing)
     refusing.feed(refusing.p, events.PartsAnswered(access_id(10), Unavailable(Reason.INVALID_FIELD, "no")))
     waits_for_another(refusing, Reason.SOURCE_FAILED)
 

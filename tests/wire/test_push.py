@@ -24,14 +24,16 @@ OPAQUE = Content(40, opaque=b"prompt")
 def test_the_opening_of_a_push_arrives_as_it_was_sent(content: Content) -> None:
     opening = Opening(ACCESS, b"token", None, "t-1", "req", ("shm",), REVERSE, content, 3)
     sent = accesses.open_request(CALLER, opening)
-    (heard,) = requests.open_access(peer_pb2.OpenAccessRequest.FromString(sent.SerializeToString()), CALL).openings
+    (heard,) = requests.open_access(
+        peer_pb2.OpenAccessRequest.FromString(sent.SerializeToString()), CALL, LIMIT
+    ).openings
     assert heard == opening
 
 
 def test_the_content_of_a_push_is_no_list_of_tokens() -> None:
     row = peer_pb2.AccessOpening(push_content=common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=[1])))
     with pytest.raises(InvalidRequest):
-        requests.open_access(peer_pb2.OpenAccessRequest(openings=[row]), CALL)
+        requests.open_access(peer_pb2.OpenAccessRequest(openings=[row]), CALL, LIMIT)
 
 
 def test_what_a_source_settles_arrives_as_it_was_sent() -> None:

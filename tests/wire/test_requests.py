@@ -31,7 +31,7 @@ CONVERTERS: dict[type[Message], Convert] = {
     transfer_pb2.AcknowledgeTransfersRequest: lambda r: requests.acknowledge(r, CALL),
     pool_pb2.AllocateBlocksRequest: lambda r: requests.allocate_blocks(r, CALL),
     pool_pb2.FreeBlocksRequest: lambda r: requests.free_blocks(r, CALL, LIMIT),
-    peer_pb2.OpenAccessRequest: lambda r: requests.open_access(r, CALL),
+    peer_pb2.OpenAccessRequest: lambda r: requests.open_access(r, CALL, LIMIT),
     peer_pb2.SettleAccessRequest: lambda r: requests.settle_access(r, CALL),
     peer_pb2.CloseAccessRequest: lambda r: requests.close_access(r, CALL),
     peer_pb2.PartsReadyRequest: lambda r: requests.parts_ready(r, CALL, LIMIT),

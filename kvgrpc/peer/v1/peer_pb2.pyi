@@ -140,6 +140,7 @@ class AccessOpening(_message.Message):
     REVERSE_ACCESS_ID_FIELD_NUMBER: _builtins.int
     PUSH_CONTENT_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required. 16 random bytes, never used before."""
     token: _builtins.bytes
@@ -166,6 +167,10 @@ class AccessOpening(_message.Message):
     def push_content(self) -> _common_pb2.Content:
         """WRITE: the content of the whole prompt, as a chain or an opaque id."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
+        """WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them."""
+
     def __init__(
         self,
         *,
@@ -178,10 +183,11 @@ class AccessOpening(_message.Message):
         reverse_access_id: _builtins.bytes = ...,
         push_content: _common_pb2.Content | None = ...,
         part_epoch: _builtins.int = ...,
+        parts: _abc.Iterable[Global___ReadyPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "push_content", b"push_content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "push_content", b"push_content", "request_id", b"request_id", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "content", b"content", "data_paths", b"data_paths", "part_epoch", b"part_epoch", "parts", b"parts", "push_content", b"push_content", "request_id", b"request_id", "reverse_access_id", b"reverse_access_id", "token", b"token", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
