@@ -26,7 +26,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, mint, read_claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
-from kvgrpc.core.landing import Landing
+from kvgrpc.core.landing import Landing, Refusal, claims_of, nobody
 from kvgrpc.core.layout import GroupKind
 from kvgrpc.core.limits import granted_timeout
 from kvgrpc.core.moves import MoveTable, Stage
@@ -43,6 +43,7 @@ from kvgrpc.core.transfers import Direction, Phase, State
 from kvgrpc.errors import (
     AlreadyExists,
     InvalidRequest,
+    KVGrpcError,
     OutOfRange,
     PermissionDenied,
     PreconditionFailed,
@@ -85,10 +86,8 @@ class Deliveries:
         target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
         count = sum(len(ids) for ids in blocks)
         if not count and event.have_tokens < claim.tokens:
-            raise PreconditionFailed(
-                Reason.BLOCK_COUNT_MISMATCH,
-                f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed",
-            )
+            wrong = f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed"
+            raise PreconditionFailed(Reason.BLOCK_COUNT_MISMATCH, wrong)
         claims = Claims(
             AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
             claim.tokens,
@@ -114,7 +113,7 @@ class Deliveries:
             priority=event.priority,
         )
         landing = Landing(
-            transfer.id, token, _nobody(source, event.key), b"", event.call.trace, claim,
+            transfer.id, token, nobody(source, event.key), b"", event.call.trace, claim,
             stage=Stage.RENDEZVOUS,
             transfer_timeout_s=limits.transfer_timeout_s,
             target_id=target_id,
@@ -173,7 +172,11 @@ class Deliveries:
         landing = self._landing(access)
         opening = access.opening
         assert opening.push_content is not None, "who states none opens a READ grant"
-        contents.check(opening.push_content, landing.claim)
+        try:
+            contents.check(opening.push_content, landing.claim)
+        except KVGrpcError as error:
+            landing.refused = Refusal(access.peer, error.reason)
+            raise
         states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
         if states and opening.push_content.tokens != landing.claim.tokens:
             raise OutOfRange(Reason.CONTENT_RANGE, "the pool holds states, which stand for the whole prompt only")
@@ -205,7 +208,7 @@ class Deliveries:
         landing.write_access = access.id
         landing.part_epoch = opening.part_epoch
         self._table.bind(landing, peer.key)
-        landing.claims = _claims_of(peer.description, landing.claims.transfer_key)
+        landing.claims = claims_of(peer.description, landing.claims.transfer_key)
         access.opening = replace(opening, parts=())
         if parts is not None:
             landing.begin(peer.description.pool, parts)
@@ -299,7 +302,9 @@ class Deliveries:
         mine = not landing.write_access or landing.peer == peer.key
         if landing.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
-            self._ends.fail_with(landing, Reason.SOURCE_FAILED, message)
+            known = landing.refused
+            reason = known.reason if known is not None and known.peer == peer.key else Reason.SOURCE_FAILED
+            self._ends.fail_with(landing, reason, message)
         elif landing.stage is Stage.ENDED and not landing.busy:
             self._ends.at_rest(landing)
 
@@ -392,12 +397,3 @@ class Deliveries:
         landing = self._forget_writer(access_id)
         if landing is not None:
             self._ends.at_rest(landing)
-
-
-def _nobody(source: PushSource, key: bytes) -> Claims:
-    """What names a source that has not opened anything yet."""
-    return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
-
-
-def _claims_of(source: EngineDescription, key: bytes) -> Claims:
-    return Claims(AccessKind.WRITE, source.engine_id, source.incarnation, source.address, "", key, 0.0, 0, 0)

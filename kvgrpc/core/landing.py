@@ -6,14 +6,25 @@ proved to be at rest: so long the blocks cannot come back.
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.events import Settling
+from kvgrpc.core.events import PushSource, Settling
+from kvgrpc.core.grants import Access as AccessKind
+from kvgrpc.core.grants import Claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.parts import Parts, Progress, plan_parts
 from kvgrpc.core.pull import Pull
+from kvgrpc.errors import Reason
+
+
+class Refusal(NamedTuple):
+    """Why a life of a source may not fill a target."""
+
+    peer: str
+    reason: Reason
 
 
 @dataclass(eq=False)
@@ -29,6 +40,8 @@ class Landing(Pull):
     """The access that the source opened here last."""
     writers: dict[bytes, str] = field(default_factory=dict)
     """Accesses under which a source may write, until that is proved to be over, and its life."""
+    refused: Refusal | None = None
+    """A source that came with other KV than was asked for, and why it is none."""
     part_epoch: int = 0
     parts: Parts | None = None
     """Those of the source's parts that are known, where this side moves the bytes."""
@@ -83,3 +96,13 @@ class Landing(Pull):
 
     def settling(self) -> Settling:
         return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)
+
+
+def nobody(source: PushSource, key: bytes) -> Claims:
+    """What names a source that has not opened anything yet."""
+    return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
+
+
+def claims_of(source: EngineDescription, key: bytes) -> Claims:
+    """What names a source that has opened its access."""
+    return Claims(AccessKind.WRITE, source.engine_id, source.incarnation, source.address, "", key, 0.0, 0, 0)

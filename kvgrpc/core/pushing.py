@@ -4,6 +4,8 @@ A push begins with RegisterPush or with its first part, whichever comes first; t
 key. Everything wrong with a part is found before anything changes.
 """
 
+from dataclasses import replace
+
 from kvgrpc.core.accesses import Access
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
 from kvgrpc.core.closing import Closings
@@ -108,7 +110,8 @@ class Pushes(Moving[Registration]):
             blocks=sum(len(ids) for ids in lease.blocks),
             nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
         )
-        state.reply(event.call.id, HandedOver(self._handover.view(lease), transfer, b""))
+        # Every part would list all blocks before it anew.
+        state.reply(event.call.id, HandedOver(replace(self._handover.view(lease), blocks=()), transfer, b""))
         if first:
             self._admit(push, lease)
         for move in push.live:

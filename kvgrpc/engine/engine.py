@@ -68,9 +68,8 @@ class Engine:
         self._grant_key = grants.signing_key(self._secret)
         self._world_size = max(attach.world_size, 1)
         self._lead: LeadProcess | None = None
-        self._leases = 0
+        self._leases, self._outbox = 0, Outbox()
         self._page = VoidPage(page, attached.void_slots)
-        self._outbox = Outbox()
         self._transfers = Transfers(self._page)
         self._answers: dict[int, session_pb2.CallAnswer | None] = {}
         """Of calls that somebody waits for."""
@@ -151,8 +150,7 @@ class Engine:
         """
         check_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
-        rows = group_blocks(blocks)
-        lease_id = self._mint()
+        rows, lease_id = group_blocks(blocks), self._mint()
         claims = grants.Claims(
             access=grants.Access.READ,
             engine_id=self.engine_id,
@@ -180,7 +178,7 @@ class Engine:
             lease_id=lease_id,
         )
         made = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id, page=self._page)
-        self._ask(made, traceparent, finished_blocks=request, void_slot=self._page.take(lease_id))
+        self._ask(made, traceparent, finished_blocks=request, void_slot=made.page.take(lease_id))
         return made
 
     def pull(  # noqa: PLR0913 - by name, each with a default

@@ -170,7 +170,7 @@ class FinishedBlocksResponse(_message.Message):
 
     @_builtins.property
     def lease(self) -> _lease_pb2.Lease:
-        """The lease that pins the blocks."""
+        """The lease that pins the blocks; of a part without them, which GetLease lists."""
 
     @_builtins.property
     def transfer(self) -> _transfer_pb2.Transfer:

@@ -212,6 +212,7 @@ def test_another_prompt_is_not_delivered(writers: frozenset[str]) -> None:
     assert pair.both()[0].waiting_for == "registration"
     assert "CONTENT" not in pair.p.state.leases.get(sent.lease_id).trouble
     assert "engine d: " in pair.p.state.leases.get(sent.lease_id).trouble
+    assert pair.reasons()[1] is Reason.CONTENT_MISMATCH
 
 
 def test_states_stand_for_the_whole_prompt() -> None:
