@@ -77,7 +77,7 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = replace(config, engine_id=config.engine_id or random_engine_id())
         self.address = ""
-        self._node = Node(self.config.limits)
+        self._node = Node(self.config.limits, frozenset({"nixl"} if self.config.source_writes else ()))
         self._runner = Runner(self._node)
         self._ranks = Ranks()
         self._sessions: Sessions | None = None

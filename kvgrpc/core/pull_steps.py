@@ -123,7 +123,10 @@ class PullSteps(MoveSteps[Pull]):
     def await_part(self, landing: Landing) -> None:
         """The source has so long for its next part."""
         state = self._state
-        due = min(state.now + landing.registration_timeout_s, landing.cap)
+        wait_s = landing.registration_timeout_s
+        if landing.writers:  # what it writes is known here when it has moved
+            wait_s += landing.transfer_timeout_s
+        due = min(state.now + wait_s, landing.cap)
         state.timers.set(Timer.REGISTRATION, landing.name, max(due, state.now))
 
     def _next_round(self, landing: Landing) -> None:

@@ -1,0 +1,84 @@
+"""Pushes that their source writes over NIXL: the destination has its blocks back only with a proof."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from tests.e2e.conftest import PATHS, Pair
+from tests.e2e.pushing import BETWEEN, BLOCKS, LIMITS, MIDWAY, SLOW, begin, check_came_to_rest, check_end, check_unhurt
+from tests.service.conftest import Start
+from tests.service.engines import QUARANTINED, RETURNED, SUCCEEDED, wait_until
+from tests.service.pushes import check_a_good_push
+
+PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
+CASES = pytest.mark.parametrize("path", ["nixl", pytest.param("nixl-tcp", marks=pytest.mark.slow)])
+
+
+def pair_of(start: Start, path: str, limits: str) -> Pair:
+    flags, environment = PATHS[path]
+    source, destination = start(*[(*flags, *SLOW)] * 2, settings="source_writes = true\n" + limits, **environment)
+    return source, destination
+
+
+@CASES
+def test_the_source_writes_every_part_and_both_succeed(start: Start, path: str) -> None:
+    source, destination = pair_of(start, path, PATIENT)
+    made = begin(source, destination, BETWEEN)
+    made.finish(2, BLOCKS)
+    end, send = destination.wait(made.received), source.wait(made.sent)
+    assert (end.state, send.state) == (SUCCEEDED, SUCCEEDED), (end.failure, send.failure)
+    assert send.paths[0].bytes == send.bytes
+    assert not end.paths, "nothing was posted here"
+    assert destination.read(made.target) == made.written
+    check_unhurt(source)
+    check_unhurt(destination)
+
+
+@CASES
+@pytest.mark.parametrize("stops", [True, False], ids=["stood still", "went on"])
+def test_a_destination_that_gave_up_has_its_blocks_back_when_the_source_says_that_it_is_at_rest(
+    start: Start, path: str, stops: bool
+) -> None:
+    source, destination = pair_of(start, path, PATIENT)
+    made = begin(source, destination, MIDWAY)
+    with source.process.stopped() if stops else nullcontext():
+        destination.cancel(made.received)
+        found = destination.get(made.received)
+        check_end(found)
+        if stops:
+            assert found.memory == QUARANTINED
+            (pin,) = destination.pins()
+            assert "writes no more" in pin.missing_proof
+    check_came_to_rest(destination, made.received)
+    later = destination.write(made.target, seed=200)
+    check_came_to_rest(source, made.sent)
+    check_a_good_push(source, destination)
+    assert destination.read(made.target) == later
+    check_unhurt(source)
+    check_unhurt(destination)
+
+
+def test_blocks_into_which_a_dead_source_wrote_stay_in_quarantine_and_say_why(start: Start) -> None:
+    source, destination = pair_of(start, "nixl", LIMITS)
+    made = begin(source, destination, MIDWAY)
+    source.process.kill()
+    end = destination.wait(made.received, returned=False)
+    assert check_end(end) == "PEER_LOST"
+    assert end.memory == QUARANTINED
+    (pin,) = destination.pins()
+    assert "writes no more" in pin.missing_proof
+    assert destination.counts().quarantined == BLOCKS
+
+
+@CASES
+def test_a_source_that_is_cancelled_keeps_its_blocks_until_its_own_writes_have_ended(start: Start, path: str) -> None:
+    source, destination = pair_of(start, path, PATIENT)
+    made = begin(source, destination, MIDWAY)
+    source.cancel(made.sent)
+    found = source.get(made.sent)
+    check_end(found)
+    assert found.memory == QUARANTINED
+    wait_until(lambda: source.get(made.sent).memory == RETURNED)
+    check_came_to_rest(destination, made.received)
+    check_unhurt(source)
+    check_unhurt(destination)
