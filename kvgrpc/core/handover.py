@@ -377,7 +377,7 @@ def _send_failure(lease: Lease) -> Failure | None:
     if lease.pushed and lease.state is LeaseState.EXPIRED:
         reason = Reason.REGISTRATION_TIMEOUT
     message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
-    return Failure(reason, message, "readers", Side.SOURCE, next=Next.RECOMPUTE)
+    return Failure(reason, message, "rendezvous" if lease.pushed else "readers", Side.SOURCE, next=Next.RECOMPUTE)
 
 
 def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:
