@@ -353,10 +353,9 @@ class Deliveries:
 
     def _replace(self, landing: Landing) -> None:
         """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
-        access = self._state.accesses.get(landing.write_access)
-        if access is not None and access.state is AccessState.OPEN:
-            access.stale = Reason.PREEMPTED
-            self._close(access)
+        access = self._state.accesses[landing.write_access]
+        access.stale = Reason.PREEMPTED
+        self._close(access)
         self._forget_writer(landing.write_access)
         self._steps.start_over(landing)
 

@@ -129,9 +129,8 @@ class MoveSteps(ABC, Generic[M]):
     def settled(self, move: M) -> None:
         """The peer's side held throughout the round."""
 
-    @abstractmethod
     def resume(self, move: M) -> None:
-        """The last posting of parts that were replaced meanwhile is over."""
+        """The last posting of parts that were replaced meanwhile is over; only a source replaces parts."""
 
     @abstractmethod
     def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:

@@ -116,10 +116,6 @@ class PullSteps(MoveSteps[Pull]):
         state.change(landing.transfer_id, waiting_for="parts")
         self.landed(landing, ())
 
-    def resume(self, move: Pull) -> None:
-        """Not reached: a push that lands here waits for its own postings before it starts over."""
-        raise AssertionError(move.name)
-
     def await_part(self, landing: Landing) -> None:
         """The source has so long for its next part."""
         state = self._state

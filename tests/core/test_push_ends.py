@@ -355,6 +355,21 @@ def test_parts_that_are_not_answered_are_told_again() -> None:
     waits_for_another(refusing, Reason.SOURCE_FAILED)
 
 
+def test_parts_that_come_while_others_are_told_are_told_after_them() -> None:
+    pair = Pair()
+    pair.register(pair.reserve(48).token)
+    pair.finish(48, (1,), last=False)
+    pair.moved()
+    pair.deaf = {SendParts}
+    pair.finish(48, (2,), last=False)
+    pair.finish(48, (3,))
+    assert len(pair.lost) == 1
+    pair.recover()
+    while pair.posts:
+        pair.moved()
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+
+
 def test_a_registration_that_is_not_answered_is_sent_again() -> None:
     pair = Pair()
     pair.deaf = {SendRegister}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import LayersReceived, PartsReturned, SendOpen, SendParts, SendSettle
+from kvgrpc.core.actions import LayersReceived, PartsReturned, SendClose, SendOpen, SendParts, SendSettle
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Disposition, State
@@ -229,6 +229,9 @@ def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
     foreign = replace(opening, access_id=access_id(70), reverse_access_id=access_id(71), part_epoch=1)
     (row,) = pair.d.opened(other, foreign)
     assert row.reason is Reason.ACCESS_REUSED
+    gone = events.Closing(access_id(90), True, quiesced=True, token=token)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (gone,)), "peer")
+    assert not pair.both()[1].over, "it gives up what is not its own"
     pair.moved()
     late = replace(opening, access_id=access_id(72), reverse_access_id=access_id(73))
     start_over(pair, False)
@@ -263,3 +266,80 @@ def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_afte
     pair.moved()
     assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
     assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+
+
+def reopening_lost(writers: frozenset[str]) -> Pair:
+    """A prefill started over, and the destination does not hear of it."""
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.moved()
+    pair.deaf = {SendOpen, SendClose}
+    start_over(pair, False)
+    return pair
+
+
+@MODES
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(
+    writers: frozenset[str], cancelled: bool
+) -> None:
+    pair = reopening_lost(writers)
+    if cancelled:
+        pair.call(pair.d, lambda c: events.CancelTransfer(c, pair.both()[1].id))
+        assert pair.both()[1].memory is (Disposition.QUARANTINED if writers else Disposition.RETURNED)
+    pair.finish(failure="no", blocks=(), content=None)
+    pair.lost = [row for row in pair.lost if isinstance(row[1], SendClose)]
+    pair.recover()
+    assert all(t.over for t in pair.both())
+    assert [t.memory for t in pair.both()] == [Disposition.RETURNED] * 2
+    assert not len(pair.p.state.pins) + len(pair.d.state.pins)
+
+
+def test_giving_up_without_a_proof_leaves_what_was_written_in_quarantine() -> None:
+    pair = reopening_lost(WRITING)
+    token = next(action.opening.token for action in pair.sent if isinstance(action, SendOpen))
+    row = events.Closing(access_id(90), True, quiesced=False, token=token)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+@MODES
+def test_the_next_epoch_may_come_after_the_destination_learnt_that_the_last_was_taken_back(
+    writers: frozenset[str],
+) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    pair.moved()
+    assert not pair.posts
+    start_over(pair, False)
+    succeeds(pair, 5, 6)
+
+
+@MODES
+def test_of_epochs_that_follow_one_another_only_the_last_is_received(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    start_over(pair, False)
+    start_over(pair, False, (7, 8), epoch=2)
+    pair.moved()
+    if not writers:  # what waited here longest is read first, and not vouched for
+        pair.moved()
+    succeeds(pair, 7, 8)
+
+
+def test_blocks_that_our_own_posting_still_reads_are_returned_after_it_also_without_a_lease() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    start_over(pair, False)
+    pair.feed(pair.p, events.LeasesVoided((lease_of(pair),)))
+    pair.finish(failure="no", blocks=(), content=None)
+    assert pair.both()[0].memory is Disposition.QUARANTINED
+    pair.moved()
+    assert pair.both()[0].memory is Disposition.RETURNED
+    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturned
+    assert not len(pair.p.state.pins)

@@ -169,6 +169,17 @@ def test_a_destination_that_gave_up_before_the_first_part_counts_when_the_hand_o
         assert sent(pair).over is (on_abort is OnAbort.RELEASE)
 
 
+def test_a_push_that_nobody_came_for_says_why_the_last_destination_failed() -> None:
+    pair = Pair()
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
+    pair.feed(pair.p, events.Tick(), 125.0)
+    failure = sent(pair).failure
+    assert failure is not None
+    assert failure.reason is Reason.REGISTRATION_TIMEOUT
+    assert "taken for dead" in failure.message
+
+
 @MODES
 def test_layers_move_as_soon_as_the_step_has_written_them(writers: frozenset[str]) -> None:
     pair = Pair(writers)

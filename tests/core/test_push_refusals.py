@@ -241,6 +241,7 @@ def test_a_reservation_that_is_wrong_changes_nothing() -> None:
     unchanged(pair, Reason.CONTENT_REQUIRED, lambda: pair.reserve(32, (9, 10), key=KEY + b"2", content=None))
     unchanged(pair, Reason.BLOCK_COUNT_MISMATCH, lambda: pair.reserve(32, (9,), key=KEY + b"2"))
     unchanged(pair, Reason.INVALID_FIELD, lambda: pair.reserve(32, (9, 10), key=b"short"))
+    unchanged(pair, Reason.BLOCK_COUNT_MISMATCH, lambda: pair.reserve(32, (), key=KEY + b"2"))
 
 
 def test_the_same_idempotency_key_gives_the_same_part_and_registration() -> None:

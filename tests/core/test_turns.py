@@ -106,6 +106,41 @@ def test_one_that_waits_for_its_turn_says_so_and_has_its_time() -> None:
     assert failure.reason is Reason.TRANSFER_TIMEOUT
 
 
+def two(pair: Pair, first_tokens: int) -> None:
+    """A push of so many tokens, and a second one of 64."""
+    first = b"the first of two requests"
+    count = -(-first_tokens // 16)
+    pair.register(pair.reserve(first_tokens, range(20, 20 + count), key=first).token)
+    pair.finish(first_tokens, range(30, 30 + count), key=first)
+    pair.register(pair.reserve(64, range(4)).token, number=50)
+    pair.finish(64, (9, 8, 7, 6))
+
+
+def test_transfers_of_one_priority_move_slice_by_slice_in_turn() -> None:
+    pair = Pair(in_flight_bytes=32)
+    two(pair, 64)
+    moved = []
+    while pair.posts:
+        moved.append(pair.posts[0][1].transfer_id)
+        pair.moved(1)
+    assert moved[0] != moved[1]
+    assert moved == [moved[0], moved[1]] * 2
+
+
+def test_a_transfer_between_two_slices_waits_until_its_peer_is_mapped_again() -> None:
+    pair = Pair(in_flight_bytes=24)
+    two(pair, 16)
+    assert [post.runs.total_bytes for _, post in pair.posts] == [16, 24]
+    pair.deaf = {actions.Dial}
+    pair.moved(1, done=False, message="broken")
+    pair.moved(1)
+    assert not pair.posts
+    pair.deaf.clear()
+    pair.d.connect(pair.p.me)
+    (post,) = pair.d.seen(actions.Post)
+    assert post.runs.total_bytes == 24
+
+
 SIZE = 64
 """Bytes of every transfer, and of what may be in flight; one byte takes one unit of time."""
 
