@@ -866,7 +866,9 @@ class Failure(_message.Message):
     reason: Global___FailureReason.ValueType
     """What happened."""
     phase: _builtins.str
-    """When: the phase of the transfer (handshake, open, queue, wire, settle), or `readers` for a SEND."""
+    """When: the phase of the transfer (handshake, open, queue, wire, settle, of a push also rendezvous), or `readers` for
+    a SEND that is read.
+    """
     side: Global___Side.ValueType
     """Where."""
     rank: _builtins.int

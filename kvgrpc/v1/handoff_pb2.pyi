@@ -86,7 +86,9 @@ class FinishedBlocksRequest(_message.Message):
     last: _builtins.bool
     """Required to be true for READERS. On the final part of a push."""
     part_epoch: _builtins.int
-    """Raised when the prefill starts over; replaces the parts of lower epochs."""
+    """Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
+    PREEMPTED. The content is the same.
+    """
     after_step: _builtins.int
     """Engine step that writes the blocks last: nothing moves before every rank reported it. 0 asserts that the blocks
     are written and no queued work touches them.

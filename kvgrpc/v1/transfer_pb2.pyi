@@ -208,7 +208,9 @@ class Transfer(_message.Message):
     lease_id: _builtins.str
     """The source's lease."""
     waiting_for: _builtins.str
-    """What a PENDING transfer waits for: blocks, step, handshake, access, turn, readers."""
+    """What a transfer waits for: blocks, step, handshake, access, turn, readers; of a push also source, registration (a
+    first destination, or one in place of another that failed), parts.
+    """
     use_tokens: _builtins.int
     """Tokens whose KV the transfer moves or found; known once the access is open."""
     blocks: _builtins.int
@@ -321,7 +323,8 @@ Global___TransferPeer: _TypeAlias = TransferPeer  # noqa: Y015
 class Phase(_message.Message):
     """One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
     settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
-    access to its end.
+    access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue, its
+    RECEIVE queue, wire and settle, all of the first parts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
