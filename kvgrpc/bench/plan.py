@@ -15,7 +15,10 @@ _ELEMENT_BYTES = 2 * BLOCK_TOKENS * 2  # of K and V for all tokens of a block, t
 _HEAD_BYTES = _HEAD_DIM * _ELEMENT_BYTES
 TCP = "-tcp"
 """Ends the name of a data path whose processes run with UCX_TLS=tcp: what it is between two hosts."""
+WRITES = "-writes"
+"""Ends the name of a data path over which the source writes what it pushes (setting `source_writes`)."""
 PUSH_PATHS = (*DATA_PATHS, f"nixl{TCP}")
+WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
@@ -142,12 +145,13 @@ LAYERWISE_QUICK = LayerwisePlan(**_FEW)
 
 def path_of(name: str) -> str:
     """The data path that a name stands for, as servers know it."""
-    return name.removesuffix(TCP)
+    return name.removesuffix(WRITES).removesuffix(TCP)
 
 
 def environment_of(name: str) -> dict[str, str]:
     """What the processes of a data path get beside our own environment."""
-    return {"UCX_TLS": "tcp"} if name.endswith(TCP) else {}
+    transport = {"UCX_TLS": "tcp"} if TCP in name else {}
+    return transport | ({"KVGRPC_SOURCE_WRITES": "yes"} if name.endswith(WRITES) else {})
 
 
 def pool(block_bytes: int, blocks: int, layers: int = 1) -> PoolConfig:

@@ -7,6 +7,7 @@ The same process may call its own server, beside a thread that runs pure Python:
 import asyncio
 import contextlib
 import cProfile
+import os
 import resource
 import sys
 import tempfile
@@ -55,6 +56,7 @@ class Serving:
         self._stamps.on = stamped
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
             config = Config(
+                source_writes="KVGRPC_SOURCE_WRITES" in os.environ,
                 listen="127.0.0.1:0",
                 data_paths=tuple(data_paths),
                 pool=None,

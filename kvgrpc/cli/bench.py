@@ -81,14 +81,16 @@ def push(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     """Measure pushes of 256 MB between two servers on this machine, beside pulls and raw NIXL on the same memory.
 
     Also a push of one block to the woken consumer, and the processor time of the leads alone. nixl-tcp is nixl with
-    UCX_TLS=tcp, as between two hosts. Takes some minutes; about ratios and times see `kvgrpc bench pull`.
+    UCX_TLS=tcp, as between two hosts. Over nixl-writes and nixl-tcp-writes the source writes. Takes some minutes; about
+    ratios and times see `kvgrpc bench pull`.
 
     Exit codes: 0 measured; 1 something broke; 2 an option is not usable.
     """
-    from kvgrpc.bench.plan import PUSH_PATHS, PUSH_QUICK, PushPlan
+    from kvgrpc.bench.plan import PUSH_PATHS, PUSH_QUICK, WRITING_PATHS, PushPlan
     from kvgrpc.bench.run import run_push
 
-    plan = _plan(PUSH_QUICK if quick else PushPlan(), data_paths, PUSH_PATHS, sizes, pool_mb, repeats, copy_threads)
+    known = (*PUSH_PATHS, *WRITING_PATHS)
+    plan = _plan(PUSH_QUICK if quick else PushPlan(), data_paths, known, sizes, pool_mb, repeats, copy_threads)
     _measure(run_push(plan, _progress, profile=profile), json_=json_, output=output)
 
 
