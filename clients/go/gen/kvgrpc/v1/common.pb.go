@@ -1465,7 +1465,8 @@ type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What happened.
 	Reason FailureReason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// When: the phase of the transfer (handshake, open, queue, wire, settle), or `readers` for a SEND.
+	// When: the phase of the transfer (handshake, open, queue, wire, settle, of a push also rendezvous), or `readers` for
+	// a SEND that is read.
 	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Where.
 	Side Side `protobuf:"varint,3,opt,name=side,proto3,enum=kvgrpc.v1.Side" json:"side,omitempty"`

@@ -103,7 +103,8 @@ type FinishedBlocksRequest struct {
 	Last bool `protobuf:"varint,10,opt,name=last,proto3" json:"last,omitempty"`
 	// Layers that this part covers; unset means all.
 	Layers *LayerRange `protobuf:"bytes,11,opt,name=layers,proto3" json:"layers,omitempty"`
-	// Raised when the prefill starts over; replaces the parts of lower epochs.
+	// Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
+	// PREEMPTED. The content is the same.
 	PartEpoch uint32 `protobuf:"varint,12,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	// The source cannot deliver; ends a push at once.
 	Failure *Failure `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`
@@ -285,7 +286,7 @@ type FinishedBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// The lease that pins the blocks.
+	// The lease that pins the blocks; of a part without them, which GetLease lists.
 	Lease *Lease `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
 	// The SEND transfer.
 	Transfer *Transfer `protobuf:"bytes,3,opt,name=transfer,proto3" json:"transfer,omitempty"`

@@ -332,7 +332,8 @@ type Transfer struct {
 	Peer *TransferPeer `protobuf:"bytes,7,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The source's lease.
 	LeaseId string `protobuf:"bytes,8,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// What a PENDING transfer waits for: blocks, step, handshake, access, turn, readers.
+	// What a transfer waits for: blocks, step, handshake, access, turn, readers; of a push also source, registration (a
+	// first destination, or one in place of another that failed), parts.
 	WaitingFor string `protobuf:"bytes,9,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
 	// Tokens whose KV the transfer moves or found; known once the access is open.
 	UseTokens uint32 `protobuf:"varint,10,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
@@ -623,7 +624,8 @@ func (x *TransferPeer) GetTransferId() string {
 
 // One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
 // settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
-// access to its end.
+// access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue, its
+// RECEIVE queue, wire and settle, all of the first parts.
 type Phase struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name.

@@ -262,7 +262,9 @@ type AccessOpening struct {
 	PushContent *v1.Content `protobuf:"bytes,8,opt,name=push_content,json=pushContent,proto3" json:"push_content,omitempty"`
 	// WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
 	// opener replaces what moved under it, and says that the opener's movers are at rest for it.
-	PartEpoch     uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	// WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them.
+	Parts         []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -358,6 +360,13 @@ func (x *AccessOpening) GetPartEpoch() uint32 {
 		return x.PartEpoch
 	}
 	return 0
+}
+
+func (x *AccessOpening) GetParts() []*ReadyPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
 }
 
 // The opener's own digest of the tokens that it wants.
@@ -1819,7 +1828,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xdb\x02\n" +
+	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\x8c\x03\n" +
 	"\rAccessOpening\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x126\n" +
@@ -1833,7 +1842,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11reverse_access_id\x18\a \x01(\fR\x0freverseAccessId\x125\n" +
 	"\fpush_content\x18\b \x01(\v2\x12.kvgrpc.v1.ContentR\vpushContent\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\t \x01(\rR\tpartEpoch\"d\n" +
+	"part_epoch\x18\t \x01(\rR\tpartEpoch\x12/\n" +
+	"\x05parts\x18\n" +
+	" \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"d\n" +
 	"\fContentClaim\x12\x1f\n" +
 	"\vtoken_count\x18\x01 \x01(\rR\n" +
 	"tokenCount\x12\x16\n" +
@@ -2002,60 +2013,61 @@ var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
 	26, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
-	27, // 4: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 5: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	28, // 6: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	29, // 7: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	30, // 8: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	30, // 9: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
-	2,  // 10: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	9,  // 11: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	31, // 12: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	27, // 13: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 14: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
-	0,  // 15: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	32, // 16: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 17: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	13, // 18: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
-	1,  // 19: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	27, // 20: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 21: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	2,  // 22: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	17, // 23: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	29, // 24: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	31, // 25: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	27, // 26: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 27: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
-	3,  // 28: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 29: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 30: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 31: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
-	22, // 32: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 33: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 34: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 35: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 36: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 37: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	32, // 38: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 39: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	27, // 40: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 41: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 42: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 43: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 44: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	19, // 45: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 46: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 47: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 48: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 49: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 50: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	21, // 51: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 52: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	47, // [47:53] is the sub-list for method output_type
-	41, // [41:47] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	17, // 4: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	27, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 6: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
+	28, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	29, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	30, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	30, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	2,  // 11: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	9,  // 12: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
+	31, // 13: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	27, // 14: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 15: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
+	0,  // 16: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
+	32, // 17: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 18: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	13, // 19: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
+	1,  // 20: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
+	27, // 21: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 22: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
+	2,  // 23: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	17, // 24: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	29, // 25: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	31, // 26: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	27, // 27: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 28: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
+	3,  // 29: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 30: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 31: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 32: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
+	22, // 33: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 34: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 35: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 36: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 37: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 38: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	32, // 39: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 40: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	27, // 41: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 42: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 43: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 44: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 45: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	19, // 46: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 47: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 48: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 49: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 50: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 51: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	21, // 52: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 53: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	48, // [48:54] is the sub-list for method output_type
+	42, // [42:48] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
