@@ -124,11 +124,13 @@ class Host:
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
-        for mover in self._movers:
+        movers, self._movers = self._movers, []
+        for mover in movers:
             mover.stop()
-        self._movers.clear()
         self._end_life()
         self._world.network.at_rest(self.life)
+        for mover in movers:
+            mover.gone()
         self.ledger.crashed()
         self.up = False
 

@@ -96,6 +96,11 @@ class Mover:
         self._at_rest = at_rest
         self._check_at_rest()
 
+    def gone(self) -> None:
+        """It was stopped: if its life was over before, that life is at rest now."""
+        if self._postings and self._at_rest is not None:
+            self._at_rest()
+
     def _check_at_rest(self) -> None:
         if not self._postings and self._at_rest is not None:
             self._at_rest()
