@@ -96,8 +96,7 @@ class Deliveries:
         if event.validate_only:
             state.reply(event.call.id, Reserved(None, b""))
             return
-        self._reserved += 1
-        source = event.source or PushSource("")
+        self._reserved, source = self._reserved + 1, event.source or PushSource("")
         transfer = state.create(
             direction=Direction.RECEIVE,
             key=event.key,
@@ -188,6 +187,8 @@ class Deliveries:
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
+            if state.peers[access.peer].at_rest:
+                raise PreconditionFailed(Reason.NO_HANDSHAKE, "this life was proved to be gone: shake hands anew")
             return None
         source = state.peers[access.peer].description
         parts = Parts(source.pool, opening.push_content.tokens)
@@ -302,8 +303,8 @@ class Deliveries:
         mine = not landing.write_access or landing.peer == peer.key
         if landing.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
-            known = landing.refused
-            reason = known.reason if known is not None and known.peer == peer.key else Reason.SOURCE_FAILED
+            known = landing.refused if landing.refused and landing.refused.peer == peer.key else None
+            reason = known.reason if known else Reason.SOURCE_FAILED
             self._ends.fail_with(landing, reason, message)
         elif landing.stage is Stage.ENDED and not landing.busy:
             self._ends.at_rest(landing)
@@ -320,6 +321,8 @@ class Deliveries:
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
+        if peer in self._state.peers:
+            self._state.peers[peer].at_rest = True
         for access_id, landing in list(self._writers.items()):
             if landing.writers[access_id] == peer:
                 if landing.stage is not Stage.ENDED:
@@ -353,9 +356,8 @@ class Deliveries:
 
     def _replace(self, landing: Landing) -> None:
         """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
-        access = self._state.accesses[landing.write_access]
-        access.stale = Reason.PREEMPTED
-        self._close(access)
+        self._state.accesses[landing.write_access].stale = Reason.PREEMPTED
+        self._close(self._state.accesses[landing.write_access])
         self._forget_writer(landing.write_access)
         self._steps.start_over(landing)
 

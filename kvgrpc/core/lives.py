@@ -100,6 +100,7 @@ class Lives:
                 mover.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
+        known.at_rest = False
         for other in others:
             other.replaced_by = key
             self._bury(other)

@@ -37,6 +37,8 @@ class Peer:
     dialled: str = ""
     """The address under which we reached it; empty when it dialled us."""
     state: PeerState = PeerState.CONNECTING
+    at_rest: bool = False
+    """It was proved that nothing of it writes here any more: what it says of writing came too late."""
     forgotten: bool = False
     """It said that it does not know us: the next use dials again."""
     replaced_by: str = ""

@@ -580,3 +580,18 @@ def test_a_destination_that_ends_what_is_over_changes_nothing() -> None:
     row = events.Closing(access_id(10), True, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "d", 2, (row,)), "peer")
     assert pair.both()[0] == before
+
+
+def test_a_life_that_was_proved_at_rest_writes_again_only_after_a_new_handshake() -> None:
+    pair = Pair(WRITING)
+    pair.deaf = {SendOpen}
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    ((_, sent),) = pair.lost
+    assert isinstance(sent, SendOpen)
+    pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
+    (row,) = pair.d.opened(pair.p.me, sent.opening)
+    assert row.reason is Reason.NO_HANDSHAKE
+    pair.d.admit(pair.p.me)
+    (row,) = pair.d.opened(pair.p.me, sent.opening)
+    assert isinstance(row, events.Opened)
