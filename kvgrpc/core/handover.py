@@ -158,11 +158,9 @@ class HandOver:
         """The engine took blocks back: whoever reads them will be told."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
-            if lease is None or not lease.live:
-                continue
-            if lease.pushed:
+            if lease is not None and lease.pushed:
                 self._pushes.voided(lease)
-            else:
+            elif lease is not None and lease.live:
                 self.end(lease, LeaseState.VOIDED)
 
     def find(self, ref: LeaseRef) -> Lease:

@@ -71,8 +71,19 @@ class PushEnds:
         state.pins.drop(move.name, PinKind.ACCESS)
         self._pushes.remove(move)
         self.return_parts(push)
+        if push.over and not push.posting:
+            self._return(push)
+
+    def taken_back(self, push: Push) -> None:
+        """The engine took back what was left of a push that is over, though our own postings still read it."""
+        for move in push.registrations.values():
+            self._state.pins.drop(move.name, PinKind.ACCESS)
+        self._return(push)
+
+    def _return(self, push: Push) -> None:
+        state = self._state
         transfer = state.transfers.find(push.transfer_id)
-        if push.over and not push.posting and transfer and transfer.memory is Disposition.QUARANTINED:
+        if transfer and transfer.memory is Disposition.QUARANTINED:
             state.change(transfer.id, memory=Disposition.RETURNED)
             state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id, push.lease_id))
 

@@ -145,8 +145,10 @@ class Pushes(Moving[Registration]):
     def voided(self, lease: Lease) -> None:
         """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
         push = self._pushes.push(lease.transfer_id)
-        assert push is not None
-        self._push_ends.start_over(push, LeaseState.VOIDED)
+        if push is not None and push.over:
+            self._push_ends.taken_back(push)
+        elif push is not None and lease.live:
+            self._push_ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, peer: str, row: Closing) -> bool:
         """The destination ends an access that we opened there. False: it is none of ours."""

@@ -343,3 +343,19 @@ def test_blocks_that_our_own_posting_still_reads_are_returned_after_it_also_with
     assert pair.both()[0].memory is Disposition.RETURNED
     assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturned
     assert not len(pair.p.state.pins)
+
+
+def test_blocks_of_a_push_that_is_over_can_be_taken_back_from_our_own_posting() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    lease_id = lease_of(pair)
+    pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+    assert pair.both()[0].memory is Disposition.QUARANTINED
+    pair.feed(pair.p, events.LeasesVoided((lease_id,)))
+    assert pair.both()[0].memory is Disposition.RETURNED
+    assert not len(pair.p.state.pins)
+    told = len(pair.told["p"])
+    pair.moved()
+    pair.feed(pair.p, events.LeasesVoided((lease_id,)))
+    assert len(pair.told["p"]) == told, "once"
