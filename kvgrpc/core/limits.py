@@ -39,7 +39,7 @@ class Limits:
     peers: int = 1_024
     """Lives of other engines that are not dead."""
     registrations: int = 64
-    """Destinations of one push."""
+    """Destinations of one push, with those that failed."""
     tombstones: int = 65_536
     """Keys cancelled before their transfer came, and leases refused before their readers came; each for the
     registration timeout."""

@@ -28,6 +28,8 @@ class Push:
 
     transfer_id: str
     key: bytes
+    cap: float
+    """However often it starts over, it is over by then."""
     over: bool = False
     lease_id: str = ""
     """The lease of the present epoch's parts; empty while there are none."""

@@ -124,7 +124,7 @@ class PushEnds:
             push.returning.append(lease.id)
         push.parts, push.lease_id = None, ""
         push.part_epoch += 1
-        due = state.now + state.limits.registration_timeout_s
+        due = min(state.now + state.limits.registration_timeout_s, push.cap)
         state.timers.set(Timer.REGISTRATION, push.transfer_id, due)
         state.change(push.transfer_id, lease_id="", waiting_for="parts")
         for move in push.live:

@@ -242,7 +242,7 @@ class Pushes(Moving[Registration]):
             phases=(Phase("rendezvous", state.now),),
             consumers=1,
         )
-        push = Push(transfer.id, key)
+        push = Push(transfer.id, key, state.now + state.limits.lease_cap_s)
         self._pushes.begin(push)
         state.timers.set(Timer.REGISTRATION, transfer.id, state.now + state.limits.registration_timeout_s)
         return push
@@ -270,6 +270,8 @@ class Pushes(Moving[Registration]):
         push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
         state.timers.clear(Timer.REGISTRATION, push.transfer_id)
         lease.transfer_id = push.transfer_id
+        lease.cap = push.cap
+        lease.deadline = min(lease.deadline, push.cap)
         lease.finished, lease.received, lease.trouble = push.finished, push.received, push.trouble
         if lease.on_abort is OnAbort.RELEASE:
             push.finished |= push.dropped
@@ -299,8 +301,10 @@ class Pushes(Moving[Registration]):
 
     def _check_wanted(self, push: Push) -> None:
         """Raises AlreadyExists (TRANSFER_EXISTS) when the push has as many destinations as it may have."""
-        most = self._state.limits.registrations if push.content is None else push.consumers - len(push.finished)
-        if len(push.live) >= most:
+        most = self._state.limits.registrations
+        if len(push.registrations) >= most:
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{most} destinations came for this push already")
+        if push.content is not None and len(push.live) >= push.consumers - len(push.finished):
             raise AlreadyExists(
                 Reason.TRANSFER_EXISTS, f"this push has as many destinations as it declared: {push.consumers}"
             )

@@ -120,7 +120,7 @@ class HandoffServiceStub:
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
-    * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared.
+    * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
@@ -218,7 +218,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
-    * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared.
+    * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
     * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
     * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
@@ -337,7 +337,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
         * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
-        * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared.
+        * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
         * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".

@@ -359,3 +359,20 @@ def test_blocks_of_a_push_that_is_over_can_be_taken_back_from_our_own_posting() 
     pair.moved()
     pair.feed(pair.p, events.LeasesVoided((lease_id,)))
     assert len(pair.told["p"]) == told, "once"
+
+
+@MODES
+def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: frozenset[str]) -> None:
+    pair = Pair(writers, lease_cap_s=300.0)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    sent = pair.finish(32, (1,), last=False).transfer
+    for epoch in range(1, 9):
+        pair.tick(50.0)
+        if pair.p.transfer(sent.id).over:
+            break
+        start_over(pair, epoch % 2 == 0, (1,), epoch=epoch, last=False)
+    assert pair.p.transfer(sent.id).over
+    assert pair.p.now - 100.0 <= 300.0
+    while pair.posts:
+        pair.moved()
+    assert not len(pair.p.state.pins)

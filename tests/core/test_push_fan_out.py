@@ -6,10 +6,10 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose
-from kvgrpc.core.grants import OnAbort
+from kvgrpc.core.grants import Access, OnAbort
 from kvgrpc.core.transfers import State, Transfer
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, key_of, refused
+from tests.core.nodes import Lead, grant, key_of, refused
 from tests.core.pairs import READING, WRITING, Pair
 
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
@@ -195,3 +195,13 @@ def test_layers_move_as_soon_as_the_step_has_written_them(writers: frozenset[str
     pair.feed(pair.p, events.StepDone(0, 5))
     pair.moved()
     assert landed(pair.d).state is State.SUCCEEDED
+
+
+def test_destinations_that_fail_one_after_another_are_bounded_too() -> None:
+    pair = Pair(registrations=2)
+    pair.finish(32, (1, 2))
+    for attempt in range(2):
+        pair.register(grant(pair.d.me, access=Access.WRITE, lease_id=f"forged {attempt}"), number=40 + 10 * attempt)
+        assert sent(pair).waiting_for == "registration"
+    with refused(Reason.TRANSFER_EXISTS):
+        pair.register(grant(pair.d.me, access=Access.WRITE, lease_id="one more"), number=90)
