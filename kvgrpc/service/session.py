@@ -272,7 +272,7 @@ class Sessions:
 
         try:
             event = call_to_event(self._lead, call, number)
-            if call.void_slot and isinstance(event, events.FinishedBlocks):
+            if call.void_slot and isinstance(event, events.FinishedBlocks) and not event.validate_only:
                 session.page.name(call.void_slot, event.lease_id)
             if isinstance(event, events.StepDone) and session.workers.reports_steps:
                 raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")

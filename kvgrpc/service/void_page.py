@@ -32,12 +32,16 @@ class VoidPage:
         self._slots: dict[str, int] = {}
 
     def name(self, slot: int, lease_id: str) -> None:
-        """The slot, counted from 1, is that lease's. Raises InvalidRequest for a slot that is not there, or in use."""
+        """The slot, counted from 1, is that lease's only one. Raises InvalidRequest for one that cannot be."""
         if not 0 < slot <= SLOTS:
             raise invalid("void_slot", f"is from 1 to {SLOTS}")
-        if self._leases.setdefault(slot, lease_id) != lease_id:
+        if not lease_id:
+            raise invalid("void_slot", "belongs to a lease whose id the engine has minted")
+        if self._leases.get(slot, lease_id) != lease_id:
             raise invalid("void_slot", f"{slot} is in use for lease {self._leases[slot]}")
-        self._slots[lease_id] = slot
+        if self._slots.get(lease_id, slot) != slot:
+            raise invalid("void_slot", f"lease {lease_id} has slot {self._slots[lease_id]}")
+        self._leases[slot], self._slots[lease_id] = lease_id, slot
 
     def ended(self, lease_id: str) -> None:
         """The lease is over: its slot, if it has one, may be another's."""
