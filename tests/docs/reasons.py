@@ -22,8 +22,6 @@ SENDING = (*ANSWERING, "datapath", "engine")
 NEVER_ANSWERED = {
     ("GROUP_MISMATCH", "FAILED_PRECONDITION"): "descriptors.plan_runs: who calls it has checked the groups",
 }
-NO_SENDER: dict[str, str] = {}
-"""Reasons that the core can say, and the event that would make it: nothing outside the simulator feeds it."""
 _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 
 
@@ -39,16 +37,7 @@ def codes() -> dict[str, set[str]]:
 @cache
 def sent() -> set[str]:
     """Reasons that any code may send."""
-    found = {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
-    return found - NO_SENDER.keys()
-
-
-def names(*packages: str) -> set[str]:
-    """Every name and attribute in these packages."""
-    nodes = [node for package in packages for tree in _trees(package) for node in ast.walk(tree)]
-    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
-        node.attr for node in nodes if isinstance(node, ast.Attribute)
-    }
+    return {node.attr for package in SENDING for tree in _trees(package) for node in _reasons(tree)}
 
 
 def raised() -> Iterator[tuple[str, str]]:

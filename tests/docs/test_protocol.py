@@ -59,10 +59,6 @@ def test_each_reason_has_the_codes_that_it_is_raised_with(row: list[str]) -> Non
         assert set(shown.split(", ")) == reasons.codes().get(reason, {"—"})
 
 
-def test_what_would_make_a_reserved_reason_is_fed_by_nobody() -> None:
-    assert not set(reasons.NO_SENDER.values()) & reasons.names("service", "wire", "datapath", "engine")
-
-
 def test_every_code_that_no_answer_has_is_still_raised() -> None:
     assert reasons.NEVER_ANSWERED.keys() <= set(reasons.raised())
 
