@@ -19,7 +19,7 @@ import grpc.aio
 from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
-from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.compatibility import READS_PUSHES, EngineDescription
 from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
@@ -204,7 +204,8 @@ class Server:
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
         old, self._local = self._local, local
         incarnation = engine.incarnation if engine else secrets.randbits(63) + 1
-        self._runner.feed(LifeBegan(incarnation, secret, engine, engine_attached=attached))
+        sets_aside = engine is None or READS_PUSHES not in engine.features
+        self._runner.feed(LifeBegan(incarnation, secret, engine, attached, sets_aside))
         self._ranks.ranks = ranks
         assert self._health is not None
         await self._health.look()
@@ -221,8 +222,12 @@ class Server:
             raise InvalidRequest(Reason.INVALID_FIELD, "the engine names no pool, and this server has none of its own")
         kind = pool_kind_from_proto(request.kind, "kind")
         engine = self._describe(layout, kind, request.world_size or 1)
-        weights = request.weights_revision or engine.weights_revision
-        return replace(engine, engine_id=request.engine_id or engine.engine_id, weights_revision=weights)
+        return replace(
+            engine,
+            engine_id=request.engine_id or engine.engine_id,
+            weights_revision=request.weights_revision or engine.weights_revision,
+            features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else FEATURES,
+        )
 
     async def _make_ranks(self, count: int, nbytes: int) -> list[LocalRank]:
         """Ranks with shared memory in this process. Raises Exhausted when they do not fit; none is left then."""

@@ -1,15 +1,17 @@
-"""Everything a node asks of the world. Frozen values; the shell performs them in order and reports back as events."""
+"""Everything a node asks of the world. Frozen values; the shell performs them in order and reports back as events.
+
+What it asks of its ranks is in `rank_actions`; all actions can be imported from here.
+"""
 
 from dataclasses import dataclass
 
 from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import Closing, LayerRange, Opened, ReadyPart, Settling
 from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.operation import Operation
 from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import Blocks
+from kvgrpc.core.rank_actions import AwaitEnd, Expect, MakeOffer, MapPeer, Post, Rekey, UnmapPeer
 from kvgrpc.core.transfers import Failure, Transfer
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -103,6 +105,15 @@ class Cancelled:
 
 
 @dataclass(frozen=True)
+class QuarantineReleased:
+    """Answer to ReleaseQuarantine: blocks that came out of quarantine, and that stayed."""
+
+    released: int
+    left: int
+    memory_generation: int
+
+
+@dataclass(frozen=True)
 class Acknowledged:
     """Answer to AcknowledgeTransfers."""
 
@@ -163,7 +174,7 @@ class Closings:
 
 Answer = (
     HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
-    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings
+    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased
 )  # fmt: skip
 
 
@@ -262,53 +273,6 @@ class SendRenew:
 
 
 @dataclass(frozen=True)
-class MakeOffer:
-    """A rank makes an endpoint for one peer: answered by EndpointOffered."""
-
-    rank: int
-    key: str
-
-
-@dataclass(frozen=True)
-class MapPeer:
-    """A rank reaches for the same rank of a peer: answered by PeerMapped."""
-
-    rank: int
-    peer: str
-    endpoint: RankEndpoint
-
-
-@dataclass(frozen=True)
-class UnmapPeer:
-    """A rank forgets a peer once its last posting ended."""
-
-    rank: int
-    peer: str
-
-
-@dataclass(frozen=True, eq=False)
-class Post:
-    """A rank moves bytes: answered by PostingEnded."""
-
-    rank: int
-    posting_id: str
-    peer: str
-    runs: Runs
-    transfer_id: str
-    operation: Operation = Operation.READ
-    fills: str = ""
-    """The peer's transfer whose blocks are filled, of a WRITE."""
-
-
-@dataclass(frozen=True)
-class Expect:
-    """A peer may (`open`) or no longer may access this engine's memory: some data paths need progress meanwhile."""
-
-    access: str
-    open: bool
-
-
-@dataclass(frozen=True)
 class TransferChanged:
     """For watchers, waiters and traces."""
 
@@ -396,5 +360,14 @@ class TellEngine:
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
-    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | TransferChanged | TellEngine | WeightsUnknown
+    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip
+
+__all__ = [
+    "Acknowledged", "Action", "Allocated", "Answer", "AwaitEnd", "BlocksReturned", "Cancelled", "Closings", "Dial",
+    "EngineNews", "Expect", "Failed", "Freed", "GaveUp", "HandedOver", "HangUp", "Introduced", "LayersReceived",
+    "LeaseView", "MakeOffer", "MapPeer", "Openings", "PartsReturned", "PeerConnected", "Post", "PullOpened",
+    "Pulling", "QuarantineReleased", "Received", "Refuse", "Registered", "Rekey", "Released", "Renewed", "Reply",
+    "Reserved", "SendClose", "SendOpen", "SendParts", "SendRegister", "SendRenew", "SendSettle", "TellEngine",
+    "TransferChanged", "UnmapPeer", "Verdicts", "WeightsUnknown", "Widened",
+]  # fmt: skip

@@ -31,7 +31,9 @@ class Closings:
         access_id = move.access_id or (move.registration_id if move.peer else b"")
         if not access_id:
             return
-        closing = Closing(access_id, dropped, quiesced=not move.postings, token=move.token, message=message)
+        closing = Closing(
+            access_id, dropped, quiesced=not (move.postings or move.outlived), token=move.token, message=message
+        )
         send = SendClose(move.peer, closing, self._state.incarnation, move.trace)
         if move.peer in self._parked:
             self._parked[move.peer][access_id] = send

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
+READS_PUSHES = "reads_pushes"
+"""Feature of an engine that cannot set blocks aside: it moves by itself what is pushed to it."""
+
 
 @dataclass(frozen=True)
 class EngineDescription:

@@ -40,6 +40,7 @@ from kvgrpc.core.pull_steps import PullSteps
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Phase, State
+from kvgrpc.core.writers import Writers
 from kvgrpc.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -61,8 +62,7 @@ class Deliveries:
         self._ends = ends
         self._targets: dict[str, Landing] = {}
         """Landings that are not forgotten, by the target in their grant."""
-        self._writers: dict[bytes, Landing] = {}
-        """Those into which a source may write, by its access."""
+        self.writers = Writers()
         self._reserved = 0
 
     # -- calls
@@ -187,8 +187,10 @@ class Deliveries:
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
-            if state.peers[access.peer].at_rest:
-                raise PreconditionFailed(Reason.NO_HANDSHAKE, "this life was proved to be gone: shake hands anew")
+            if not state.sets_aside:
+                raise PreconditionFailed(
+                    Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
+                )
             return None
         source = state.peers[access.peer].description
         parts = Parts(source.pool, opening.push_content.tokens)
@@ -214,8 +216,7 @@ class Deliveries:
         if parts is not None:
             landing.begin(peer.description.pool, parts)
         else:
-            landing.writers[access.id] = peer.key
-            self._writers[access.id] = landing
+            self.writers.add(landing, access.id, peer.key)
         self._table.index_access(landing, reverse or access.id)
         landing.move(Stage.OPEN)
         state.timers.clear(Timer.OPEN_RETRY, landing.name)
@@ -273,7 +274,7 @@ class Deliveries:
         self._state.bytes_received += moved
         if row.last:
             access.verdict = Verdict(True)
-            self._forget_writer(access.id)
+            self.writers.forget(access.id)
             landing.move(Stage.SETTLING)
             self._state.change(landing.transfer_id, nbytes=landing.nbytes, nbytes_done=landing.nbytes)
             self._ends.succeed(landing)
@@ -287,7 +288,7 @@ class Deliveries:
         live = access.state is AccessState.OPEN
         self._close(access)
         if quiesced:
-            self._forget_writer(access.id)
+            self.writers.forget(access.id)
         if live:
             landing = self._targets[access.lease_id]
             self._ends.fail_with(landing, reason, message, closed=landing.parts is None)
@@ -299,7 +300,7 @@ class Deliveries:
             return
         if row.quiesced:
             for access_id in [id_ for id_, life in landing.writers.items() if life == peer.key]:
-                self._forget_writer(access_id)
+                self.writers.forget(access_id)
         mine = not landing.write_access or landing.peer == peer.key
         if landing.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
@@ -313,7 +314,7 @@ class Deliveries:
 
     def quiesced(self, engine_id: str, row: Closing) -> None:
         """A source says that its movers are at rest, though its life may be taken for dead here."""
-        landing = self._writers.get(row.access_id)
+        landing = self.writers.find(row.access_id)
         if landing is None or not row.quiesced or landing.stage is not Stage.ENDED:
             return
         if landing.claims.engine_id == engine_id:
@@ -321,13 +322,10 @@ class Deliveries:
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
-        if peer in self._state.peers:
-            self._state.peers[peer].at_rest = True
-        for access_id, landing in list(self._writers.items()):
-            if landing.writers[access_id] == peer:
-                if landing.stage is not Stage.ENDED:
-                    self._ends.fail_with(landing, Reason.PEER_LOST, "the source is gone")
-                self._proved(access_id)
+        for access_id, landing in self.writers.of_life(peer):
+            if landing.stage is not Stage.ENDED:
+                self._ends.fail_with(landing, Reason.PEER_LOST, "the source is gone")
+            self._proved(access_id)
 
     # -- ends
 
@@ -336,7 +334,7 @@ class Deliveries:
         access = self._state.accesses.get(landing.write_access)
         if access is None or access.state is not AccessState.OPEN:
             return
-        if access.id in self._writers:
+        if self.writers.find(access.id) is not None:
             access.move(AccessState.STALE)
             access.stale = reason
             kept_s = self._state.limits.lease_cap_s
@@ -352,13 +350,13 @@ class Deliveries:
     def clear(self) -> None:
         """The incarnation ends."""
         self._targets.clear()
-        self._writers.clear()
+        self.writers.clear()
 
     def _replace(self, landing: Landing) -> None:
         """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
         self._state.accesses[landing.write_access].stale = Reason.PREEMPTED
         self._close(self._state.accesses[landing.write_access])
-        self._forget_writer(landing.write_access)
+        self.writers.forget(landing.write_access)
         self._steps.start_over(landing)
 
     def _landing(self, access: Access) -> Landing:
@@ -388,13 +386,7 @@ class Deliveries:
         sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
         return layers_done if sound else ()
 
-    def _forget_writer(self, access_id: bytes) -> Landing | None:
-        landing = self._writers.pop(access_id, None)
-        if landing is not None:
-            del landing.writers[access_id]
-        return landing
-
     def _proved(self, access_id: bytes) -> None:
-        landing = self._forget_writer(access_id)
+        landing = self.writers.forget(access_id)
         if landing is not None:
             self._ends.at_rest(landing)

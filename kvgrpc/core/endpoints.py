@@ -42,13 +42,20 @@ class ShmEndpoint:
 
 
 @dataclass(frozen=True)
+class ProcessEndpoint:
+    """A rank's process, for peers on this host: reading the nonce back proves that it is this one."""
+
+    pid: int
+    nonce: bytes
+    nonce_address: int
+
+
+@dataclass(frozen=True)
 class CmaEndpoint:
     """Memory that another process of this user on this host may read with process_vm_readv."""
 
-    pid: int
+    process: ProcessEndpoint
     segments: tuple[Segment, ...]
-    nonce: bytes
-    nonce_address: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class NixlEndpoint:
     metadata: bytes
     backend: str
     segments: tuple[Segment, ...]
+    process: ProcessEndpoint | None = None
+    """Who writes when this agent's side writes; None where no peer can look."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Everything that can happen to a node. Frozen values; checked for form by whoever made them, for meaning by the node.
 
 Calls carry a `Call`; each is answered exactly once, by a Reply or a Refuse with its id. Random ids enter here. What
-other leads do and answer is in `peer_events`; all events can be imported from here.
+other leads do and answer is in `peer_events`, what ranks report in `rank_events`; all events can be imported from here.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from typing import NamedTuple
 from kvgrpc.core.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
-from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.peer_events import (
     AccessAnswered,
@@ -26,7 +25,6 @@ from kvgrpc.core.peer_events import (
     PartsReady,
     PeerAlive,
     PeerAnswered,
-    PeerAtRest,
     PeerSilent,
     ReadyPart,
     RegisterAnswered,
@@ -35,6 +33,7 @@ from kvgrpc.core.peer_events import (
     SettleAnswered,
     Settling,
 )
+from kvgrpc.core.rank_events import EndpointOffered, PeerMapped, PostingEnded, ProcessEnded, Rekeyed, StepDone
 
 
 class WaitsFor(Enum):
@@ -243,45 +242,15 @@ class ConnectPeer:
 
 
 @dataclass(frozen=True)
-class EndpointOffered:
-    """A rank made an endpoint for one peer."""
+class ReleaseQuarantine:
+    """Memory in quarantine is wanted back: by re-key, or, with `force`, at somebody's word that nothing writes it."""
 
-    rank: int
-    key: str
-    endpoint: RankEndpoint
-
-
-@dataclass(frozen=True)
-class PeerMapped:
-    """A rank reached (or not: empty `data_path`) the same rank of a peer."""
-
-    rank: int
-    peer: str
-    data_path: str
-    why: str
-    rejected: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class PostingEnded:
-    """A posting is over: no access of it follows, unless it is not `quiesced`."""
-
-    posting_id: str
-    done: bool
-    nbytes: int = 0
-    wire_s: float = 0.0
-    message: str = ""
-    quiesced: bool = True
-    """False: it failed, and nobody can say that no access follows."""
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A rank finished all work of the engine's steps up to this one; with `layers` only that of those layers."""
-
-    rank: int
-    step: int
-    layers: LayerRange | None = None
+    call: Call
+    force: bool = False
+    transfer_ids: tuple[str, ...] = ()
+    """With `force`: whose; empty means all."""
+    why: str = ""
+    """For people; required with `force`."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +269,8 @@ class LifeBegan:
     description: EngineDescription | None
     """None while there is no pool."""
     engine_attached: bool = False
+    sets_aside: bool = True
+    """The engine keeps blocks out of use while they are in quarantine."""
 
 
 @dataclass(frozen=True)
@@ -308,12 +279,12 @@ class Tick:
 
 
 Event = (
-    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered | PeerAtRest
+    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered
     | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | LeasesVoided | LifeBegan | Tick
+    | ProcessEnded | Rekeyed | ReleaseQuarantine | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -345,16 +316,18 @@ __all__ = [
     "PartsReady",
     "PeerAlive",
     "PeerAnswered",
-    "PeerAtRest",
     "PeerMapped",
     "PeerSilent",
     "PostingEnded",
+    "ProcessEnded",
     "PullBlocks",
     "PushSource",
     "ReadyPart",
     "RegisterAnswered",
     "RegisterPush",
+    "Rekeyed",
     "ReleaseLease",
+    "ReleaseQuarantine",
     "RenewAnswered",
     "RenewLeases",
     "ReserveBlocks",

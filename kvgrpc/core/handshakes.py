@@ -34,6 +34,8 @@ class Dialling(Shake):
     """ConnectPeer calls that wait, and the engine that each expects."""
     peer: str = ""
     """The life that answered, once it has."""
+    told: int = -1
+    """The generation of our memory that its endpoints are of."""
 
 
 @dataclass(eq=False)
@@ -41,4 +43,6 @@ class Admission(Shake):
     """One that a peer started."""
 
     call_id: int = 0
+    peer: str = ""
+    """The life that started it."""
     protocol: int = 0

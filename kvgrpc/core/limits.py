@@ -48,6 +48,8 @@ class Limits:
     renewals_per_call: int = 10_000
     quarantine_share: float = 0.5
     """Of the blocks of a group: when more are in quarantine, no new work is taken."""
+    rekey_interval_s: float = 60.0
+    """From the end of one re-key to the next: each ends the transfers of the moment."""
 
 
 def granted_ttl(asked_s: float | None, limits: Limits) -> float:

@@ -8,7 +8,7 @@ handshake makes a new object. What a death means for pulls and accesses is their
 from dataclasses import replace
 from typing import Protocol
 
-from kvgrpc.core.actions import HangUp, MapPeer, UnmapPeer, WeightsUnknown
+from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
 from kvgrpc.core.compatibility import EngineDescription, weights_unknown
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import PeerMapped
@@ -29,6 +29,8 @@ class Issuer(Protocol):
     def peer_alive(self, peer: Peer) -> None: ...
 
     def peer_dead(self, peer: Peer) -> None: ...
+
+    def written_by(self, key: str) -> bool: ...
 
 
 class Mover(Protocol):
@@ -100,7 +102,6 @@ class Lives:
                 mover.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
-        known.at_rest = False
         for other in others:
             other.replaced_by = key
             self._bury(other)
@@ -135,10 +136,29 @@ class Lives:
             return
         peer.move(PeerState.SUSPECT)
         self._begin_grace(key)
+        self.watch(key)
 
     def grace_over(self, key: str) -> None:
         """A peer was silent for the grace."""
         self._bury(self._state.peers[key])
+
+    def exited(self, key: str) -> None:
+        """Its processes are gone."""
+        peer = self._state.peers.get(key)
+        if peer is not None:
+            self._bury(peer)
+
+    def watch(self, key: str) -> None:
+        """Looks for the end of its processes, where they can be seen."""
+        for rank in range(self._state.pool.world_size):
+            self._state.emit(AwaitEnd(rank, key))
+
+    def begin_anew(self) -> None:
+        """What peers know of this engine's memory is void: the next use of each shakes hands again."""
+        for peer in self._state.peers.values():
+            if peer.state is not PeerState.DEAD:
+                peer.forgotten = True
+                self.unmap(peer)
 
     def forget(self, key: str) -> None:
         """A peer no longer knows us: the next use of it dials again."""
@@ -178,9 +198,7 @@ class Lives:
     def unmap(self, peer: Peer) -> None:
         """Its memory is of no use as it is mapped now, or is being mapped."""
         peer.paths.clear()
-        peer.mapping.clear()
-        for rank in range(peer.description.world_size):
-            self._state.emit(UnmapPeer(rank, peer.key))
+        self._let_go(peer)
 
     def end_all(self) -> None:
         """The incarnation ends: nobody knows the next one yet."""
@@ -215,10 +233,15 @@ class Lives:
             self._source.peer_gone(key)
 
     def _hang_up(self, peer: Peer) -> None:
+        self._let_go(peer)
+        self._state.emit(HangUp(peer.key))
+
+    def _let_go(self, peer: Peer) -> None:
         peer.mapping.clear()
+        if self._issuer.written_by(peer.key):
+            self.watch(peer.key)
         for rank in range(peer.description.world_size):
             self._state.emit(UnmapPeer(rank, peer.key))
-        self._state.emit(HangUp(peer.key))
 
 
 def _lasting(description: EngineDescription) -> EngineDescription:

@@ -97,6 +97,8 @@ class Move(ABC):
     """Those that may still access memory."""
     unproved: set[str] = field(default_factory=set, kw_only=True)
     """Those of them that have ended, without proof that no access follows."""
+    outlived: bool = field(default=False, kw_only=True)
+    """What one of its writes sent may still land at the peer, though nothing of it is in flight here."""
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
     """Rounds that were posted."""

@@ -1,6 +1,7 @@
 """What pulls and pushes hear: peers that come and go, answers to their calls, the ends of their postings."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from kvgrpc.core.accesses import Verdict
@@ -63,6 +64,21 @@ class Moving(ABC, Generic[M]):
         """Moves with memory that was registered anew fail."""
         self._fail_all(peer, Reason.MEMORY_CHANGED, f"engine {peer.description.engine_id} registered its memory anew")
 
+    def memory_changes(self) -> None:
+        """This engine's own memory is about to be registered anew: what has an access fails."""
+        for move in self._table:
+            if move.stage in (Stage.OPENING, *AT_ISSUER):
+                self._ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registers its memory anew")
+
+    def at_somebodys_word(self, transfer_ids: Collection[str]) -> None:
+        """Nothing accesses the blocks of these ended transfers any more, or of all: somebody says so."""
+        for move in self._table:
+            if move.stage is Stage.ENDED and move.busy and (not transfer_ids or move.transfer_id in transfer_ids):
+                for posting_id in list(move.postings):
+                    self._table.take_posting(posting_id)
+                self._trust(move)
+                self._ends.at_rest(move)
+
     def access_answered(self, event: AccessAnswered) -> None:
         """The peer answered OpenAccess."""
         move = self._table.of_access(event.access_id)
@@ -103,16 +119,20 @@ class Moving(ABC, Generic[M]):
 
     def posting_ended(self, event: PostingEnded) -> None:
         """A posting is over. The last one of a finished transfer proves its blocks to be at rest."""
-        if not event.quiesced:
+        writes = self._steps.operation is Operation.WRITE
+        if not event.quiesced and not (event.own_at_rest and writes):
             self._lost(event)
             return
         move = self._table.take_posting(event.posting_id)
         if move is None:
             return
+        move.outlived |= not event.quiesced
         if event.done:
             move.nbytes += event.nbytes
             self._account(event.nbytes)
-        if not event.done and move.stage not in (Stage.ENDED, Stage.RENDEZVOUS):
+        # Parts that were replaced need not arrive, but the next ones must not race them.
+        needed = move.stage is not Stage.RENDEZVOUS or not event.quiesced
+        if not event.done and needed and move.stage is not Stage.ENDED:
             self._broke(move, event)
             self._lives.map_anew(move.peer)
         elif not move.postings:
@@ -176,6 +196,9 @@ class Moving(ABC, Generic[M]):
     @abstractmethod
     def _opened(self, move: M, opened: Opened) -> None:
         """Of each kind its own."""
+
+    def _trust(self, move: M) -> None:
+        """Somebody's word holds for whoever else may write its blocks."""
 
     @abstractmethod
     def _account(self, nbytes: int) -> None:

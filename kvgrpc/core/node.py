@@ -36,14 +36,16 @@ from kvgrpc.core.events import (
     PartsReady,
     PeerAlive,
     PeerAnswered,
-    PeerAtRest,
     PeerMapped,
     PeerSilent,
     PostingEnded,
+    ProcessEnded,
     PullBlocks,
     RegisterAnswered,
     RegisterPush,
+    Rekeyed,
     ReleaseLease,
+    ReleaseQuarantine,
     RenewAnswered,
     RenewLeases,
     ReserveBlocks,
@@ -63,6 +65,7 @@ from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
+from kvgrpc.core.proofs import Proofs
 from kvgrpc.core.pulling import Pulls
 from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.serving import Serving
@@ -94,9 +97,11 @@ class Node:
         self._pulls = Pulls(self.state, self._peering, self._lives, closings)
         self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
         self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes)
+        self._proofs = Proofs(self.state, self._lives, self._peering, self._pulls.deliveries)
         self._pool = Pool(self.state)
         self.handover.attach(self._pushes)
         self._peering.attach(self._pulls, self._pushes)
+        self._proofs.attach(self._serving, (self._pulls, self._pushes))
         self._lives.attach(self._serving, self._pulls, self._pushes, self._peering)
         self._handlers: dict[type, Handler] = {
             FinishedBlocks: self._finish,
@@ -133,7 +138,9 @@ class Node:
             PartsReady: self._serving.parts_ready,
             PartsAnswered: self._pushes.parts_answered,
             RegisterAnswered: self._pulls.deliveries.register_answered,
-            PeerAtRest: lambda event: self._pulls.deliveries.peer_at_rest(event.peer),
+            ProcessEnded: self._proofs.process_ended,
+            Rekeyed: self._proofs.rekeyed,
+            ReleaseQuarantine: self._proofs.release,
         }
         self._deadlines: dict[Timer, Callable[[str], None]] = {
             Timer.LEASE: self.handover.due,
@@ -147,6 +154,8 @@ class Node:
             Timer.TOMBSTONE: self._forget_cancelled,
             Timer.REFUSED_LEASE: self.handover.forget_refused,
             Timer.ALLOCATION: self._pool.due,
+            Timer.QUARANTINE: self._proofs.quarantine_due,
+            Timer.REKEY: self._proofs.rekey_due,
         }
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -215,6 +224,7 @@ class Node:
         state.now = now
 
     def _take_actions(self) -> list[Action]:
+        self._proofs.look()
         self._give_turns()
         actions, self.state.actions = self.state.actions, []
         return actions
@@ -265,6 +275,7 @@ class Node:
 
     def _give_turns(self) -> None:
         """Whoever waits for its turn has it, by priority, while there is room."""
+        self.state.turns.paused = bool(self.state.rekeying)
         while (name := self.state.turns.next()) is not None:
             self._pulls.take_turn(name)
             self._pushes.take_turn(name)
@@ -318,6 +329,13 @@ class Node:
         self._pulls.end_all(gone)
         self._serving.end_all(error)
         self._peering.end_all(error)
+        self._proofs.end_all(error)
         self._lives.end_all()
         state.timers.clear_all()
-        state.begin(event.incarnation, event.secret, event.description, attached=event.engine_attached)
+        state.begin(
+            event.incarnation,
+            event.secret,
+            event.description,
+            attached=event.engine_attached,
+            sets_aside=event.sets_aside,
+        )

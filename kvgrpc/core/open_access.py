@@ -84,6 +84,11 @@ class OpenAccesses:
         self._stop_waiting(access)
         self._answer(access, error)
 
+    def refuse_all(self, error: KVGrpcError) -> None:
+        """Nothing is opened now: whoever waits is told to come again."""
+        for access_id in list(self._rows):
+            self._refuse(self._state.accesses[access_id], error)
+
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused."""
         for access_id in list(self._rows):

@@ -188,17 +188,6 @@ class RegisterAnswered:
 
 
 @dataclass(frozen=True)
-class PeerAtRest:
-    """It is proved that nothing of that life of a peer can write into this engine's memory any more.
-
-    By the shell, for one of: every rank process of that life is gone and our transport to it is closed and drained; the
-    memory was registered anew with new keys; an operator's word. Its blocks in quarantine come back.
-    """
-
-    peer: str
-
-
-@dataclass(frozen=True)
 class RenewAnswered:
     """The issuer renewed, or refused, the lease of one of our pulls."""
 
@@ -219,7 +208,6 @@ __all__ = [
     "PartsReady",
     "PeerAlive",
     "PeerAnswered",
-    "PeerAtRest",
     "PeerSilent",
     "ReadyPart",
     "RegisterAnswered",

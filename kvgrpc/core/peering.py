@@ -93,7 +93,9 @@ class Peering:
             )
         check_compatible(here, event.peer)
         peer = self._lives.admit_caller(event.peer, event.endpoints)
-        shake = Admission(self._new_key(), call_id=event.call.id, protocol=protocol(here, event.peer) or 0)
+        shake = Admission(
+            self._new_key(), call_id=event.call.id, peer=peer.key, protocol=protocol(here, event.peer) or 0
+        )
         self._shakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._lives.map(peer)
@@ -112,6 +114,7 @@ class Peering:
             return
         peer.dialled = event.address
         dial.peer = peer.key
+        peer.told = dial.told
         self._lives.alive(peer)
         self._lives.map(peer)
         self._finish(dial, peer)
@@ -131,11 +134,15 @@ class Peering:
         if len(shake.offers) < self._state.pool.world_size:
             return
         del self._shakes[shake.key]
+        generation = self._state.pool.memory_generation
         if isinstance(shake, Dialling):
+            shake.told = generation
             self._state.emit(Dial(shake.address, shake.expected_engine_id, shake.endpoints(), shake.trace))
         else:
             assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
+            if (peer := self._state.peers.get(shake.peer)) is not None:
+                peer.told = generation
             self._state.reply(shake.call_id, Introduced(shake.endpoints(), shake.protocol))
 
     def mapped(self, event: PeerMapped) -> None:
@@ -171,8 +178,13 @@ class Peering:
             self._give_up(dial, error)
         for shake in self._shakes.values():
             assert isinstance(shake, Admission)
+            self._state.timers.clear(Timer.ADMIT, shake.key)
             self._state.refuse(shake.call_id, error)
         self._shakes.clear()
+
+    def begin_anew(self) -> None:
+        """The memory was registered anew: the endpoints that handshakes under way are about are void."""
+        self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory anew", retry_delay_s=1.0))
 
     def peer_dead(self, peer: Peer) -> None:
         """A life ended: what we began with it comes to nothing."""

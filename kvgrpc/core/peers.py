@@ -37,10 +37,10 @@ class Peer:
     dialled: str = ""
     """The address under which we reached it; empty when it dialled us."""
     state: PeerState = PeerState.CONNECTING
-    at_rest: bool = False
-    """It was proved that nothing of it writes here any more: what it says of writing came too late."""
     forgotten: bool = False
-    """It said that it does not know us: the next use dials again."""
+    """It does not know us, or our memory as it is now: the next use dials again."""
+    told: int = -1
+    """The generation of our memory that it knows; -1: none."""
     replaced_by: str = ""
     """The life of its engine that introduced itself after it."""
     paths: dict[int, RankPath] = field(default_factory=dict)

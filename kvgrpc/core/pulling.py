@@ -193,5 +193,10 @@ class Pulls(Moving[Pull]):
         else:
             super()._stale(move, reason, message)
 
+    def _trust(self, move: Pull) -> None:
+        if isinstance(move, Landing):
+            for access_id in list(move.writers):
+                self.deliveries.writers.forget(access_id)
+
     def _account(self, nbytes: int) -> None:
         self._state.bytes_received += nbytes

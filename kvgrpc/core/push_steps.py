@@ -8,6 +8,7 @@ What it has in common with a pull is in `move_steps`; ends are in `push_ends`.
 
 from kvgrpc.core.accesses import Access, AccessState, Opening
 from kvgrpc.core.actions import Expect, SendParts
+from kvgrpc.core.compatibility import READS_PUSHES
 from kvgrpc.core.events import Opened
 from kvgrpc.core.handover import HandOver
 from kvgrpc.core.ids import next_access_ids
@@ -58,7 +59,7 @@ class PushSteps(MoveSteps[Registration]):
 
     def open(self, move: Registration, peer: Peer) -> None:
         paths = {path.data_path for path in peer.paths.values()}
-        move.writes = paths <= self._state.writers
+        move.writes = paths <= self._state.writers and READS_PUSHES not in peer.description.features
         if move.replaced:
             self._pushes.take_ids(move, *next_access_ids(self._state.secret, move.reverse_id))
             move.replaced = False

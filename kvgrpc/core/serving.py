@@ -19,7 +19,7 @@ from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
-from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 
 
 class Serving:
@@ -36,8 +36,14 @@ class Serving:
         """Accesses that were closed before their lease was announced, by lease id."""
 
     def open(self, event: OpenAccess) -> None:
-        """OpenAccess: see there."""
-        self._openings.open(event, self._caller(event.engine_id, event.incarnation))
+        """OpenAccess: see there. Not by peers that know this memory as it was before it was registered anew."""
+        peer = self._caller(event.engine_id, event.incarnation)
+        self._state.check_steady()
+        if peer.told != self._state.pool.memory_generation:
+            raise PreconditionFailed(
+                Reason.NO_HANDSHAKE, "this engine's memory was registered anew since the handshake: shake hands again"
+            )
+        self._openings.open(event, peer)
 
     def settle(self, event: SettleAccess) -> None:
         """SettleAccess: the verdict on every access, given once and kept."""
@@ -88,6 +94,19 @@ class Serving:
                 self._deliveries.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
                 self._close(access, dropped=True, message=lost)
+
+    def written_by(self, key: str) -> bool:
+        """Whether that life of a peer may write here."""
+        return key in self._deliveries.writers.lives()
+
+    def memory_changes(self) -> None:
+        """The memory is about to be registered anew: what is read of it is not vouched for, and nothing is opened."""
+        state = self._state
+        for access in list(state.accesses.values()):
+            if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
+                self._handover.outdate(access, Reason.MEMORY_CHANGED)
+        busy = "this engine's memory is being registered anew"
+        self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
 
     def wait_due(self, name: str) -> None:
         """An opening waited long enough."""

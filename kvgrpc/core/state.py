@@ -4,6 +4,7 @@ The parts (`handover`, `serving`, `pulling`, `peering`, `lives`, `pool`) hold th
 nothing else. `begin` makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
+from dataclasses import replace
 from typing import Unpack
 
 import numpy as np
@@ -34,7 +35,7 @@ from kvgrpc.core.ids import check_transfer_key
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.leases import LeaseTable
 from kvgrpc.core.limits import Limits
-from kvgrpc.core.peers import Peer
+from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import Blocks, PinTable
 from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
@@ -68,10 +69,23 @@ class NodeState:
         self.attached = False
         self.description: EngineDescription | None = None
         self.draining = False
+        self.rekeying = ""
+        """Why the ranks' data paths are about to begin anew; empty while they are not."""
+        self.sets_aside = True
         self.begin(0, b"", None, attached=False)
 
-    def begin(self, incarnation: int, secret: bytes, description: EngineDescription | None, *, attached: bool) -> None:
+    def begin(
+        self,
+        incarnation: int,
+        secret: bytes,
+        description: EngineDescription | None,
+        *,
+        attached: bool,
+        sets_aside: bool = True,
+    ) -> None:
         """Empty tables for a new incarnation. The caller ended everything of the old one."""
+        self.rekeying = ""
+        self.sets_aside = sets_aside
         self.incarnation = incarnation
         self.secret = secret
         self.grant_key = signing_key(secret)
@@ -229,8 +243,25 @@ class NodeState:
         """
         if self.draining:
             raise Unavailable(Reason.DRAINING, "this server is shutting down and takes no new work")
+        self.check_steady()
         if full := self.quarantine_full():
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
+
+    def check_steady(self) -> None:
+        """Raises Exhausted (QUARANTINED) while the memory is being registered anew."""
+        if self.rekeying:
+            raise Exhausted(
+                Reason.QUARANTINED, f"this engine's memory is being registered anew: {self.rekeying}", retry_delay_s=1.0
+            )
+
+    def lives_on(self, life: str) -> bool:
+        """Whether that life of a peer is not taken for dead."""
+        peer = self.peers.get(life)
+        return peer is not None and peer.state is not PeerState.DEAD
+
+    def raise_generation(self) -> None:
+        """The memory was registered anew."""
+        self.description = replace(self.pool, memory_generation=self.pool.memory_generation + 1)
 
     def quarantine_full(self) -> str:
         """Which group has too many blocks in quarantine, for people; empty while none has."""
@@ -238,7 +269,7 @@ class NodeState:
             if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
                 return (
                     f"{count} of {blocks} blocks of group {group} are in quarantine: ListPins says what would prove "
-                    "them at rest; attach the engine anew if that does not come"
+                    "them at rest; ReleaseQuarantine, if that does not come"
                 )
         return ""
 

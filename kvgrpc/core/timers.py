@@ -37,6 +37,8 @@ class Timer(Enum):
     TOMBSTONE = "tombstone"
     REFUSED_LEASE = "refused_lease"
     ALLOCATION = "allocation"
+    QUARANTINE = "quarantine"
+    REKEY = "rekey"
 
 
 Key = tuple[Timer, str]

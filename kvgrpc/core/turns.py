@@ -18,6 +18,8 @@ class Turns:
         """Those that wait, with the number of their entry in the heap: other entries are of the past."""
         self._heap: list[tuple[int, int, str]] = []
         self._order = count()
+        self.paused = False
+        """It is nobody's turn; what is in flight ends."""
         self._named = ""
         """Whom `next` named last, until it takes its turn."""
         self.nbytes = 0
@@ -30,7 +32,11 @@ class Turns:
             return True
         if name in self._waiting:
             return False
-        if self.nbytes < self._most and not (self._first() is not None and -self._heap[0][0] >= priority):
+        if (
+            not self.paused
+            and self.nbytes < self._most
+            and not (self._first() is not None and -self._heap[0][0] >= priority)
+        ):
             return True
         number = self._waiting[name] = next(self._order)
         heapq.heappush(self._heap, (-priority, number, name))
@@ -52,7 +58,7 @@ class Turns:
 
     def next(self) -> str | None:
         """The move whose turn it is, which waits no more; None while there is none, or no room."""
-        name = self._first() if self.nbytes < self._most else None
+        name = self._first() if self.nbytes < self._most and not self.paused else None
         if name is not None:
             heapq.heappop(self._heap)
             del self._waiting[name]

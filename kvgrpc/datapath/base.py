@@ -46,6 +46,14 @@ class Memory(Protocol):
     @property
     def segments(self) -> tuple[Segment, ...]: ...
 
+    @property
+    def nonce(self) -> bytes:
+        """A secret that this process shows at `nonce_address`."""
+        ...
+
+    @property
+    def nonce_address(self) -> int: ...
+
 
 class Posting(Protocol):
     """One submission to a data path."""
@@ -81,6 +89,17 @@ class Remote(Protocol):
         ...
 
 
+class PeerProcess(Protocol):
+    """The process of a peer rank on this host, held: its end can be seen, and is never that of another one."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def close(self) -> None:
+        """Lets go of it. Idempotent."""
+        ...
+
+
 @runtime_checkable
 class WritableRemote(Remote, Protocol):
     """A peer rank whose memory this rank may write, too.
@@ -88,6 +107,11 @@ class WritableRemote(Remote, Protocol):
     Only where the source may move the bytes. Where ranks share a host's memory no peer ever holds a
     writable mapping: those paths have remotes without `write`.
     """
+
+    @property
+    def process(self) -> PeerProcess | None:
+        """Who writes into this rank's memory; None where its end cannot be seen. The caller's, also after `close`."""
+        ...
 
     def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
         """As `read`, of this rank's `runs.src` into the peer's `runs.dst`.
@@ -151,6 +175,11 @@ class WrittenByPeers(Protocol):
 
         Other proofs hold all the same: the peer's word, and the end of its process once this path was closed.
         """
+        ...
+
+    @property
+    def ends_with_process(self) -> bool:
+        """Whether nothing of a peer's lands any more once its process is gone."""
         ...
 
     def rekey(self) -> None:

@@ -29,7 +29,7 @@ class Flight:
         link.check_offers(operation)
         reads = operation is Operation.READ
         check_runs(runs, *((link.peer_bytes, own_bytes) if reads else (own_bytes, link.peer_bytes)))
-        self._operation = operation
+        self.operation = operation
         self.posting = posting
         self.link = link
         self.wake: Callable[[], None] = lambda: None
@@ -76,7 +76,7 @@ class Flight:
         self.start_at = None
         self._next = None
         try:
-            self._current = self.link.start(runs, self._operation, self.wake)
+            self._current = self.link.start(runs, self.operation, self.wake)
         except KVGrpcError as error:
             return self._end(PostingState.FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
@@ -110,7 +110,7 @@ class Flight:
 
     def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
         self.link.lost |= not quiesced
-        return PostingEnded(self.posting, state, self._nbytes, self._wire_s(), error, quiesced)
+        return PostingEnded(self.posting, state, self._nbytes, self._wire_s(), error, quiesced, own_at_rest=quiesced)
 
     def _wire_s(self) -> float:
         return 0.0 if self._began is None else time.monotonic() - self._began

@@ -15,9 +15,18 @@ from kvgrpc.core.endpoints import (
     ShmEndpoint,
 )
 from kvgrpc.core.operation import Operation
-from kvgrpc.datapath.base import DataPath, DataPathFailed, Posting, Remote, WaitsToConnect, WritableRemote
+from kvgrpc.datapath.base import (
+    DataPath,
+    DataPathFailed,
+    PeerProcess,
+    Posting,
+    Remote,
+    WaitsToConnect,
+    WritableRemote,
+    WrittenByPeers,
+)
 from kvgrpc.datapath.memory import memory_bytes
-from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Report
+from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
@@ -50,6 +59,7 @@ class Link:
         self.unproved = False
         """A write on it ended, and its bytes may still land in the peer's memory."""
         self._remote = remote
+        self._process = remote.process if isinstance(remote, WritableRemote) else None
 
     def check_offers(self, operation: Operation) -> None:
         """Raises DataPathFailed when its data path does not move bytes that way."""
@@ -65,8 +75,15 @@ class Link:
         assert isinstance(self._remote, WritableRemote)  # see check_offers
         return self._remote.write(runs, wake)
 
+    def take_process(self) -> PeerProcess | None:
+        """The process that writes by this link, for whoever waits for its end, and closes it then; once."""
+        process, self._process = self._process, None
+        return process
+
     def close(self) -> str:
         """Closes the transport; returns why that is not proved, empty when it is."""
+        if (process := self.take_process()) is not None:
+            process.close()
         if self.lost:
             return "a posting ended without proof that no access follows"
         try:
@@ -93,6 +110,8 @@ class Links:
         self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
         self._links: dict[str, Link] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._awaited: dict[str, tuple[PeerProcess, bool]] = {}
+        """Processes whose end is waited for, by peer; whether nothing of theirs lands after it."""
 
     def get(self, peer: str) -> Link | None:
         return self._links.get(peer)
@@ -160,6 +179,38 @@ class Links:
             return
         link.closing = True
         self._close_if_idle(link)
+
+    def await_end(self, peer: str) -> None:
+        """From now on the end of the process that writes for that peer is looked for: ProcessEnded. Nothing comes where
+        it cannot be seen.
+        """
+        link = self._links.get(peer)
+        process = None if link is None else link.take_process()
+        if link is not None and process is not None:
+            self._let_go(peer)
+            path = link.path
+            self._awaited[peer] = process, isinstance(path, WrittenByPeers) and path.ends_with_process
+
+    @property
+    def awaits_end(self) -> bool:
+        return bool(self._awaited)
+
+    def look_for_ends(self) -> None:
+        """Reports the processes that are gone."""
+        for peer, (process, drained) in list(self._awaited.items()):
+            if process.ended:
+                self._let_go(peer)
+                self._report(ProcessEnded(peer, drained))
+
+    def let_go(self) -> None:
+        """Nobody waits for an end any more."""
+        for peer in list(self._awaited):
+            self._let_go(peer)
+
+    def _let_go(self, peer: str) -> None:
+        process, _ = self._awaited.pop(peer, (None, None))
+        if process is not None:
+            process.close()
 
     def ended(self, link: Link) -> None:
         """A posting on it has ended."""

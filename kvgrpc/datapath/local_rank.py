@@ -100,6 +100,12 @@ class LocalRank:
         else:
             self._mover.unexpect(access)
 
+    def await_end(self, peer: str) -> None:
+        self._mover.await_end(peer)
+
+    def rekey(self) -> None:
+        self._mover.rekey()
+
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()
 
@@ -132,8 +138,18 @@ class LocalRank:
                 done = report.state is PostingState.DONE
                 self._feed(
                     events.PostingEnded(
-                        report.posting, done, report.nbytes, report.wire_s, report.error, report.quiesced
+                        report.posting,
+                        done,
+                        report.nbytes,
+                        report.wire_s,
+                        report.error,
+                        report.quiesced,
+                        report.own_at_rest,
                     )
                 )
-            case reports.Disconnected() | reports.Rekeyed():
+            case reports.ProcessEnded():
+                self._feed(events.ProcessEnded(self._rank, report.peer, report.drained))
+            case reports.Rekeyed():
+                self._feed(events.Rekeyed(self._rank, report.error))
+            case reports.Disconnected():
                 pass  # nobody waits for it: a peer is mapped again under a new handshake

@@ -102,6 +102,10 @@ class LoopbackPath:
     def late_writes(self) -> str:
         return ""
 
+    @property
+    def ends_with_process(self) -> bool:
+        return False
+
     def rekey(self) -> None:
         """See `WrittenByPeers`."""
         self.close()
@@ -180,6 +184,11 @@ class LoopbackRemote:
     @property
     def why(self) -> str:
         return f"the rank {self._key} lives in this process and is copied by one thread"
+
+    @property
+    def process(self) -> None:
+        """This very one."""
+        return None
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> PiecesPosting:
         return self._start(runs, Operation.READ, wake)

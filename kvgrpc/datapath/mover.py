@@ -41,6 +41,8 @@ _STUCK_S = 5.0
 """How much longer than its deadline `close` waits for a library that does not return."""
 _LOOK_AGAIN_S = 0.5
 """Postings in flight are looked at this often even if no data path calls `wake`."""
+_END_S = 0.05
+"""Processes whose end is waited for are looked at this often."""
 _IDLE_TURN_S = 0.02
 """Between turns of paths that need polling while nobody is known to need them: 0.3 % of a core."""
 # Waits between turns of paths that need polling: up to this age of the last news, this long.
@@ -79,6 +81,8 @@ class Mover:
         self._links = Links(rank, self._paths, self._inbox.put, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
+        self._lost: dict[str, DataPath] = {}
+        """Reads that ended without proof, and the path that lost them."""
         self._offered = False
         self._close_at: float | None = None
         self._at_rest = False
@@ -127,6 +131,13 @@ class Mover:
         needs a new one. Accesses that are expected stay so.
         """
         self._enqueue(self._rekey)
+
+    def await_end(self, peer: str) -> None:
+        """From now on the end of the peer's process is looked for, though the peer be disconnected: `ProcessEnded`.
+
+        Where the peer is not connected, or its process cannot be seen, nothing ever comes.
+        """
+        self._enqueue(partial(self._links.await_end, peer))
 
     def expect(self, access: str, operation: Operation = Operation.READ) -> None:
         """From now on peers may read this rank's memory, or write it, under `access`. Idempotent."""
@@ -202,11 +213,12 @@ class Mover:
             self._turn_all()
 
     def _turn_all(self) -> None:
-        """Gives every path that needs it a turn, and looks at every posting."""
+        """Gives every path that needs it a turn, and looks at every posting and every process that is waited for."""
         for path in self._polled:
             self._progress(path)
         for item in list(self._flights.values()):
             self._turn(item)
+        self._links.look_for_ends()
 
     def _progress(self, path: DataPath) -> None:
         try:
@@ -226,6 +238,8 @@ class Mover:
     def _end(self, item: Flight, ended: PostingEnded) -> None:
         self._news_at = time.monotonic()
         del self._flights[item.posting]
+        if item.operation is Operation.READ and not ended.quiesced:
+            self._lost[item.posting] = item.link.path
         self._report_end(ended)
         self._links.ended(item.link)
 
@@ -244,6 +258,8 @@ class Mover:
             waits.append(next(wait for limit, wait in _BACK_OFF_S if age < limit))
         if self._flights:
             waits.append(_LOOK_AGAIN_S)
+        if self._links.awaits_end:
+            waits.append(_END_S)
         if self._close_at is not None:
             waits.append(self._close_at - now)
         return max(min(waits), 0.0) if waits else None
@@ -304,6 +320,10 @@ class Mover:
             self._end(item, item.abandon("this rank's memory was re-keyed", quiesced=not broken))
         for link in self._links.drop(path):
             self._report(Disconnected(link.peer, link.close()))
+        if not broken:
+            for posting in [posting for posting, lost_by in self._lost.items() if lost_by is path]:
+                del self._lost[posting]
+                self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, "its data path began anew"))
         return broken or late
 
     def _begin_close(self, close_at: float) -> None:
@@ -314,6 +334,7 @@ class Mover:
 
     def _tear_down(self) -> None:
         """Links first, then paths: a library's agent goes after what was made with it."""
+        self._links.let_go()
         busy = {id(item.link) for item in self._flights.values()}
         for link in self._links:
             if id(link) not in busy:

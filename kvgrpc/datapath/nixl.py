@@ -17,6 +17,7 @@ when the reader dies meanwhile, or closes, that process dies with it: signal 6 o
 as with many. RDMA and CMA do not involve the process that is read, and no write harmed either end.
 """
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, Po
 from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.nixl_agent import NixlAgent, NixlTransfer
 from kvgrpc.datapath.nixl_posting import SLICE_BYTES, NixlPosting, Slice, slices
+from kvgrpc.datapath.process import HeldProcess, OwnProcess, hold
 
 
 class NixlPath:
@@ -42,6 +44,7 @@ class NixlPath:
 
     def __init__(self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX") -> None:
         self._made_with = memory, hint, backend
+        self._process = OwnProcess(memory)
         self._begin()
 
     def _begin(self) -> None:
@@ -61,7 +64,10 @@ class NixlPath:
         """`endpoint` with this agent and its registered memory, the same for every peer."""
         if self._agent.closed:
             raise DataPathUnavailable("the data path is closed")
-        return replace(endpoint, nixl=self._agent.endpoint)
+        part = self._agent.endpoint
+        with contextlib.suppress(DataPathUnavailable):
+            part = replace(part, process=self._process.offer())
+        return replace(endpoint, nixl=part)
 
     def connect(self, endpoint: RankEndpoint) -> "NixlRemote":
         """Loads the peer's agent (10 ms). The two exchange nothing before the first read.
@@ -99,6 +105,10 @@ class NixlPath:
         """
         return self._agent.late_writes()
 
+    @property
+    def ends_with_process(self) -> bool:
+        return self._agent.written_by_callers
+
     def rekey(self) -> None:
         """A new agent, under a new name, in the place of this one. See `WrittenByPeers`."""
         self.close()
@@ -118,6 +128,14 @@ class NixlRemote:
         self._lanes = lanes
         self._broken = ""
         self._closed = False
+        self._process: HeldProcess | None = None
+        if peer.process is not None:
+            with contextlib.suppress(DataPathUnavailable):
+                self._process = hold(peer.process)
+
+    @property
+    def process(self) -> HeldProcess | None:
+        return self._process
 
     @property
     def why(self) -> str:

@@ -179,8 +179,7 @@ class NixlAgent:
         """What the agent's end makes of a posting: see NixlPosting."""
         if operation is Operation.READ:
             return PostingState.FAILED
-        by_us = is_host(self.endpoint.segments) and ucx_log.written_by_caller(self._lanes_or_asked())
-        return PostingState.FAILED if by_us else PostingState.UNPROVED
+        return PostingState.FAILED if self.written_by_callers else PostingState.UNPROVED
 
     def late_writes(self) -> str:
         """See NixlPath."""
@@ -192,6 +191,11 @@ class NixlAgent:
             return ""
         named = ", ".join(sorted({lane for some in lanes for lane in some if lane})) or "a transport that UCX chose"
         return f"nothing proves that no write of a peer's over {named} lands after the agent's end"
+
+    @property
+    def written_by_callers(self) -> bool:
+        """Whether every write of a peer's is done by the peer's own process, straight into this memory."""
+        return is_host(self.endpoint.segments) and ucx_log.written_by_caller(self._lanes_or_asked())
 
     def _lanes_or_asked(self) -> ucx_log.LaneSets:
         """The lanes or, where UCX's log is somebody else's, what its environment asks for."""

@@ -3,7 +3,8 @@
 Order: of one peer, Connected comes before every PostingEnded and Disconnected after the last. Each
 `post` is answered by one PostingEnded, each `connect` by one Connected or ConnectFailed, each
 `offer` by one Offered, each `disconnect` by one Disconnected, each `rekey` by one Rekeyed, after the
-PostingEnded and Disconnected that it caused.
+PostingEnded and Disconnected that it caused. A posting that was lost (not `quiesced`) may end again,
+when that is proved.
 """
 
 from dataclasses import dataclass
@@ -64,9 +65,10 @@ class PostingEnded:
     quiesced: bool = True
     """Whether it is proved that no access of this posting follows: else treat the destination as still
     being written. False when a data path broke its promises (raised where it must not), and for a
-    write whose bytes had left when its connection broke, or when its path was closed under it. The
-    source of a write may be reused all the same: what a late access would send of it goes into a
-    destination that nobody trusts."""
+    write whose bytes had left when its connection broke, or when its path was closed under it."""
+    own_at_rest: bool = True
+    """Whether this rank's own memory is at rest. Of a write that is not `quiesced` it may be: nothing reads the
+    source any more, but what was read of it may still land."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,15 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
+class ProcessEnded:
+    """The process that wrote for a peer is gone."""
+
+    peer: str
+    drained: bool
+    """Nothing that it wrote lands any more. Else what it sent may, until this rank is re-keyed."""
+
+
+@dataclass(frozen=True)
 class Rekeyed:
     """What peers could do before with this rank's memory, by paths that write, is over."""
 
@@ -86,4 +97,4 @@ class Rekeyed:
     """Empty: no access of before follows. Else why that is not proved."""
 
 
-Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected | Rekeyed
+Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected | ProcessEnded | Rekeyed

@@ -91,21 +91,20 @@ class Engine:
         world_size: int = 1,
         weights_revision: str = "",
         engine_id: str = "",
+        sets_aside: bool = True,
     ) -> Self:
         """Attaches to a running lead. `pool` None takes the lead's configured one.
 
         With `private_memory` the workers bring their own memory and move the bytes; else the lead makes shared memory
-        for every rank. Raises Unavailable when no lead answers, or what the lead refuses it with: AlreadyExists
+        for every rank. Not `sets_aside`: the engine cannot wait for blocks in quarantine for long, see the session's
+        AttachRequest. Raises Unavailable when no lead answers, or what the lead refuses it with: AlreadyExists
         (ENGINE_ATTACHED), InvalidRequest for the pool, Exhausted (POOL_EXHAUSTED) when it does not fit.
         """
+        memory = session_pb2.POOL_MEMORY_PRIVATE if private_memory else session_pb2.POOL_MEMORY_SHARED
         request = session_pb2.AttachRequest(
-            engine_id=engine_id,
-            kind=POOL_KINDS[kind],
-            pool=pool_to_proto(pool, kind) if pool else None,
-            memory=session_pb2.POOL_MEMORY_PRIVATE if private_memory else session_pb2.POOL_MEMORY_SHARED,
-            world_size=world_size,
-            weights_revision=weights_revision,
-        )
+            engine_id=engine_id, kind=POOL_KINDS[kind], pool=pool_to_proto(pool, kind) if pool else None, memory=memory,
+            world_size=world_size, weights_revision=weights_revision, cannot_set_aside=not sets_aside,
+        )  # fmt: skip
         connection = Connection(socket_path)
         try:
             return cls(connection, socket_path, request)

@@ -181,5 +181,9 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.post(post.posting_id, post.peer, wire.runs_of(post), wire.operation_of(post))
         case "expect":
             mover.expect(command.expect.access, command.expect.open)
+        case "await_end":
+            mover.await_end(command.await_end.peer)
+        case "rekey":
+            mover.rekey()
         case _:
             return  # of a newer lead, which knows from the attach what this worker can

@@ -1,7 +1,10 @@
 """AdminService: how the server is, who its peers are, who pins what."""
 
+import logging
+
 import numpy as np
 
+from kvgrpc.core import actions
 from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
@@ -11,13 +14,15 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
-from kvgrpc.wire import answers
+from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import peer_to_proto
 from kvgrpc.wire.values import duration, pool_blocks
 
+_log = logging.getLogger(__name__)
+
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Reads the node's state; changes nothing."""
+    """Reads the node's state, and gets memory out of quarantine."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -67,6 +72,26 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             header=found.header,
             pins=[_pin(lead.node, pin, lead.runner.now) for pin in found.rows],
             next_page_token=found.next_page_token,
+        )
+
+    @unary
+    async def ReleaseQuarantine(
+        self, request: admin_pb2.ReleaseQuarantineRequest, trace: str
+    ) -> admin_pb2.ReleaseQuarantineResponse:
+        header, answer = await self._lead.ask(
+            actions.QuarantineReleased,
+            "ReleaseQuarantine",
+            request,
+            trace,
+            lambda call: requests.release_quarantine(request, call),
+        )
+        if request.force:
+            _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, request.message)
+        return admin_pb2.ReleaseQuarantineResponse(
+            header=header,
+            released_blocks=answer.released,
+            left_blocks=answer.left,
+            memory_generation=answer.memory_generation,
         )
 
 

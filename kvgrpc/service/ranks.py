@@ -21,6 +21,10 @@ class Rank(Protocol):
 
     def expect(self, access: str, open_: bool) -> None: ...
 
+    def await_end(self, peer: str) -> None: ...
+
+    def rekey(self) -> None: ...
+
 
 class Ranks:
     """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation."""
@@ -45,3 +49,11 @@ class Ranks:
     def expect(self, action: actions.Expect) -> None:
         for rank in self.ranks.values():
             rank.expect(action.access, action.open)
+
+    def await_end(self, action: actions.AwaitEnd) -> None:
+        rank = self.ranks.get(action.rank)
+        if rank is not None:
+            rank.await_end(action.peer)
+
+    def rekey(self, action: actions.Rekey) -> None:
+        self.ranks[action.rank].rekey()

@@ -55,6 +55,10 @@ class RankPort(Protocol):
 
     def expect(self, action: actions.Expect) -> None: ...
 
+    def await_end(self, action: actions.AwaitEnd) -> None: ...
+
+    def rekey(self, action: actions.Rekey) -> None: ...
+
 
 class EnginePort(Protocol):
     """News for the attached engine."""
@@ -100,6 +104,8 @@ class Runner:
             actions.UnmapPeer: ranks.unmap_peer,
             actions.Post: ranks.post,
             actions.Expect: ranks.expect,
+            actions.AwaitEnd: ranks.await_end,
+            actions.Rekey: ranks.rekey,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
             actions.WeightsUnknown: lambda action: _log.warning(

@@ -19,7 +19,7 @@ from typing import Protocol
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
-from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason, Unimplemented
+from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
@@ -332,15 +332,7 @@ def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
 
 
 def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
-    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant;
-    Unimplemented for an engine that quarantine would break.
-    """
-    if request.cannot_set_aside:
-        raise Unimplemented(
-            Reason.FEATURE_UNAVAILABLE,
-            "an engine must keep blocks out of use while they are in quarantine: this server has no other way to prove "
-            "them at rest",
-        )
+    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant."""
     if request.world_size > WORLD_SIZE_MAX:
         raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
     if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:

@@ -53,6 +53,12 @@ class WorkerRank:
     def expect(self, access: str, open_: bool) -> None:
         self._send(wire.expect_command(access, open_))
 
+    def await_end(self, peer: str) -> None:
+        self._send(wire.await_end_command(peer))
+
+    def rekey(self) -> None:
+        self._send(wire.rekey_command())
+
     def _send(self, command: rank_pb2.RankCommand) -> None:
         if self._writer is None:
             self._waiting.append(command)

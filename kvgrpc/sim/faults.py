@@ -33,6 +33,8 @@ class Faults:
     """A posting is reported as failed in the middle while it goes on writing; that it is at rest is proved later."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
+    rekey_proves_nothing: float = 0.0
+    """A peer may go on writing although the data path began anew."""
 
     def draw(self, rng: Random, span: Range) -> float:
         """A duration between the two ends of `span`."""
@@ -52,6 +54,7 @@ ROUGH = Faults(
     break_posting=0.02,
     lose_posting=0.02,
     break_mapping=0.05,
+    rekey_proves_nothing=0.3,
 )
 """A bad day: most requests still succeed."""
 

@@ -6,6 +6,7 @@ from random import Random
 
 from kvgrpc.core.actions import (
     Action,
+    AwaitEnd,
     Dial,
     Expect,
     HangUp,
@@ -13,6 +14,7 @@ from kvgrpc.core.actions import (
     MapPeer,
     Post,
     Refuse,
+    Rekey,
     Reply,
     SendClose,
     SendOpen,
@@ -33,6 +35,8 @@ from kvgrpc.core.events import (
     LeasesVoided,
     LifeBegan,
     PostingEnded,
+    Rekeyed,
+    ReleaseQuarantine,
     SettleAccess,
     Tick,
 )
@@ -46,7 +50,7 @@ from kvgrpc.core.state import ENGINE
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.memory import KvStore, Memory
+from kvgrpc.sim.memory import Door, KvStore, Memory
 from kvgrpc.sim.mover import Mover
 from kvgrpc.sim.network import Ask, Give, Network
 from kvgrpc.sim.peer_calls import PeerCalls
@@ -66,8 +70,8 @@ class Surroundings:
     writers: frozenset[str] = frozenset()
     """Data paths over which the source of a push writes."""
     store: KvStore = field(default_factory=KvStore)
-    memories: dict[str, Memory] = field(default_factory=dict)
-    """Of all lives, by the key in their endpoints."""
+    doors: dict[str, Door] = field(default_factory=dict)
+    """Into the memory of all lives, by the key in their endpoints."""
     lives: dict[str, EngineDescription] = field(default_factory=dict)
 
 
@@ -79,6 +83,8 @@ class Life:
     engine: Engine
     mover: Mover
     memories: list[Memory]
+    doors: dict[int, Door] = field(default_factory=dict)
+    """By rank, those that are offered now."""
 
 
 class Host:
@@ -103,7 +109,8 @@ class Host:
 
     @property
     def description(self) -> EngineDescription:
-        return self._life.description
+        """Of its present life, with the memory generation of now."""
+        return self._world.lives[self.life]
 
     @property
     def engine(self) -> Engine:
@@ -112,7 +119,7 @@ class Host:
     @property
     def life(self) -> str:
         """Key of the present life of its engine; the last one's while it is down."""
-        return peer_key(self.address, self.description.incarnation)
+        return peer_key(self.address, self._life.description.incarnation)
 
     def start(self) -> None:
         """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
@@ -128,7 +135,7 @@ class Host:
         for mover in movers:
             mover.stop()
         self._end_life()
-        self._world.network.at_rest(self.life)
+        self._world.network.at_rest(self.life, self._world.ranks)
         for mover in movers:
             mover.gone()
         self.ledger.crashed()
@@ -139,7 +146,12 @@ class Host:
         self._end_life()
         life, mover = self.life, self._life.mover
         self._attach()
-        mover.retire(lambda: self._world.network.at_rest(life))
+        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+
+    def release_quarantine(self, *, force: bool = False) -> None:
+        """An operator wants memory back that is in quarantine, or says that nothing writes it."""
+        number = self.ledger.called(lambda _: None)
+        self.handle(ReleaseQuarantine(Call(number, "operator"), force, why="nothing moves" if force else ""))
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
@@ -210,7 +222,8 @@ class Host:
         self._movers.append(mover)
         self._life = Life(description, Engine(self, description, secret, memories, world.limits), mover, memories)
         world.lives[self.life] = description
-        world.memories |= {f"{self.life}/{rank}": memory for rank, memory in enumerate(memories)}
+        for rank in range(world.ranks):
+            self._open_door(rank)
         self.handle(LifeBegan(description.incarnation, secret, description, engine_attached=True))
         self.ledger.life_began()
 
@@ -225,6 +238,8 @@ class Host:
         now = max(self._world.agenda.now + self._skew_s, self.node.state.now, not_before)
         actions = self.node.handle(event, now)
         self.node.check()
+        if self.node.state.description is not None:
+            self._world.lives[self.life] = self.node.state.description
         for action in actions:
             self._performers[type(action)](action)
         self._arm()
@@ -260,6 +275,8 @@ class Host:
             MapPeer: self._map,
             # A life has a mover of its own: looked up when the action comes.
             UnmapPeer: lambda action: self._life.mover.unmap(action),  # noqa: PLW0108
+            AwaitEnd: lambda _: None,  # the network tells the end of every life
+            Rekey: self._rekey,
             Post: self._post,
             Expect: self.ledger.expected,
             TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
@@ -267,14 +284,30 @@ class Host:
         }
 
     def _offer(self, action: MakeOffer) -> None:
-        key = f"{self.life}/{action.rank}"
+        key = self._life.doors[action.rank].key
         endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
         self.soon(lambda: self.handle(EndpointOffered(action.rank, action.key, endpoint)))
 
     def _map(self, action: MapPeer) -> None:
         loopback = action.endpoint.loopback
         assert loopback is not None
-        self._life.mover.map(action, self._world.memories.get(loopback.key))
+        self._life.mover.map(action, self._world.doors.get(loopback.key))
+
+    def _open_door(self, rank: int) -> None:
+        """Another way for peers into the memory of a rank."""
+        life = self._life
+        key = f"{self.life}/{rank}.{len(self._world.doors)}"
+        life.doors[rank] = self._world.doors[key] = Door(key, life.memories[rank])
+
+    def _rekey(self, action: Rekey) -> None:
+        """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
+        life = self._life
+        proves = not self._world.network.faults.hits(self._rng, self._world.network.faults.rekey_proves_nothing)
+        life.mover.end_all(action.rank)
+        life.doors[action.rank].open = not proves
+        self._open_door(action.rank)
+        message = "" if proves else "the simulator proves nothing by it"
+        self.soon(lambda: self.handle(Rekeyed(action.rank, message)))
 
     def _post(self, action: Post) -> None:
         self._life.mover.post(action)

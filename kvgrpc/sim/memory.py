@@ -161,3 +161,12 @@ class Memory:
             for region in self._pool.regions
             for block in blocks[region.group].tolist()
         ]
+
+
+@dataclass(eq=False)
+class Door:
+    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
+
+    key: str
+    memory: Memory
+    open: bool = True

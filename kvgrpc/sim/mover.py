@@ -9,11 +9,13 @@ from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
-from kvgrpc.sim.memory import Memory
+from kvgrpc.sim.memory import Door, Memory
 
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
 NEVER = -1
+OWN_AT_REST = 0.5
+"""Of the writes that are lost: what left their source goes on to the peer."""
 
 
 @dataclass(eq=False)
@@ -23,6 +25,8 @@ class _Posting:
     """The transfer to which what it fills was given."""
     source: Memory
     sink: Memory
+    door: Door
+    """Of its peer."""
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
     filled: list[int] = field(default_factory=list)
@@ -44,17 +48,17 @@ class Mover:
         self._faults = faults
         self._memories = memories
         self._report = report
-        self._mapped: dict[tuple[int, str], Memory] = {}
+        self._mapped: dict[tuple[int, str], Door] = {}
         self._stopped = False
         self._postings: dict[_Posting, None] = {}
         """Those that are not over."""
         self._at_rest: Callable[[], None] | None = None
 
-    def map(self, action: MapPeer, memory: Memory | None) -> None:
+    def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
-        broken = memory is None or self._faults.hits(self._rng, self._faults.break_mapping)
-        if memory is not None and not broken:
-            self._mapped[action.rank, action.peer] = memory
+        broken = door is None or not door.open or self._faults.hits(self._rng, self._faults.break_mapping)
+        if door is not None and not broken:
+            self._mapped[action.rank, action.peer] = door
         report = PeerMapped(
             action.rank,
             action.peer,
@@ -70,10 +74,11 @@ class Mover:
 
     def post(self, action: Post) -> None:
         """Starts a posting."""
-        own, theirs = self._memories[action.rank], self._mapped[action.rank, action.peer]
+        door = self._mapped[action.rank, action.peer]
+        own, theirs = self._memories[action.rank], door.memory
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
-        posting = _Posting(action, action.fills or action.transfer_id, source, sink)
+        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
@@ -84,6 +89,11 @@ class Mover:
         posting.lost_at = self._somewhere(posting, self._faults.lose_posting)
         posting.stalls_at = self._somewhere(posting, self._faults.stall)
         self._step(posting, -(-len(posting.cells) // CHUNKS))
+
+    def end_all(self, rank: int) -> None:
+        """The data path of a rank begins anew: its postings are over, also those that were lost."""
+        for posting in [posting for posting in self._postings if posting.post.rank == rank]:
+            self._end(posting, done=False)
 
     def stop(self) -> None:
         """The process is gone: nothing is written or reported any more."""
@@ -116,6 +126,11 @@ class Mover:
         self._later(delay_s, lambda: self._copy(posting, chunk))
 
     def _copy(self, posting: _Posting, chunk: int) -> None:
+        if posting not in self._postings:
+            return  # it was ended
+        if not posting.door.open:
+            self._end(posting, done=False)
+            return
         for _ in range(min(chunk, len(posting.cells))):
             left = len(posting.cells)
             if left == posting.lost_at:
@@ -140,7 +155,8 @@ class Mover:
         post = posting.post
         nbytes = post.runs.total_bytes if done else 0
         message = "" if done else "the simulator broke it"
-        self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced))
+        own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
+        self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
 
     def _later(self, delay_s: float, do: Callable[[], None]) -> None:
         def if_alive() -> None:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, Event, PeerAlive, PeerAtRest, PeerSilent
+from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent, ProcessEnded
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
@@ -72,13 +72,13 @@ class Network:
                 return True
         return False
 
-    def at_rest(self, life: str) -> None:
+    def at_rest(self, life: str, ranks: int) -> None:
         """No mover of that life moves anything any more: whoever hears of it sooner or later has a proof."""
         for lead in self._leads.values():
 
             def tell(lead: Lead = lead) -> None:
-                if lead.up:
-                    lead.handle(PeerAtRest(life))
+                for rank in range(ranks if lead.up else 0):
+                    lead.handle(ProcessEnded(rank, life, drained=True))
 
             self._agenda.after(self.faults.draw(self._rng, self.faults.silence_s), tell)
 

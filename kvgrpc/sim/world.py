@@ -48,7 +48,7 @@ class World:
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts:
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
-            self.network.at_rest(host.life)
+            host.release_quarantine(force=True)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts:
             host.check_idle()

@@ -431,3 +431,75 @@ class ListPinsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPinsResponse: _TypeAlias = ListPinsResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseQuarantineRequest(_message.Message):
+    """Memory to get out of quarantine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TRANSFER_IDS_FIELD_NUMBER: _builtins.int
+    idempotency_key: _builtins.str
+    """See common.proto."""
+    force: _builtins.bool
+    """At the caller's word, without proof."""
+    message: _builtins.str
+    """Why nothing can write the blocks any more; required with `force`. For the log."""
+    @_builtins.property
+    def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With `force`: only blocks of these transfers. Empty means all."""
+
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        force: _builtins.bool = ...,
+        message: _builtins.str = ...,
+        transfer_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "idempotency_key", b"idempotency_key", "message", b"message", "transfer_ids", b"transfer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseQuarantineRequest: _TypeAlias = ReleaseQuarantineRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseQuarantineResponse(_message.Message):
+    """What came out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RELEASED_BLOCKS_FIELD_NUMBER: _builtins.int
+    LEFT_BLOCKS_FIELD_NUMBER: _builtins.int
+    MEMORY_GENERATION_FIELD_NUMBER: _builtins.int
+    released_blocks: _builtins.int
+    """Blocks that were in quarantine and are not any more."""
+    left_blocks: _builtins.int
+    """Blocks that still are: their proof is another one, which ListPins names."""
+    memory_generation: _builtins.int
+    """The memory's generation now."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        released_blocks: _builtins.int = ...,
+        left_blocks: _builtins.int = ...,
+        memory_generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "left_blocks", b"left_blocks", "memory_generation", b"memory_generation", "released_blocks", b"released_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseQuarantineResponse: _TypeAlias = ReleaseQuarantineResponse  # noqa: Y015

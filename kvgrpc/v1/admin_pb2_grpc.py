@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
                 _registered_method=True)
+        self.ReleaseQuarantine = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/ReleaseQuarantine',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -87,6 +92,29 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseQuarantine(self, request, context):
+        """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+
+        Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+        have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+        memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+        the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+        itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+
+        With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+        can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+        foreign bytes.
+
+        Errors:
+        * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+        * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+        * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+        * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -104,6 +132,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListPins,
                     request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'ReleaseQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseQuarantine,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,6 +221,33 @@ class AdminService:
             '/kvgrpc.v1.AdminService/ListPins',
             kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
             kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/ReleaseQuarantine',
+            kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,25 @@ class AdminServiceStub:
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
     """
+    ReleaseQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReleaseQuarantineRequest, _admin_pb2.ReleaseQuarantineResponse]
+    """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+
+    Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+    have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+    memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+    the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+    itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+
+    With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+    can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+    foreign bytes.
+
+    Errors:
+    * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+    * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+    * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+    * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -76,6 +95,25 @@ class AdminServiceAsyncStub(AdminServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
+    """
+    ReleaseQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReleaseQuarantineRequest, _admin_pb2.ReleaseQuarantineResponse]  # type: ignore[assignment]
+    """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+
+    Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+    have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+    memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+    the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+    itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+
+    With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+    can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+    foreign bytes.
+
+    Errors:
+    * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+    * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+    * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+    * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -116,6 +154,31 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseQuarantine(
+        self,
+        request: _admin_pb2.ReleaseQuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReleaseQuarantineResponse, _abc.Awaitable[_admin_pb2.ReleaseQuarantineResponse]]:
+        """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+
+        Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+        have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+        memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+        the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+        itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+
+        With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+        can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+        foreign bytes.
+
+        Errors:
+        * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+        * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+        * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+        * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

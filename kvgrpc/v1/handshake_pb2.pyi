@@ -95,7 +95,9 @@ class EngineDescription(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of optional behaviours: push, layerwise, ... Unknown ones are ignored."""
+        """Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
+        nothing. Unknown ones are ignored.
+        """
 
     @_builtins.property
     def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

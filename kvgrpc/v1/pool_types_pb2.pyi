@@ -363,21 +363,49 @@ class ShmEndpoint(_message.Message):
 Global___ShmEndpoint: _TypeAlias = ShmEndpoint  # noqa: Y015
 
 @_typing.final
+class ProcessEndpoint(_message.Message):
+    """The process that owns a rank's memory, for peers on the same host that may read it (process_vm_readv, same user):
+    to hold it, so that its end is known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    NONCE_ADDRESS_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """Its id."""
+    nonce: _builtins.bytes
+    """Read back to prove the same host and process. Secret."""
+    nonce_address: _builtins.int
+    """Where it stands."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+        nonce_address: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "nonce_address", b"nonce_address", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessEndpoint: _TypeAlias = ProcessEndpoint  # noqa: Y015
+
+@_typing.final
 class CmaEndpoint(_message.Message):
     """Memory that process_vm_readv may read: same host, same user."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PID_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    NONCE_ADDRESS_FIELD_NUMBER: _builtins.int
-    pid: _builtins.int
-    """The owning process."""
-    nonce: _builtins.bytes
-    """Read back to prove the same host and process. Secret."""
-    nonce_address: _builtins.int
-    """Where it stands."""
+    @_builtins.property
+    def process(self) -> Global___ProcessEndpoint:
+        """The owning process."""
+
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """Its memory."""
@@ -385,14 +413,12 @@ class CmaEndpoint(_message.Message):
     def __init__(
         self,
         *,
-        pid: _builtins.int = ...,
+        process: Global___ProcessEndpoint | None = ...,
         segments: _abc.Iterable[Global___Segment] | None = ...,
-        nonce: _builtins.bytes = ...,
-        nonce_address: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "nonce_address", b"nonce_address", "pid", b"pid", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,6 +434,7 @@ class NixlEndpoint(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent's name."""
     metadata: _builtins.bytes
@@ -418,6 +445,10 @@ class NixlEndpoint(_message.Message):
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
         """Registered memory."""
 
+    @_builtins.property
+    def process(self) -> Global___ProcessEndpoint:
+        """Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody may look."""
+
     def __init__(
         self,
         *,
@@ -425,10 +456,11 @@ class NixlEndpoint(_message.Message):
         metadata: _builtins.bytes = ...,
         backend: _builtins.str = ...,
         segments: _abc.Iterable[Global___Segment] | None = ...,
+        process: Global___ProcessEndpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "backend", b"backend", "metadata", b"metadata", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "backend", b"backend", "metadata", b"metadata", "process", b"process", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

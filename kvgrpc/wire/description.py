@@ -8,6 +8,7 @@ from kvgrpc.core.endpoints import (
     LoopbackEndpoint,
     MemoryKind,
     NixlEndpoint,
+    ProcessEndpoint,
     RankEndpoint,
     Segment,
     ShmEndpoint,
@@ -185,12 +186,7 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
     if value.cma:
         cma = value.cma
         made.cma.CopyFrom(
-            pool_types_pb2.CmaEndpoint(
-                pid=cma.pid,
-                segments=[_segment(s) for s in cma.segments],
-                nonce=cma.nonce,
-                nonce_address=cma.nonce_address,
-            )
+            pool_types_pb2.CmaEndpoint(process=_process(cma.process), segments=[_segment(s) for s in cma.segments])
         )
     if value.nixl:
         nixl = value.nixl
@@ -200,6 +196,7 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
                 metadata=nixl.metadata,
                 backend=nixl.backend,
                 segments=[_segment(s) for s in nixl.segments],
+                process=_process(nixl.process) if nixl.process else None,
             )
         )
     if value.loopback:
@@ -215,10 +212,11 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
         shm = ShmEndpoint(s.socket_path, s.token, s.nbytes, s.nonce, s.nonce_offset)
     if value.HasField("cma"):
         c = value.cma
-        cma = CmaEndpoint(c.pid, tuple(_core_segment(x) for x in c.segments), c.nonce, c.nonce_address)
+        cma = CmaEndpoint(_core_process(c.process), tuple(_core_segment(x) for x in c.segments))
     if value.HasField("nixl"):
         n = value.nixl
-        nixl = NixlEndpoint(n.agent, n.metadata, n.backend, tuple(_core_segment(x) for x in n.segments))
+        process = _core_process(n.process) if n.HasField("process") else None
+        nixl = NixlEndpoint(n.agent, n.metadata, n.backend, tuple(_core_segment(x) for x in n.segments), process)
     if value.HasField("loopback"):
         loopback = LoopbackEndpoint(value.loopback.key, value.loopback.nbytes)
     return RankEndpoint(value.rank, shm, cma, nixl, loopback)
@@ -297,6 +295,14 @@ def _segment(value: Segment) -> pool_types_pb2.Segment:
     return pool_types_pb2.Segment(
         address=value.address, nbytes=value.nbytes, kind=MEMORY_KINDS[value.kind], device=value.device
     )
+
+
+def _process(value: ProcessEndpoint) -> pool_types_pb2.ProcessEndpoint:
+    return pool_types_pb2.ProcessEndpoint(pid=value.pid, nonce=value.nonce, nonce_address=value.nonce_address)
+
+
+def _core_process(value: pool_types_pb2.ProcessEndpoint) -> ProcessEndpoint:
+    return ProcessEndpoint(value.pid, value.nonce, value.nonce_address)
 
 
 def _core_segment(value: pool_types_pb2.Segment) -> Segment:

@@ -12,7 +12,7 @@ from kvgrpc.core.content import Claim
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.values import (
     block_lists,
     claims_of,
@@ -208,6 +208,12 @@ def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
     """CancelTransfer."""
     return events.CancelTransfer(call, request.transfer_id, request.transfer_key, _text("message", request.message))
+
+
+def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
+    """ReleaseQuarantine."""
+    why = _text("message", request.message)
+    return events.ReleaseQuarantine(call, request.force, tuple(request.transfer_ids), why)
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:

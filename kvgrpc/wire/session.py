@@ -78,6 +78,16 @@ def expect_command(access: str, open_: bool) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_))
 
 
+def await_end_command(peer: str) -> rank_pb2.RankCommand:
+    """Look for the end of a peer's process."""
+    return rank_pb2.RankCommand(await_end=rank_pb2.AwaitEndCommand(peer=peer))
+
+
+def rekey_command() -> rank_pb2.RankCommand:
+    """Begin the data paths anew by which peers write."""
+    return rank_pb2.RankCommand(rekey=rank_pb2.RekeyCommand())
+
+
 def check_peer_rank(
     rank: int,
     message: rank_pb2.ConnectCommand | rank_pb2.DisconnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport,
@@ -108,23 +118,29 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
     """What a rank reports, for the node; None for a report of a newer worker. Raises Unimplemented for a report about
     another rank of a peer than its own number.
     """
+    event: events.Event | None = None
     match report.WhichOneof("report"):
         case "offer":
-            return events.EndpointOffered(rank, report.offer.key, endpoint_from_proto(report.offer.endpoint))
+            event = events.EndpointOffered(rank, report.offer.key, endpoint_from_proto(report.offer.endpoint))
         case "connect":
             row = report.connect
             check_peer_rank(rank, row)
             rejected = tuple((path.data_path, path.why) for path in row.rejected)
-            return events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
+            event = events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
         case "posting":
             end = report.posting
             wire_s = end.wire.seconds + end.wire.nanos / 1e9
             quiesced = end.done or end.quiesced
-            return events.PostingEnded(end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced)
+            event = events.PostingEnded(
+                end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced, end.own_at_rest
+            )
         case "step":
-            return step_of(rank, report.step)
-        case _:
-            return None
+            event = step_of(rank, report.step)
+        case "process":
+            event = events.ProcessEnded(rank, report.process.peer, report.process.drained)
+        case "rekey":
+            event = events.Rekeyed(rank, report.rekey.message)
+    return event
 
 
 def step_of(rank: int, report: rank_pb2.StepReport) -> events.StepDone:
@@ -164,10 +180,16 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                     wire=duration(event.wire_s),
                     message=event.message,
                     quiesced=event.quiesced,
+                    own_at_rest=event.own_at_rest,
                 )
             )
         case events.StepDone():
             return rank_pb2.RankReport(step=step_report(event.step, event.layers))
+        case events.ProcessEnded():
+            process = rank_pb2.ProcessReport(peer=event.peer, drained=event.drained)
+            return rank_pb2.RankReport(process=process)
+        case events.Rekeyed():
+            return rank_pb2.RankReport(rekey=rank_pb2.RekeyReport(message=event.message))
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
 

@@ -4,11 +4,18 @@ import itertools
 
 import pytest
 
-from kvgrpc.core.endpoints import CmaEndpoint, LoopbackEndpoint, NixlEndpoint, RankEndpoint, ShmEndpoint
+from kvgrpc.core.endpoints import (
+    CmaEndpoint,
+    LoopbackEndpoint,
+    NixlEndpoint,
+    ProcessEndpoint,
+    RankEndpoint,
+    ShmEndpoint,
+)
 
 OFFERS = {
     "shm": ShmEndpoint("@s", b"token", 64, b"nonce", 64),
-    "cma": CmaEndpoint(7, (), b"nonce", 1),
+    "cma": CmaEndpoint(ProcessEndpoint(7, b"nonce", 1), ()),
     "nixl": NixlEndpoint("a", b"metadata", "UCX", ()),
     "loopback": LoopbackEndpoint("k", 64),
 }

@@ -156,10 +156,10 @@ def test_a_source_that_dies_leaves_a_quarantine_until_it_is_proved_at_rest(write
     landing = pair.both()[1]
     assert (landing.state, landing.memory) == (State.FAILED, Disposition.QUARANTINED)
     assert pair.reasons()[1] is Reason.PEER_LOST
-    pair.feed(pair.d, events.PeerAtRest("someone@1"))
+    pair.feed(pair.d, events.ProcessEnded(0, "someone@1", drained=True))
     assert pair.both()[1].memory is Disposition.QUARANTINED
     if writers:
-        pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
+        pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
     else:
         pair.moved()
     assert pair.both()[1].memory is Disposition.RETURNED
@@ -168,7 +168,7 @@ def test_a_source_that_dies_leaves_a_quarantine_until_it_is_proved_at_rest(write
 def test_memory_that_is_proved_at_rest_ends_what_still_moves() -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
-    pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
     assert (pair.both()[1].state, pair.both()[1].memory) == (State.FAILED, Disposition.RETURNED)
 
 
@@ -541,13 +541,14 @@ def test_what_a_source_says_after_it_was_proved_at_rest_changes_nothing(late: st
     pair.deaf = {SendClose}
     landing = pair.both()[1]
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
-    pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
     after = pair.both()[1]
     assert after.memory is Disposition.RETURNED
-    if late == "settling":
-        assert not pair.d.settle(pair.p.me, 10).valid
-    else:
-        assert pair.d.close(pair.p.me, 10)
+    with refused(Reason.NO_HANDSHAKE):
+        if late == "settling":
+            pair.d.settle(pair.p.me, 10)
+        else:
+            pair.d.close(pair.p.me, 10)
     assert pair.both()[1] == after
 
 
@@ -589,9 +590,9 @@ def test_a_life_that_was_proved_at_rest_writes_again_only_after_a_new_handshake(
     pair.finish(32, (1, 2))
     ((_, sent),) = pair.lost
     assert isinstance(sent, SendOpen)
-    pair.feed(pair.d, events.PeerAtRest(key_of(pair.p.me)))
-    (row,) = pair.d.opened(pair.p.me, sent.opening)
-    assert row.reason is Reason.NO_HANDSHAKE
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
+    with refused(Reason.NO_HANDSHAKE):
+        pair.d.opened(pair.p.me, sent.opening)
     pair.d.admit(pair.p.me)
     (row,) = pair.d.opened(pair.p.me, sent.opening)
     assert isinstance(row, events.Opened)

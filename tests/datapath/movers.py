@@ -90,13 +90,17 @@ class HeldWritten(Held):
     """Another that peers may write by, and that writes."""
 
     late_writes = ""
+    ends_with_process = True
 
     def __init__(self) -> None:
         super().__init__()
         self.rekeyed = 0
+        self.processes: list[HeldPeerProcess] = []
+        """Of its peers, in the order of connecting."""
 
     def connect(self, endpoint: RankEndpoint) -> Remote:
-        return HeldWritableRemote(self)
+        self.processes.append(HeldPeerProcess())
+        return HeldWritableRemote(self, self.processes[-1])
 
     def rekey(self) -> None:
         self.step("rekey")
@@ -119,7 +123,22 @@ class HeldRemote:
         self.path.remote_closed = True
 
 
+class HeldPeerProcess:
+    """A peer's process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class HeldWritableRemote(HeldRemote):
+    def __init__(self, path: Held, process: "HeldPeerProcess") -> None:
+        super().__init__(path)
+        self.process = process
+
     def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
         return self.read(runs, wake)
 

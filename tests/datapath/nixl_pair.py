@@ -29,6 +29,7 @@ from kvgrpc.datapath.base import DataPathFailed, PostingState
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.nixl import NixlPath, NixlRemote
 from kvgrpc.datapath.nixl_posting import NixlPosting
+from kvgrpc.datapath.process import HeldProcess
 from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, RUN, environment, nothing, pattern, receive, runs_over, send
 
 # Two slices of many rows: a process is stopped or killed within one.
@@ -133,6 +134,7 @@ class Target:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.path = NixlPath(PrivateMemory.of(memory), "target")
+        self._source: HeldProcess | None = None
 
     def turn(self) -> None:
         self.path.progress()
@@ -144,6 +146,15 @@ class Target:
 
     def late_writes(self) -> str:
         return self.path.late_writes
+
+    def hold(self, source: RankEndpoint) -> None:
+        """Connects to the source too, as ranks do both ways, and holds its process."""
+        self._source = self.path.connect(source).process
+
+    def source_ended(self) -> tuple[bool, bool]:
+        """Whether the source's process is gone, and whether that is proof enough."""
+        assert self._source is not None
+        return self._source.ended, self.path.ends_with_process
 
     def close(self) -> None:
         self.path.close()

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import CmaEndpoint, MemoryKind, RankEndpoint, Segment
-from kvgrpc.datapath import cma, libc
+from kvgrpc.core.endpoints import CmaEndpoint, MemoryKind, ProcessEndpoint, RankEndpoint, Segment
+from kvgrpc.datapath import libc, process
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
 from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.crew import PiecesPosting
@@ -57,12 +57,12 @@ def part_of(peer: ProcessPeer) -> CmaEndpoint:
 
 def test_another_process_of_the_same_number_is_not_the_peer(peer: ProcessPeer, own: tuple[CmaPath, Any]) -> None:
     part = part_of(peer)
-    wrong = replace(part, nonce=b"n" * 32)
+    wrong = replace(part, process=replace(part.process, nonce=b"n" * 32))
     with pytest.raises(DataPathUnavailable, match="not the peer"):
         own[0].connect(RankEndpoint(0, cma=wrong))
     # Here the address is not mapped, or holds something else.
     with pytest.raises(DataPathUnavailable):
-        own[0].connect(RankEndpoint(0, cma=replace(part, pid=os.getppid())))
+        own[0].connect(RankEndpoint(0, cma=replace(part, process=replace(part.process, pid=os.getppid()))))
 
 
 def test_a_process_that_is_gone_is_refused_with_the_reason(own: tuple[CmaPath, Any]) -> None:
@@ -78,12 +78,12 @@ def test_a_list_of_memory_that_makes_no_sense_is_refused(peer: ProcessPeer, own:
     part = part_of(peer)
     good = part.segments[0]
     for change in (
-        {"pid": 0},
-        {"pid": -1},
-        {"pid": 1 << 40},
-        {"nonce": b""},
-        {"nonce_address": 0},
-        {"nonce_address": 1 << 63},
+        {"process": replace(part.process, pid=0)},
+        {"process": replace(part.process, pid=-1)},
+        {"process": replace(part.process, pid=1 << 40)},
+        {"process": replace(part.process, nonce=b"")},
+        {"process": replace(part.process, nonce_address=0)},
+        {"process": replace(part.process, nonce_address=1 << 63)},
         {"segments": ()},
         {"segments": (replace(good, nbytes=0),)},
         {"segments": (replace(good, address=-1),)},
@@ -146,10 +146,10 @@ def test_a_peer_that_dies_while_a_posting_waits_fails_it(own: tuple[CmaPath, Any
 
 def test_an_early_end_of_a_call_is_resumed_where_it_stopped() -> None:
     rows = np.array([(1000, 5000, 10), (2000, 6000, 20), (3000, 7000, 30)], dtype=np.int64)
-    assert cma._after(rows, 60).tolist() == []
-    assert cma._after(rows, 10).tolist() == rows[1:].tolist()
-    assert cma._after(rows, 15).tolist() == [[2005, 6005, 15], [3000, 7000, 30]]
-    assert cma._after(rows, 3).tolist()[0] == [1003, 5003, 7]
+    assert process._after(rows, 60).tolist() == []
+    assert process._after(rows, 10).tolist() == rows[1:].tolist()
+    assert process._after(rows, 15).tolist() == [[2005, 6005, 15], [3000, 7000, 30]]
+    assert process._after(rows, 3).tolist()[0] == [1003, 5003, 7]
 
 
 def test_rows_before_a_hole_arrive_and_the_hole_is_an_error(own: tuple[CmaPath, Any]) -> None:
@@ -197,14 +197,14 @@ def test_shared_pools_can_be_read_too(own: tuple[CmaPath, Any]) -> None:
 def test_what_the_kernel_forbids_is_said_in_words(own: tuple[CmaPath, Any]) -> None:
     """Process 1 is not ours, or the test runs as root and finds another nonce there."""
     segment = Segment(PAGE, PAGE)
-    part = CmaEndpoint(1, (segment,), b"n" * 32, PAGE)
+    part = CmaEndpoint(ProcessEndpoint(1, b"n" * 32, PAGE), (segment,))
     with pytest.raises(DataPathUnavailable, match=r"process 1"):
         own[0].connect(RankEndpoint(0, cma=part))
 
 
 def test_a_reader_can_be_admitted_where_yama_asks_for_it() -> None:
     """Without Yama the kernel knows no such request."""
-    if not cma._yama():
+    if not process._yama():
         with pytest.raises(OSError, match="Invalid argument"):
             libc.admit_tracer(None)
     else:
@@ -218,5 +218,5 @@ def test_connecting_and_closing_leaks_no_descriptor(peer: ProcessPeer, own: tupl
     for _ in range(20):
         own[0].connect(RankEndpoint(0, cma=part)).close()
         with pytest.raises(DataPathUnavailable):
-            own[0].connect(RankEndpoint(0, cma=replace(part, nonce=b"n" * 32)))
+            own[0].connect(RankEndpoint(0, cma=replace(part, process=replace(part.process, nonce=b"n" * 32))))
     assert open_descriptors() <= before

@@ -11,7 +11,7 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory
-from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, Rekeyed
+from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, ProcessEnded, Rekeyed
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank
 from tests.datapath.peers import GUARD, Bytes, content, expected, runs_of
 
@@ -132,6 +132,76 @@ def test_a_rekey_that_breaks_proves_nothing_and_the_mover_goes_on() -> None:
     rank.mover.offer("still there")
     rank.next(Offered)
     assert rank.mover.close(0.0)
+
+
+def test_a_read_that_was_lost_ends_for_good_with_the_path_that_lost_it() -> None:
+    held = HeldWritten()
+    held.break_at = "poll"
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE)
+    assert not rank.next(PostingEnded).quiesced
+    held.break_at = ""
+    rank.mover.rekey()
+    rank.next(Disconnected)
+    ended = rank.next(PostingEnded)
+    assert (ended.posting, ended.state, ended.quiesced) == ("a", FAILED, True)
+    rank.next(Rekeyed)
+    rank.mover.rekey()
+    rank.next(Rekeyed)
+    assert rank.mover.close(0.0)
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_the_end_of_a_peer_s_process_is_told_once_also_after_it_was_disconnected(drained: bool) -> None:
+    held = HeldWritten()
+    held.ends_with_process = drained
+    rank = held_rank(held)
+    rank.mover.await_end("h")
+    rank.mover.disconnect("h")
+    rank.next(Disconnected)
+    (process,) = held.processes
+    assert not process.closed
+    rank.mover.await_end("h")
+    process.ended = True
+    assert rank.next(ProcessEnded) == ProcessEnded("h", drained)
+    assert process.closed
+    assert rank.mover.close(0.0)
+
+
+def test_of_a_peer_that_connects_again_the_newest_process_is_waited_for() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.await_end("h")
+    rank.mover.disconnect("h")
+    rank.mover.connect("h", RankEndpoint(0), ["held"])
+    rank.mover.await_end("h")
+    rank.next(Disconnected)
+    rank.next(Connected)
+    rank.mover.disconnect("h")
+    rank.next(Disconnected)
+    first, second = held.processes
+    assert first.closed
+    second.ended = True
+    assert rank.next(ProcessEnded).peer == "h"
+    assert rank.mover.close(0.0)
+
+
+def test_nobody_s_end_is_told_of_a_peer_that_is_not_connected_or_cannot_be_seen(linked: Rank) -> None:
+    linked.mover.await_end("nobody")
+    linked.mover.await_end("p")
+    linked.mover.disconnect("p")
+    linked.next(Disconnected)
+    assert linked.mover.close(0.0)
+
+
+def test_processes_are_let_go_of_when_the_mover_closes() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.await_end("h")
+    rank.mover.disconnect("h")
+    rank.next(Disconnected)
+    assert rank.mover.close(0.0)
+    assert held.processes[0].closed
 
 
 def test_a_rekey_leaves_paths_alone_by_which_no_peer_writes() -> None:

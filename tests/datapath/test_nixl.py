@@ -287,9 +287,11 @@ def test_close_gives_every_descriptor_of_the_agent_back(peer: NixlPeer) -> None:
     Rank().close()  # what UCX opens once for the process
     before = descriptors()
     rank = Rank()
-    posting = rank.path.connect(peer.endpoint).read(runs_over(1 << 20), nothing)
-    finish(posting)
+    remote = rank.path.connect(peer.endpoint)
+    finish(remote.read(runs_over(1 << 20), nothing))
     assert descriptors() > before
+    assert remote.process is not None
+    remote.process.close()
     rank.close()
     assert descriptors() == before
 

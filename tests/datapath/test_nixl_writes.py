@@ -75,6 +75,18 @@ def test_by_cma_nothing_follows_the_end_of_the_source_s_process() -> None:
         assert pair.target.end() == 0
 
 
+@pytest.mark.parametrize(("env", "is_enough"), [(CMA, True), (TCP, False)], ids=["cma", "tcp"])
+def test_the_end_of_a_source_s_process_is_seen_and_is_a_proof_by_cma_only(env: dict[str, str], is_enough: bool) -> None:
+    with Pair(env) as pair:
+        pair.target.ask("hold", pair.source.endpoint)
+        pair.begin()
+        assert pair.target.ask("source_ended") == (False, is_enough)
+        pair.source.stop()
+        assert pair.target.ask("source_ended") == (False, is_enough)
+        pair.source.kill()
+        assert pair.target.ask("source_ended") == (True, is_enough)
+
+
 @pytest.mark.parametrize("end", ["close", "rekey"])
 def test_by_tcp_nothing_of_a_killed_source_follows_the_end_of_the_target_s_agent(end: str) -> None:
     with Pair(TCP) as pair:

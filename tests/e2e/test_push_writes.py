@@ -4,10 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 
+from kvgrpc.v1 import admin_pb2
 from tests.e2e.conftest import PATHS, Pair
 from tests.e2e.pushing import BETWEEN, BLOCKS, LIMITS, MIDWAY, SLOW, begin, check_came_to_rest, check_end, check_unhurt
 from tests.service.conftest import Start
-from tests.service.engines import QUARANTINED, RETURNED, SUCCEEDED, wait_until
+from tests.service.engines import QUARANTINED, RETURNED, SUCCEEDED, Engine, wait_until
 from tests.service.pushes import check_a_good_push
 
 PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
@@ -58,8 +59,23 @@ def test_a_destination_that_gave_up_has_its_blocks_back_when_the_source_says_tha
     check_unhurt(destination)
 
 
-def test_blocks_into_which_a_dead_source_wrote_stay_in_quarantine_and_say_why(start: Start) -> None:
-    source, destination = pair_of(start, "nixl", LIMITS)
+def test_blocks_into_which_a_source_wrote_come_back_with_the_end_of_its_process(start: Start) -> None:
+    """By CMA the source's own process writes: nothing follows its end, which is seen before the grace is over."""
+    source, destination = pair_of(start, "nixl", PATIENT)
+    made = begin(source, destination, MIDWAY)
+    with source.process.stopped():
+        destination.cancel(made.received)
+        assert destination.get(made.received).memory == QUARANTINED
+        source.process.kill()
+        check_came_to_rest(destination, made.received)
+    later = destination.write(made.target, seed=200)
+    assert destination.read(made.target) == later
+    check_unhurt(destination)
+
+
+@pytest.mark.slow
+def test_bytes_on_their_way_by_tcp_outlive_their_source_until_the_destination_is_rekeyed(start: Start) -> None:
+    source, destination = pair_of(start, "nixl-tcp", LIMITS)
     made = begin(source, destination, MIDWAY)
     source.process.kill()
     end = destination.wait(made.received, returned=False)
@@ -68,6 +84,42 @@ def test_blocks_into_which_a_dead_source_wrote_stay_in_quarantine_and_say_why(st
     (pin,) = destination.pins()
     assert "writes no more" in pin.missing_proof
     assert destination.counts().quarantined == BLOCKS
+    check_released(destination, made.received)
+
+
+def test_by_cma_a_source_that_stands_still_holds_blocks_until_its_end_for_a_rekey_is_no_proof(start: Start) -> None:
+    source, destination = pair_of(start, "nixl", LIMITS)
+    made = begin(source, destination, MIDWAY)
+    with source.process.stopped():
+        end = destination.wait(made.received, returned=False)
+        assert (check_end(end), end.memory) == ("PEER_LOST", QUARANTINED)
+        answer = destination.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+        assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (0, BLOCKS, 1)
+        source.process.kill()
+    check_came_to_rest(destination, made.received)
+    check_unhurt(destination)
+
+
+@pytest.mark.slow
+def test_by_tcp_a_rekey_ends_what_a_source_may_write_that_stands_still(start: Start) -> None:
+    source, destination = pair_of(start, "nixl-tcp", LIMITS)
+    made = begin(source, destination, MIDWAY)
+    with source.process.stopped():
+        end = destination.wait(made.received, returned=False)
+        assert (check_end(end), end.memory) == ("PEER_LOST", QUARANTINED)
+        check_released(destination, made.received)
+        later = destination.write(made.target, seed=200)
+    check_a_good_push(source, destination)
+    assert destination.read(made.target) == later
+    check_unhurt(source)
+    check_unhurt(destination)
+
+
+def check_released(engine: Engine, transfer_id: str) -> None:
+    """A re-key proves it at rest."""
+    answer = engine.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (BLOCKS, 0, 1)
+    check_came_to_rest(engine, transfer_id)
 
 
 @CASES

@@ -13,7 +13,6 @@ import pytest
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import Engine, Rank, RankTicket, content
-from kvgrpc.engine.connection import Connection
 from kvgrpc.errors import (
     AlreadyExists,
     Exhausted,
@@ -27,8 +26,7 @@ from kvgrpc.errors import (
 )
 from kvgrpc.server import Server
 from kvgrpc.service import session
-from kvgrpc.session.v1 import session_pb2
-from kvgrpc.wire.frames import encode
+from kvgrpc.v1 import handshake_pb2
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
 from tests.engine.support import Lead, Side, failure, new_key, received, refused, tokens
@@ -233,11 +231,9 @@ def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_pa
     assert file.read_text() == "mine"
 
 
-def test_an_engine_that_cannot_set_blocks_aside_is_refused(leads: Leads) -> None:
-    """Quarantine would be of no use to it, and nothing else proves memory at rest yet."""
-    connection = Connection(leads[0].socket_path)
-    request = session_pb2.AttachRequest(engine_id="e", cannot_set_aside=True)
-    with refused(Reason.FEATURE_UNAVAILABLE, KVGrpcError):
-        connection.attach(encode(session_pb2.ClientFrame(attach=request)))
-    connection.close()
-    Engine.attach(leads[0].socket_path, pool=layout()).close()
+def test_an_engine_that_cannot_set_blocks_aside_tells_its_peers_to_write_nothing(leads: Leads) -> None:
+    for sets_aside in (False, True):
+        with Engine.attach(leads[0].socket_path, pool=layout(), sets_aside=sets_aside):
+            told = leads[0].api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
+            assert ("reads_pushes" in told.engine.features) is not sets_aside
+        leads[0].wait_no_engine()

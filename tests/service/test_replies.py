@@ -114,6 +114,7 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
     yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
     yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
+    yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:

@@ -16,7 +16,7 @@ from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.blocks import BlockManager
 from kvgrpc.sim.faults import Faults
 from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.memory import UNWRITTEN, Cell, KvStore, Memory, Prompt, layout
+from kvgrpc.sim.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
 from kvgrpc.sim.mover import Mover
 from tests.core.nodes import endpoint, ids
 
@@ -152,7 +152,7 @@ class Bench:
         self.own.give(BLOCKS, "t")
         self.reports: list[Event] = []
         self.mover = Mover(self.agenda, Random(1), Faults(**faults), [self.own], self.reports.append)
-        self.mover.map(MapPeer(0, "p@1", endpoint()), self.source)
+        self.mover.map(MapPeer(0, "p@1", endpoint()), Door("p@1/0.0", self.source))
         cells = ids(*range(24))
         self.runs = Runs(cells[:1], cells[:1], ids(24))
 

@@ -13,6 +13,7 @@ from kvgrpc.core.endpoints import (
     LoopbackEndpoint,
     MemoryKind,
     NixlEndpoint,
+    ProcessEndpoint,
     RankEndpoint,
     Segment,
     ShmEndpoint,
@@ -64,12 +65,13 @@ ENGINES = st.builds(
     required_features=st.lists(TEXT, max_size=3).map(tuple),
 )
 SEGMENTS = st.lists(st.builds(Segment, U64, U64, st.sampled_from(MemoryKind), U32), max_size=3).map(tuple)
+PROCESS = st.builds(ProcessEndpoint, U32, st.binary(max_size=32), U64)
 ENDPOINTS = st.builds(
     RankEndpoint,
     rank=U32,
     shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
-    cma=st.none() | st.builds(CmaEndpoint, U32, SEGMENTS, st.binary(max_size=32), U64),
-    nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS),
+    cma=st.none() | st.builds(CmaEndpoint, PROCESS, SEGMENTS),
+    nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
     loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
 )
 

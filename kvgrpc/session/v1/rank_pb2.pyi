@@ -57,6 +57,8 @@ class RankCommand(_message.Message):
     DISCONNECT_FIELD_NUMBER: _builtins.int
     POST_FIELD_NUMBER: _builtins.int
     EXPECT_FIELD_NUMBER: _builtins.int
+    AWAIT_END_FIELD_NUMBER: _builtins.int
+    REKEY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferCommand:
         """Make an endpoint for one peer."""
@@ -77,6 +79,14 @@ class RankCommand(_message.Message):
     def expect(self) -> Global___ExpectCommand:
         """A peer may access this rank's memory: keep the data path going."""
 
+    @_builtins.property
+    def await_end(self) -> Global___AwaitEndCommand:
+        """Look for the end of the process that writes for a peer."""
+
+    @_builtins.property
+    def rekey(self) -> Global___RekeyCommand:
+        """Begin the data paths anew by which peers write."""
+
     def __init__(
         self,
         *,
@@ -85,12 +95,14 @@ class RankCommand(_message.Message):
         disconnect: Global___DisconnectCommand | None = ...,
         post: Global___PostCommand | None = ...,
         expect: Global___ExpectCommand | None = ...,
+        await_end: Global___AwaitEndCommand | None = ...,
+        rekey: Global___RekeyCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -271,6 +283,49 @@ class ExpectCommand(_message.Message):
 Global___ExpectCommand: _TypeAlias = ExpectCommand  # noqa: Y015
 
 @_typing.final
+class AwaitEndCommand(_message.Message):
+    """Looks for the end of the process that writes for a peer; also after the DisconnectCommand. Answered by ProcessReport
+    when it has come; never where it cannot be seen.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwaitEndCommand: _TypeAlias = AwaitEndCommand  # noqa: Y015
+
+@_typing.final
+class RekeyCommand(_message.Message):
+    """Ends all that peers can do by the data paths by which they write, and begins those anew, under new keys: postings on
+    them end, their peers are disconnected, earlier endpoints are void. Answered by RekeyReport.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RekeyCommand: _TypeAlias = RekeyCommand  # noqa: Y015
+
+@_typing.final
 class RankReport(_message.Message):
     """What a rank tells its lead."""
 
@@ -280,6 +335,8 @@ class RankReport(_message.Message):
     CONNECT_FIELD_NUMBER: _builtins.int
     POSTING_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    REKEY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferReport:
         """An endpoint."""
@@ -296,6 +353,14 @@ class RankReport(_message.Message):
     def step(self) -> Global___StepReport:
         """The engine's step ended on this rank."""
 
+    @_builtins.property
+    def process(self) -> Global___ProcessReport:
+        """A peer's process is gone."""
+
+    @_builtins.property
+    def rekey(self) -> Global___RekeyReport:
+        """The data paths began anew."""
+
     def __init__(
         self,
         *,
@@ -303,12 +368,14 @@ class RankReport(_message.Message):
         connect: Global___ConnectReport | None = ...,
         posting: Global___PostingReport | None = ...,
         step: Global___StepReport | None = ...,
+        process: Global___ProcessReport | None = ...,
+        rekey: Global___RekeyReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "report", b"report", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "report", b"report", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -422,6 +489,7 @@ class PostingReport(_message.Message):
     WIRE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     QUIESCED_FIELD_NUMBER: _builtins.int
+    OWN_AT_REST_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     done: _builtins.bool
@@ -433,6 +501,10 @@ class PostingReport(_message.Message):
     quiesced: _builtins.bool
     """It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
     fill, of a WRITE the peer's, stay in quarantine.
+    """
+    own_at_rest: _builtins.bool
+    """Of a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only what it sent may still land in
+    the peer's.
     """
     @_builtins.property
     def wire(self) -> _duration_pb2.Duration:
@@ -447,10 +519,11 @@ class PostingReport(_message.Message):
         wire: _duration_pb2.Duration | None = ...,
         message: _builtins.str = ...,
         quiesced: _builtins.bool = ...,
+        own_at_rest: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wire", b"wire"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "posting_id", b"posting_id", "quiesced", b"quiesced", "wire", b"wire"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "nbytes", b"nbytes", "own_at_rest", b"own_at_rest", "posting_id", b"posting_id", "quiesced", b"quiesced", "wire", b"wire"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -485,3 +558,51 @@ class StepReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class ProcessReport(_message.Message):
+    """The process that wrote for a peer is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """The peer."""
+    drained: _builtins.bool
+    """Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        drained: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessReport: _TypeAlias = ProcessReport  # noqa: Y015
+
+@_typing.final
+class RekeyReport(_message.Message):
+    """The data paths by which peers write began anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    """Empty: nothing that was written by the old ones lands any more. Else why that is not proved."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RekeyReport: _TypeAlias = RekeyReport  # noqa: Y015

@@ -175,7 +175,9 @@ class AttachRequest(_message.Message):
     weights_revision: _builtins.str
     """Revision of the weights."""
     cannot_set_aside: _builtins.bool
-    """The engine cannot keep blocks out of use on request."""
+    """The engine cannot keep blocks out of use while they are in quarantine. It moves by itself what is pushed to it, and
+    what stays in quarantine for longer than the peer grace is got out by re-key (AdminService.ReleaseQuarantine).
+    """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
         """The pool; unset takes the server's configured one."""

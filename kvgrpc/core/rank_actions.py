@@ -1,0 +1,72 @@
+"""What a node asks of its ranks; see `actions`."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.operation import Operation
+
+
+@dataclass(frozen=True)
+class MakeOffer:
+    """A rank makes an endpoint for one peer: answered by EndpointOffered."""
+
+    rank: int
+    key: str
+
+
+@dataclass(frozen=True)
+class MapPeer:
+    """A rank reaches for the same rank of a peer: answered by PeerMapped."""
+
+    rank: int
+    peer: str
+    endpoint: RankEndpoint
+
+
+@dataclass(frozen=True)
+class UnmapPeer:
+    """A rank forgets a peer once its last posting ended."""
+
+    rank: int
+    peer: str
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """A rank moves bytes: answered by PostingEnded."""
+
+    rank: int
+    posting_id: str
+    peer: str
+    runs: Runs
+    transfer_id: str
+    operation: Operation = Operation.READ
+    fills: str = ""
+    """The peer's transfer whose blocks are filled, of a WRITE."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """A peer may (`open`) or no longer may access this engine's memory: some data paths need progress meanwhile."""
+
+    access: str
+    open: bool
+
+
+@dataclass(frozen=True)
+class AwaitEnd:
+    """A rank looks for the end of the process that writes for a peer: ProcessEnded, if that can be seen."""
+
+    rank: int
+    peer: str
+
+
+@dataclass(frozen=True)
+class Rekey:
+    """A rank begins the data paths anew by which peers write: answered by Rekeyed."""
+
+    rank: int
+
+
+__all__ = ["AwaitEnd", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]
