@@ -361,6 +361,15 @@ class Client:
             request.block.CopyFrom(admin_pb2.BlockRef(group=group, block=block))
         return await self._call.pages(self._admin.ListPins, request, options, "pins")
 
+    async def release_quarantine(
+        self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Change]
+    ) -> admin_pb2.ReleaseQuarantineResponse:
+        """Gets memory out of quarantine: by re-key, which takes as long as a transfer may (give it a `timeout_s` above
+        that), or with `force` at your word, which `message` explains.
+        """
+        request = admin_pb2.ReleaseQuarantineRequest(force=force, message=message, transfer_ids=transfer_ids)
+        return await self._call.change(self._admin.ReleaseQuarantine, request, options)
+
 
 def _own(blocks: Blocks, options: Mapping[str, object]) -> dict[str, Any]:
     """Blocks of the engine that is called, with the life that their ids are of, and the other options."""

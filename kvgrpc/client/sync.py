@@ -197,6 +197,7 @@ class SyncClient(_Twin[Client]):
     list_transfers = _blocking(Client.list_transfers)
     peers = _blocking(Client.peers)
     pins = _blocking(Client.pins)
+    release_quarantine = _blocking(Client.release_quarantine)
     pool_status = _blocking(Client.pool_status)
     pull_blocks = _blocking(Client.pull_blocks)
     read_blocks = _blocking(Client.read_blocks)

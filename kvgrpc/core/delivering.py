@@ -49,6 +49,7 @@ from kvgrpc.errors import (
     PermissionDenied,
     PreconditionFailed,
     Reason,
+    Unimplemented,
 )
 
 
@@ -188,7 +189,7 @@ class Deliveries:
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
             if not state.sets_aside:
-                raise PreconditionFailed(
+                raise Unimplemented(
                     Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
                 )
             return None
@@ -323,8 +324,7 @@ class Deliveries:
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
         for access_id, landing in self.writers.of_life(peer):
-            if landing.stage is not Stage.ENDED:
-                self._ends.fail_with(landing, Reason.PEER_LOST, "the source is gone")
+            assert landing.stage is Stage.ENDED, "whoever comes with a proof has ended what moves"
             self._proved(access_id)
 
     # -- ends

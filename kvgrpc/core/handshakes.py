@@ -7,6 +7,7 @@ which engine it expects there, and is judged by that alone: a wrong expectation 
 from dataclasses import dataclass, field
 
 from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.peers import Peer
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class Dialling(Shake):
 class Admission(Shake):
     """One that a peer started."""
 
+    peer: Peer = field(kw_only=True)
+    """Who started it."""
     call_id: int = 0
-    peer: str = ""
-    """The life that started it."""
     protocol: int = 0

@@ -93,9 +93,7 @@ class Peering:
             )
         check_compatible(here, event.peer)
         peer = self._lives.admit_caller(event.peer, event.endpoints)
-        shake = Admission(
-            self._new_key(), call_id=event.call.id, peer=peer.key, protocol=protocol(here, event.peer) or 0
-        )
+        shake = Admission(self._new_key(), call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0)
         self._shakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._lives.map(peer)
@@ -141,8 +139,7 @@ class Peering:
         else:
             assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
-            if (peer := self._state.peers.get(shake.peer)) is not None:
-                peer.told = generation
+            shake.peer.told = generation
             self._state.reply(shake.call_id, Introduced(shake.endpoints(), shake.protocol))
 
     def mapped(self, event: PeerMapped) -> None:

@@ -62,7 +62,7 @@ class PushEnds:
 
     def done(self, move: Registration) -> None:
         """A destination has everything."""
-        self._over(move, "")
+        self._over(move, None)
 
     def at_rest(self, move: Registration) -> None:
         """The last posting of an ended registration is over: nothing of ours writes at the destination any more."""
@@ -165,10 +165,10 @@ class PushEnds:
         self._pushes.forget(push)
         return any(state.pins.has(move.name, PinKind.ACCESS) for move in push.registrations.values())
 
-    def _over(self, move: Registration, message: str) -> None:
-        """`message` tells the destination why; empty when it knows."""
+    def _over(self, move: Registration, message: str | None) -> None:
+        """`message` tells the destination why; None when it knows that it is over."""
         self._clear_timers(move)
-        if message:
+        if message is not None:
             self._closings.close(move, dropped=True, message=message)
         self._shut(move, Reason.LEASE_RELEASED)
         move.move(Stage.ENDED)

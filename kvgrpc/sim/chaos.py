@@ -15,9 +15,14 @@ class Chaos:
         self._world = world
         self._rng = world.rng("chaos")
 
-    def mishaps(self, over_s: float, *, crashes: float = 0.5, losses: float = 0.3, cuts: float = 0.5) -> None:
-        """Puts crashes of leads, losses of engines and cuts of links on the agenda of the next `over_s` seconds."""
-        for expected, befall in ((crashes, self._crash), (losses, self._lose), (cuts, self._cut)):
+    def mishaps(
+        self, over_s: float, *, crashes: float = 0.5, losses: float = 0.3, cuts: float = 0.5, rekeys: float = 20.0
+    ) -> None:
+        """Puts crashes of leads, losses of engines, cuts of links and re-keys on the agenda of the next `over_s`
+        seconds.
+        """
+        kinds = ((crashes, self._crash), (losses, self._lose), (cuts, self._cut), (rekeys, self._rekey))
+        for expected, befall in kinds:
             at_s = self._rng.expovariate(expected / over_s)
             while at_s < over_s:
                 self._world.agenda.after(at_s, befall)
@@ -33,6 +38,11 @@ class Chaos:
         host = self._host()
         if host.up:
             host.reattach()
+
+    def _rekey(self) -> None:
+        host = self._host()
+        if host.up:
+            host.release_quarantine()
 
     def _cut(self) -> None:
         one, other = (host.address for host in self._rng.sample(self._world.hosts, 2))

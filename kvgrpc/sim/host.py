@@ -301,13 +301,18 @@ class Host:
 
     def _rekey(self, action: Rekey) -> None:
         """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
-        life = self._life
-        proves = not self._world.network.faults.hits(self._rng, self._world.network.faults.rekey_proves_nothing)
-        life.mover.end_all(action.rank)
-        life.doors[action.rank].open = not proves
-        self._open_door(action.rank)
-        message = "" if proves else "the simulator proves nothing by it"
-        self.soon(lambda: self.handle(Rekeyed(action.rank, message)))
+        faults = self._world.network.faults
+        proves = not faults.hits(self._rng, faults.rekey_proves_nothing)
+
+        def begin_anew() -> None:
+            life = self._life
+            life.mover.end_all(action.rank)
+            if proves:
+                life.memories[action.rank].shut(life.doors[action.rank])
+            self._open_door(action.rank)
+            self.handle(Rekeyed(action.rank, "" if proves else "the simulator proves nothing by it"))
+
+        self.soon(begin_anew)
 
     def _post(self, action: Post) -> None:
         self._life.mover.post(action)

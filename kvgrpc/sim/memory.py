@@ -69,6 +69,15 @@ class KvStore:
         )
 
 
+@dataclass(eq=False)
+class Door:
+    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
+
+    key: str
+    memory: "Memory"
+    open: bool = True
+
+
 class Memory:
     """The cells of one rank in one life of its engine."""
 
@@ -79,8 +88,8 @@ class Memory:
         self._store = store
         self._targets: dict[int, str] = {}
         """Cells that were given to a transfer to be filled, and to which."""
-        self._filling: set[int] = set()
-        """Cells into which a posting writes."""
+        self._filling: dict[int, tuple[object, Door]] = {}
+        """Cells into which a posting writes: which, and by which way."""
         self._burnt = False
 
     def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
@@ -112,15 +121,20 @@ class Memory:
             assert cell not in self._targets, f"cell {cell} is freed while {self._targets[cell]} may write into it"
             self.cells[cell] = UNWRITTEN
 
-    def fill(self, cells: Sequence[int]) -> None:
+    def fill(self, cells: Sequence[int], posting: object, door: Door) -> None:
         """A posting is about to write there: no other may before it has ended."""
-        twice = self._filling.intersection(cells)
+        twice = self._filling.keys() & set(cells)
         assert not twice, f"two postings write into cells {sorted(twice)}"
-        self._filling.update(cells)
+        self._filling |= dict.fromkeys(cells, (posting, door))
 
-    def filled(self, cells: Sequence[int]) -> None:
+    def filled(self, posting: object) -> None:
         """The posting has ended."""
-        self._filling.difference_update(cells)
+        self._filling = {cell: by for cell, by in self._filling.items() if by[0] is not posting}
+
+    def shut(self, door: Door) -> None:
+        """Nothing comes in by that way any more."""
+        door.open = False
+        self._filling = {cell: by for cell, by in self._filling.items() if by[1] is not door}
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
         """A mover's write. What is written after the life ended is nobody's."""
@@ -161,12 +175,3 @@ class Memory:
             for region in self._pool.regions
             for block in blocks[region.group].tolist()
         ]
-
-
-@dataclass(eq=False)
-class Door:
-    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
-
-    key: str
-    memory: Memory
-    open: bool = True

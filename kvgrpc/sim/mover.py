@@ -82,7 +82,7 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
-        posting.sink.fill(posting.filled)
+        posting.sink.fill(posting.filled, posting, door)
         self._postings[posting] = None
         posting.cells.reverse()
         posting.breaks_at = self._somewhere(posting, self._faults.break_posting)
@@ -98,7 +98,7 @@ class Mover:
     def stop(self) -> None:
         """The process is gone: nothing is written or reported any more."""
         for posting in self._postings:
-            posting.sink.filled(posting.filled)
+            posting.sink.filled(posting)
         self._stopped = True
 
     def retire(self, at_rest: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class Mover:
             self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
 
     def _end(self, posting: _Posting, *, done: bool) -> None:
-        posting.sink.filled(posting.filled)
+        posting.sink.filled(posting)
         self._tell(posting, done=done)
         del self._postings[posting]
         self._check_at_rest()

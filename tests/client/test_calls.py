@@ -55,6 +55,7 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "allocate": lambda c: lambda **o: c.allocate(1, **o),
     "renew_allocation": lambda c: lambda **o: c.renew_allocation("a", **o),
     "free": lambda c: lambda **o: c.free([1], **o),
+    "release_quarantine": lambda c: c.release_quarantine,
     "finished_blocks": lambda c: lambda **o: c.finished_blocks([1], [2], **o),
     "pull_blocks": lambda c: lambda **o: c.pull_blocks(GRANT, [2], **o),
     "reserve_blocks": lambda c: lambda **o: c.reserve_blocks(b"k" * 16, [1], [2], **o),

@@ -104,6 +104,17 @@ async def test_pins_of_one_block(server: FakeServer, client: Client) -> None:
     assert (last(server).block.group, last(server).block.block) == (1, 0)
 
 
+async def test_quarantine_is_released_by_proof_or_at_somebody_s_word(server: FakeServer, client: Client) -> None:
+    await client.release_quarantine()
+    assert not last(server).force
+    await client.release_quarantine(force=True, message="its host is off", transfer_ids=["t-1"])
+    assert (last(server).force, last(server).message, list(last(server).transfer_ids)) == (
+        True,
+        "its host is off",
+        ["t-1"],
+    )
+
+
 @pytest.mark.parametrize("labels", [{}, {"owner": "router"}])
 async def test_a_lease_has_labels(server: FakeServer, client: Client, labels: dict[str, str]) -> None:
     await client.grant_lease([1], [2], labels=labels)

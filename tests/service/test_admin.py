@@ -2,6 +2,7 @@
 
 from kvgrpc import __version__
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2
+from tests.service.api import refused
 from tests.service.consumer import Consumer
 from tests.service.engines import SUCCEEDED, Engine, wait_until
 from tests.service.values import content, group, ids_of, prompt, seconds
@@ -90,3 +91,21 @@ def test_what_is_over_pins_nothing(source: Engine, destination: Engine) -> None:
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
     source.wait(handed.transfer.transfer_id)
     assert source.pins() == destination.pins() == []
+
+
+def test_where_nothing_is_in_quarantine_releasing_it_does_nothing(source: Engine) -> None:
+    answer = source.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (0, 0, 0)
+    source.check_alive()
+
+
+def test_quarantine_is_not_released_at_a_word_without_a_reason_nor_for_a_transfer_that_nobody_knows(
+    source: Engine,
+) -> None:
+    for fields, code, reason in (
+        ({"force": True}, "INVALID_ARGUMENT", "INVALID_FIELD"),
+        ({"transfer_ids": ["t-1"]}, "INVALID_ARGUMENT", "INVALID_FIELD"),
+        ({"force": True, "message": "off", "transfer_ids": ["t-1"]}, "NOT_FOUND", "TRANSFER_NOT_FOUND"),
+    ):
+        with refused(source.api, code, reason):
+            source.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest(**fields))

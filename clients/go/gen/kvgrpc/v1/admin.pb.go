@@ -829,6 +829,152 @@ func (x *ListPinsResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Memory to get out of quarantine.
+type ReleaseQuarantineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// See common.proto.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// At the caller's word, without proof.
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// Why nothing can write the blocks any more; required with `force`. For the log.
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// With `force`: only blocks of these transfers. Empty means all.
+	TransferIds   []string `protobuf:"bytes,4,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseQuarantineRequest) Reset() {
+	*x = ReleaseQuarantineRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseQuarantineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseQuarantineRequest) ProtoMessage() {}
+
+func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *ReleaseQuarantineRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ReleaseQuarantineRequest) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *ReleaseQuarantineRequest) GetTransferIds() []string {
+	if x != nil {
+		return x.TransferIds
+	}
+	return nil
+}
+
+// What came out.
+type ReleaseQuarantineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Blocks that were in quarantine and are not any more.
+	ReleasedBlocks uint64 `protobuf:"varint,2,opt,name=released_blocks,json=releasedBlocks,proto3" json:"released_blocks,omitempty"`
+	// Blocks that still are: their proof is another one, which ListPins names.
+	LeftBlocks uint64 `protobuf:"varint,3,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`
+	// The memory's generation now.
+	MemoryGeneration uint32 `protobuf:"varint,4,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *ReleaseQuarantineResponse) Reset() {
+	*x = ReleaseQuarantineResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseQuarantineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseQuarantineResponse) ProtoMessage() {}
+
+func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ReleaseQuarantineResponse) GetReleasedBlocks() uint64 {
+	if x != nil {
+		return x.ReleasedBlocks
+	}
+	return 0
+}
+
+func (x *ReleaseQuarantineResponse) GetLeftBlocks() uint64 {
+	if x != nil {
+		return x.LeftBlocks
+	}
+	return 0
+}
+
+func (x *ReleaseQuarantineResponse) GetMemoryGeneration() uint32 {
+	if x != nil {
+		return x.MemoryGeneration
+	}
+	return 0
+}
+
 var File_kvgrpc_v1_admin_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_admin_proto_rawDesc = "" +
@@ -885,7 +1031,18 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x10ListPinsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\"\n" +
 	"\x04pins\x18\x02 \x03(\v2\x0e.kvgrpc.v1.PinR\x04pins\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken*\xba\x01\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x96\x01\n" +
+	"\x18ReleaseQuarantineRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12!\n" +
+	"\ftransfer_ids\x18\x04 \x03(\tR\vtransferIds\"\xc5\x01\n" +
+	"\x19ReleaseQuarantineResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
+	"\x0freleased_blocks\x18\x02 \x01(\x04R\x0ereleasedBlocks\x12\x1f\n" +
+	"\vleft_blocks\x18\x03 \x01(\x04R\n" +
+	"leftBlocks\x12+\n" +
+	"\x11memory_generation\x18\x04 \x01(\rR\x10memoryGeneration*\xba\x01\n" +
 	"\tAdmission\x12\x19\n" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x16\n" +
@@ -899,11 +1056,12 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n" +
 	"\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n" +
 	"\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n" +
-	"\x13PIN_KIND_QUARANTINE\x10\x042\xf2\x01\n" +
+	"\x13PIN_KIND_QUARANTINE\x10\x042\xd7\x02\n" +
 	"\fAdminService\x12K\n" +
 	"\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
-	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01B;\n" +
+	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12c\n" +
+	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02B;\n" +
 	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
 var (
@@ -919,50 +1077,55 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
-	(Admission)(0),              // 0: kvgrpc.v1.Admission
-	(PinKind)(0),                // 1: kvgrpc.v1.PinKind
-	(*GetStatusRequest)(nil),    // 2: kvgrpc.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),   // 3: kvgrpc.v1.GetStatusResponse
-	(*Counts)(nil),              // 4: kvgrpc.v1.Counts
-	(*ListPeersRequest)(nil),    // 5: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),   // 6: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),     // 7: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),            // 8: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                 // 9: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),    // 10: kvgrpc.v1.ListPinsResponse
-	(*ResponseHeader)(nil),      // 11: kvgrpc.v1.ResponseHeader
-	(*durationpb.Duration)(nil), // 12: google.protobuf.Duration
-	(*Peer)(nil),                // 13: kvgrpc.v1.Peer
-	(*GroupBlocks)(nil),         // 14: kvgrpc.v1.GroupBlocks
+	(Admission)(0),                    // 0: kvgrpc.v1.Admission
+	(PinKind)(0),                      // 1: kvgrpc.v1.PinKind
+	(*GetStatusRequest)(nil),          // 2: kvgrpc.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 3: kvgrpc.v1.GetStatusResponse
+	(*Counts)(nil),                    // 4: kvgrpc.v1.Counts
+	(*ListPeersRequest)(nil),          // 5: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 6: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 7: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 8: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 9: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 10: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 11: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 12: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ResponseHeader)(nil),            // 13: kvgrpc.v1.ResponseHeader
+	(*durationpb.Duration)(nil),       // 14: google.protobuf.Duration
+	(*Peer)(nil),                      // 15: kvgrpc.v1.Peer
+	(*GroupBlocks)(nil),               // 16: kvgrpc.v1.GroupBlocks
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	11, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	13, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	0,  // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	12, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	14, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
 	4,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	12, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	12, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	11, // 6: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	13, // 7: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	14, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	14, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	13, // 6: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 7: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
 	8,  // 8: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
 	1,  // 9: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	12, // 10: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	14, // 11: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	11, // 12: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	14, // 10: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	16, // 11: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	13, // 12: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	9,  // 13: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	2,  // 14: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	5,  // 15: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	7,  // 16: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	3,  // 17: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	6,  // 18: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	10, // 19: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	13, // 14: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	2,  // 15: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	5,  // 16: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	7,  // 17: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	11, // 18: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	3,  // 19: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	6,  // 20: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	10, // 21: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	12, // 22: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	19, // [19:23] is the sub-list for method output_type
+	15, // [15:19] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -979,7 +1142,7 @@ func file_kvgrpc_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

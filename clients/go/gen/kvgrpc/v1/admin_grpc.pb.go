@@ -21,9 +21,10 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	AdminService_GetStatus_FullMethodName = "/kvgrpc.v1.AdminService/GetStatus"
-	AdminService_ListPeers_FullMethodName = "/kvgrpc.v1.AdminService/ListPeers"
-	AdminService_ListPins_FullMethodName  = "/kvgrpc.v1.AdminService/ListPins"
+	AdminService_GetStatus_FullMethodName         = "/kvgrpc.v1.AdminService/GetStatus"
+	AdminService_ListPeers_FullMethodName         = "/kvgrpc.v1.AdminService/ListPeers"
+	AdminService_ListPins_FullMethodName          = "/kvgrpc.v1.AdminService/ListPins"
+	AdminService_ReleaseQuarantine_FullMethodName = "/kvgrpc.v1.AdminService/ReleaseQuarantine"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -48,6 +49,24 @@ type AdminServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
+	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+	//
+	// Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+	// have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+	// memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+	// the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+	// itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+	//
+	// With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+	// can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+	// foreign bytes.
+	//
+	// Errors:
+	// * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+	// * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+	// * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+	// * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+	ReleaseQuarantine(ctx context.Context, in *ReleaseQuarantineRequest, opts ...grpc.CallOption) (*ReleaseQuarantineResponse, error)
 }
 
 type adminServiceClient struct {
@@ -88,6 +107,16 @@ func (c *adminServiceClient) ListPins(ctx context.Context, in *ListPinsRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) ReleaseQuarantine(ctx context.Context, in *ReleaseQuarantineRequest, opts ...grpc.CallOption) (*ReleaseQuarantineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseQuarantineResponse)
+	err := c.cc.Invoke(ctx, AdminService_ReleaseQuarantine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -110,6 +139,24 @@ type AdminServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
+	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
+	//
+	// Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
+	// have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
+	// memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
+	// the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
+	// itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+	//
+	// With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
+	// can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets
+	// foreign bytes.
+	//
+	// Errors:
+	// * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
+	// * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+	// * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
+	// * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
+	ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -128,6 +175,9 @@ func (UnimplementedAdminServiceServer) ListPeers(context.Context, *ListPeersRequ
 }
 func (UnimplementedAdminServiceServer) ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPins not implemented")
+}
+func (UnimplementedAdminServiceServer) ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseQuarantine not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -204,6 +254,24 @@ func _AdminService_ListPins_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ReleaseQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseQuarantineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ReleaseQuarantine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ReleaseQuarantine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ReleaseQuarantine(ctx, req.(*ReleaseQuarantineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -222,6 +290,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPins",
 			Handler:    _AdminService_ListPins_Handler,
+		},
+		{
+			MethodName: "ReleaseQuarantine",
+			Handler:    _AdminService_ReleaseQuarantine_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -107,7 +107,8 @@ type EngineDescription struct {
 	WorldSize uint32 `protobuf:"varint,8,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	// Counts re-registrations of the memory within this incarnation.
 	MemoryGeneration uint32 `protobuf:"varint,9,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
-	// Names of optional behaviours: push, layerwise, ... Unknown ones are ignored.
+	// Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
+	// nothing. Unknown ones are ignored.
 	Features []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
 	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.

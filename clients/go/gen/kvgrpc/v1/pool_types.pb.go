@@ -726,24 +726,85 @@ func (x *ShmEndpoint) GetNonceOffset() uint64 {
 	return 0
 }
 
+// The process that owns a rank's memory, for peers on the same host that may read it (process_vm_readv, same user):
+// to hold it, so that its end is known.
+type ProcessEndpoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	// Read back to prove the same host and process. Secret.
+	Nonce []byte `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
+	// Where it stands.
+	NonceAddress  uint64 `protobuf:"varint,3,opt,name=nonce_address,json=nonceAddress,proto3" json:"nonce_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProcessEndpoint) Reset() {
+	*x = ProcessEndpoint{}
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProcessEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProcessEndpoint) ProtoMessage() {}
+
+func (x *ProcessEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProcessEndpoint.ProtoReflect.Descriptor instead.
+func (*ProcessEndpoint) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProcessEndpoint) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *ProcessEndpoint) GetNonce() []byte {
+	if x != nil {
+		return x.Nonce
+	}
+	return nil
+}
+
+func (x *ProcessEndpoint) GetNonceAddress() uint64 {
+	if x != nil {
+		return x.NonceAddress
+	}
+	return 0
+}
+
 // Memory that process_vm_readv may read: same host, same user.
 type CmaEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The owning process.
-	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Process *ProcessEndpoint `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
 	// Its memory.
-	Segments []*Segment `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"`
-	// Read back to prove the same host and process. Secret.
-	Nonce []byte `protobuf:"bytes,3,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	// Where it stands.
-	NonceAddress  uint64 `protobuf:"varint,4,opt,name=nonce_address,json=nonceAddress,proto3" json:"nonce_address,omitempty"`
+	Segments      []*Segment `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CmaEndpoint) Reset() {
 	*x = CmaEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -755,7 +816,7 @@ func (x *CmaEndpoint) String() string {
 func (*CmaEndpoint) ProtoMessage() {}
 
 func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -768,14 +829,14 @@ func (x *CmaEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CmaEndpoint.ProtoReflect.Descriptor instead.
 func (*CmaEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *CmaEndpoint) GetPid() uint32 {
+func (x *CmaEndpoint) GetProcess() *ProcessEndpoint {
 	if x != nil {
-		return x.Pid
+		return x.Process
 	}
-	return 0
+	return nil
 }
 
 func (x *CmaEndpoint) GetSegments() []*Segment {
@@ -783,20 +844,6 @@ func (x *CmaEndpoint) GetSegments() []*Segment {
 		return x.Segments
 	}
 	return nil
-}
-
-func (x *CmaEndpoint) GetNonce() []byte {
-	if x != nil {
-		return x.Nonce
-	}
-	return nil
-}
-
-func (x *CmaEndpoint) GetNonceAddress() uint64 {
-	if x != nil {
-		return x.NonceAddress
-	}
-	return 0
 }
 
 // Memory registered with a NIXL agent.
@@ -809,14 +856,16 @@ type NixlEndpoint struct {
 	// The backend, for example UCX.
 	Backend string `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Registered memory.
-	Segments      []*Segment `protobuf:"bytes,4,rep,name=segments,proto3" json:"segments,omitempty"`
+	Segments []*Segment `protobuf:"bytes,4,rep,name=segments,proto3" json:"segments,omitempty"`
+	// Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody may look.
+	Process       *ProcessEndpoint `protobuf:"bytes,5,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NixlEndpoint) Reset() {
 	*x = NixlEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +877,7 @@ func (x *NixlEndpoint) String() string {
 func (*NixlEndpoint) ProtoMessage() {}
 
 func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +890,7 @@ func (x *NixlEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NixlEndpoint.ProtoReflect.Descriptor instead.
 func (*NixlEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NixlEndpoint) GetAgent() string {
@@ -872,6 +921,13 @@ func (x *NixlEndpoint) GetSegments() []*Segment {
 	return nil
 }
 
+func (x *NixlEndpoint) GetProcess() *ProcessEndpoint {
+	if x != nil {
+		return x.Process
+	}
+	return nil
+}
+
 // Memory in the same process; for tests and simulators.
 type LoopbackEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -885,7 +941,7 @@ type LoopbackEndpoint struct {
 
 func (x *LoopbackEndpoint) Reset() {
 	*x = LoopbackEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +953,7 @@ func (x *LoopbackEndpoint) String() string {
 func (*LoopbackEndpoint) ProtoMessage() {}
 
 func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +966,7 @@ func (x *LoopbackEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoopbackEndpoint.ProtoReflect.Descriptor instead.
 func (*LoopbackEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *LoopbackEndpoint) GetKey() string {
@@ -946,7 +1002,7 @@ type RankEndpoint struct {
 
 func (x *RankEndpoint) Reset() {
 	*x = RankEndpoint{}
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -958,7 +1014,7 @@ func (x *RankEndpoint) String() string {
 func (*RankEndpoint) ProtoMessage() {}
 
 func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_pool_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -971,7 +1027,7 @@ func (x *RankEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankEndpoint.ProtoReflect.Descriptor instead.
 func (*RankEndpoint) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RankEndpoint) GetRank() uint32 {
@@ -1054,17 +1110,20 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x12\x16\n" +
 	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12!\n" +
-	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"\x8a\x01\n" +
-	"\vCmaEndpoint\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid\x12.\n" +
-	"\bsegments\x18\x02 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x12\x14\n" +
-	"\x05nonce\x18\x03 \x01(\fR\x05nonce\x12#\n" +
-	"\rnonce_address\x18\x04 \x01(\x04R\fnonceAddress\"\x8a\x01\n" +
+	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"^\n" +
+	"\x0fProcessEndpoint\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x14\n" +
+	"\x05nonce\x18\x02 \x01(\fR\x05nonce\x12#\n" +
+	"\rnonce_address\x18\x03 \x01(\x04R\fnonceAddress\"s\n" +
+	"\vCmaEndpoint\x124\n" +
+	"\aprocess\x18\x01 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\x12.\n" +
+	"\bsegments\x18\x02 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\"\xc0\x01\n" +
 	"\fNixlEndpoint\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
 	"\bmetadata\x18\x02 \x01(\fR\bmetadata\x12\x18\n" +
 	"\abackend\x18\x03 \x01(\tR\abackend\x12.\n" +
-	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\"<\n" +
+	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x124\n" +
+	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"<\n" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06nbytes\x18\x02 \x01(\x04R\x06nbytes\"\xdc\x01\n" +
@@ -1113,7 +1172,7 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),            // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),           // 1: kvgrpc.v1.GroupKind
@@ -1124,10 +1183,11 @@ var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(*PoolDescription)(nil),  // 6: kvgrpc.v1.PoolDescription
 	(*Segment)(nil),          // 7: kvgrpc.v1.Segment
 	(*ShmEndpoint)(nil),      // 8: kvgrpc.v1.ShmEndpoint
-	(*CmaEndpoint)(nil),      // 9: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),     // 10: kvgrpc.v1.NixlEndpoint
-	(*LoopbackEndpoint)(nil), // 11: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),     // 12: kvgrpc.v1.RankEndpoint
+	(*ProcessEndpoint)(nil),  // 9: kvgrpc.v1.ProcessEndpoint
+	(*CmaEndpoint)(nil),      // 10: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),     // 11: kvgrpc.v1.NixlEndpoint
+	(*LoopbackEndpoint)(nil), // 12: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),     // 13: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
@@ -1136,17 +1196,19 @@ var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	4,  // 3: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
 	5,  // 4: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
 	3,  // 5: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
-	7,  // 6: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	7,  // 7: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	8,  // 8: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	9,  // 9: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	10, // 10: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	11, // 11: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	9,  // 6: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	7,  // 7: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	7,  // 8: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	9,  // 9: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	8,  // 10: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	10, // 11: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	11, // 12: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	12, // 13: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1160,7 +1222,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -90,6 +90,8 @@ type RankCommand struct {
 	//	*RankCommand_Disconnect
 	//	*RankCommand_Post
 	//	*RankCommand_Expect
+	//	*RankCommand_AwaitEnd
+	//	*RankCommand_Rekey
 	Command       isRankCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -177,6 +179,24 @@ func (x *RankCommand) GetExpect() *ExpectCommand {
 	return nil
 }
 
+func (x *RankCommand) GetAwaitEnd() *AwaitEndCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_AwaitEnd); ok {
+			return x.AwaitEnd
+		}
+	}
+	return nil
+}
+
+func (x *RankCommand) GetRekey() *RekeyCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_Rekey); ok {
+			return x.Rekey
+		}
+	}
+	return nil
+}
+
 type isRankCommand_Command interface {
 	isRankCommand_Command()
 }
@@ -206,6 +226,16 @@ type RankCommand_Expect struct {
 	Expect *ExpectCommand `protobuf:"bytes,5,opt,name=expect,proto3,oneof"`
 }
 
+type RankCommand_AwaitEnd struct {
+	// Look for the end of the process that writes for a peer.
+	AwaitEnd *AwaitEndCommand `protobuf:"bytes,6,opt,name=await_end,json=awaitEnd,proto3,oneof"`
+}
+
+type RankCommand_Rekey struct {
+	// Begin the data paths anew by which peers write.
+	Rekey *RekeyCommand `protobuf:"bytes,7,opt,name=rekey,proto3,oneof"`
+}
+
 func (*RankCommand_Offer) isRankCommand_Command() {}
 
 func (*RankCommand_Connect) isRankCommand_Command() {}
@@ -215,6 +245,10 @@ func (*RankCommand_Disconnect) isRankCommand_Command() {}
 func (*RankCommand_Post) isRankCommand_Command() {}
 
 func (*RankCommand_Expect) isRankCommand_Command() {}
+
+func (*RankCommand_AwaitEnd) isRankCommand_Command() {}
+
+func (*RankCommand_Rekey) isRankCommand_Command() {}
 
 // Asks for an endpoint; answered by OfferReport.
 type OfferCommand struct {
@@ -547,6 +581,91 @@ func (x *ExpectCommand) GetOpen() bool {
 	return false
 }
 
+// Looks for the end of the process that writes for a peer; also after the DisconnectCommand. Answered by ProcessReport
+// when it has come; never where it cannot be seen.
+type AwaitEndCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer.
+	Peer          string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AwaitEndCommand) Reset() {
+	*x = AwaitEndCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AwaitEndCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AwaitEndCommand) ProtoMessage() {}
+
+func (x *AwaitEndCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AwaitEndCommand.ProtoReflect.Descriptor instead.
+func (*AwaitEndCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *AwaitEndCommand) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+// Ends all that peers can do by the data paths by which they write, and begins those anew, under new keys: postings on
+// them end, their peers are disconnected, earlier endpoints are void. Answered by RekeyReport.
+type RekeyCommand struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RekeyCommand) Reset() {
+	*x = RekeyCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RekeyCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RekeyCommand) ProtoMessage() {}
+
+func (x *RekeyCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RekeyCommand.ProtoReflect.Descriptor instead.
+func (*RekeyCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{7}
+}
+
 // What a rank tells its lead.
 type RankReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -558,6 +677,8 @@ type RankReport struct {
 	//	*RankReport_Connect
 	//	*RankReport_Posting
 	//	*RankReport_Step
+	//	*RankReport_Process
+	//	*RankReport_Rekey
 	Report        isRankReport_Report `protobuf_oneof:"report"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -565,7 +686,7 @@ type RankReport struct {
 
 func (x *RankReport) Reset() {
 	*x = RankReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -577,7 +698,7 @@ func (x *RankReport) String() string {
 func (*RankReport) ProtoMessage() {}
 
 func (x *RankReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[6]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -590,7 +711,7 @@ func (x *RankReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReport.ProtoReflect.Descriptor instead.
 func (*RankReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RankReport) GetReport() isRankReport_Report {
@@ -636,6 +757,24 @@ func (x *RankReport) GetStep() *StepReport {
 	return nil
 }
 
+func (x *RankReport) GetProcess() *ProcessReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_Process); ok {
+			return x.Process
+		}
+	}
+	return nil
+}
+
+func (x *RankReport) GetRekey() *RekeyReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_Rekey); ok {
+			return x.Rekey
+		}
+	}
+	return nil
+}
+
 type isRankReport_Report interface {
 	isRankReport_Report()
 }
@@ -660,6 +799,16 @@ type RankReport_Step struct {
 	Step *StepReport `protobuf:"bytes,4,opt,name=step,proto3,oneof"`
 }
 
+type RankReport_Process struct {
+	// A peer's process is gone.
+	Process *ProcessReport `protobuf:"bytes,5,opt,name=process,proto3,oneof"`
+}
+
+type RankReport_Rekey struct {
+	// The data paths began anew.
+	Rekey *RekeyReport `protobuf:"bytes,6,opt,name=rekey,proto3,oneof"`
+}
+
 func (*RankReport_Offer) isRankReport_Report() {}
 
 func (*RankReport_Connect) isRankReport_Report() {}
@@ -667,6 +816,10 @@ func (*RankReport_Connect) isRankReport_Report() {}
 func (*RankReport_Posting) isRankReport_Report() {}
 
 func (*RankReport_Step) isRankReport_Report() {}
+
+func (*RankReport_Process) isRankReport_Report() {}
+
+func (*RankReport_Rekey) isRankReport_Report() {}
 
 // The endpoint asked for.
 type OfferReport struct {
@@ -681,7 +834,7 @@ type OfferReport struct {
 
 func (x *OfferReport) Reset() {
 	*x = OfferReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +846,7 @@ func (x *OfferReport) String() string {
 func (*OfferReport) ProtoMessage() {}
 
 func (x *OfferReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +859,7 @@ func (x *OfferReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReport.ProtoReflect.Descriptor instead.
 func (*OfferReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OfferReport) GetKey() string {
@@ -742,7 +895,7 @@ type ConnectReport struct {
 
 func (x *ConnectReport) Reset() {
 	*x = ConnectReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +907,7 @@ func (x *ConnectReport) String() string {
 func (*ConnectReport) ProtoMessage() {}
 
 func (x *ConnectReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +920,7 @@ func (x *ConnectReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReport.ProtoReflect.Descriptor instead.
 func (*ConnectReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConnectReport) GetPeer() string {
@@ -818,7 +971,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +983,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +996,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -875,14 +1028,17 @@ type PostingReport struct {
 	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	// It is proved that no access of this posting follows. Said by `done` too; without either the blocks that it was to
 	// fill, of a WRITE the peer's, stay in quarantine.
-	Quiesced      bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
+	Quiesced bool `protobuf:"varint,6,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
+	// Of a WRITE that is not `quiesced`: the memory of the reporting rank is at rest. Only what it sent may still land in
+	// the peer's.
+	OwnAtRest     bool `protobuf:"varint,7,opt,name=own_at_rest,json=ownAtRest,proto3" json:"own_at_rest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +1050,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1063,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -952,6 +1108,13 @@ func (x *PostingReport) GetQuiesced() bool {
 	return false
 }
 
+func (x *PostingReport) GetOwnAtRest() bool {
+	if x != nil {
+		return x.OwnAtRest
+	}
+	return false
+}
+
 // All work of steps up to this one is done on the rank.
 type StepReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -966,7 +1129,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1141,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1154,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1008,11 +1171,112 @@ func (x *StepReport) GetLayers() *v1.LayerRange {
 	return nil
 }
 
+// The process that wrote for a peer is gone.
+type ProcessReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The peer.
+	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Nothing that it wrote lands any more. Else what it had sent may, until this rank's data paths begin anew.
+	Drained       bool `protobuf:"varint,2,opt,name=drained,proto3" json:"drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProcessReport) Reset() {
+	*x = ProcessReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProcessReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProcessReport) ProtoMessage() {}
+
+func (x *ProcessReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
+func (*ProcessReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ProcessReport) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *ProcessReport) GetDrained() bool {
+	if x != nil {
+		return x.Drained
+	}
+	return false
+}
+
+// The data paths by which peers write began anew.
+type RekeyReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: nothing that was written by the old ones lands any more. Else why that is not proved.
+	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RekeyReport) Reset() {
+	*x = RekeyReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RekeyReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RekeyReport) ProtoMessage() {}
+
+func (x *RekeyReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
+func (*RekeyReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *RekeyReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 var File_kvgrpc_session_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xca\x02\n" +
+	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xc6\x03\n" +
 	"\vRankCommand\x127\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1f.kvgrpc.session.v1.OfferCommandH\x00R\x05offer\x12=\n" +
 	"\aconnect\x18\x02 \x01(\v2!.kvgrpc.session.v1.ConnectCommandH\x00R\aconnect\x12F\n" +
@@ -1020,7 +1284,9 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"disconnect\x18\x03 \x01(\v2$.kvgrpc.session.v1.DisconnectCommandH\x00R\n" +
 	"disconnect\x124\n" +
 	"\x04post\x18\x04 \x01(\v2\x1e.kvgrpc.session.v1.PostCommandH\x00R\x04post\x12:\n" +
-	"\x06expect\x18\x05 \x01(\v2 .kvgrpc.session.v1.ExpectCommandH\x00R\x06expectB\t\n" +
+	"\x06expect\x18\x05 \x01(\v2 .kvgrpc.session.v1.ExpectCommandH\x00R\x06expect\x12A\n" +
+	"\tawait_end\x18\x06 \x01(\v2\".kvgrpc.session.v1.AwaitEndCommandH\x00R\bawaitEnd\x127\n" +
+	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekeyB\t\n" +
 	"\acommand\" \n" +
 	"\fOfferCommand\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\xa3\x01\n" +
@@ -1049,13 +1315,18 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"_peer_rank\";\n" +
 	"\rExpectCommand\x12\x16\n" +
 	"\x06access\x18\x01 \x01(\tR\x06access\x12\x12\n" +
-	"\x04open\x18\x02 \x01(\bR\x04open\"\xff\x01\n" +
+	"\x04open\x18\x02 \x01(\bR\x04open\"%\n" +
+	"\x0fAwaitEndCommand\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\"\x0e\n" +
+	"\fRekeyCommand\"\xf5\x02\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
 	"\aconnect\x18\x02 \x01(\v2 .kvgrpc.session.v1.ConnectReportH\x00R\aconnect\x12<\n" +
 	"\aposting\x18\x03 \x01(\v2 .kvgrpc.session.v1.PostingReportH\x00R\aposting\x123\n" +
-	"\x04step\x18\x04 \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\x04stepB\b\n" +
+	"\x04step\x18\x04 \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\x04step\x12<\n" +
+	"\aprocess\x18\x05 \x01(\v2 .kvgrpc.session.v1.ProcessReportH\x00R\aprocess\x126\n" +
+	"\x05rekey\x18\x06 \x01(\v2\x1e.kvgrpc.session.v1.RekeyReportH\x00R\x05rekeyB\b\n" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
@@ -1070,7 +1341,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"_peer_rank\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
 	"\tdata_path\x18\x01 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x02 \x01(\tR\x03why\"\xbf\x01\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"\xdf\x01\n" +
 	"\rPostingReport\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
@@ -1078,11 +1349,17 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12-\n" +
 	"\x04wire\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wire\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1a\n" +
-	"\bquiesced\x18\x06 \x01(\bR\bquiesced\"O\n" +
+	"\bquiesced\x18\x06 \x01(\bR\bquiesced\x12\x1e\n" +
+	"\vown_at_rest\x18\a \x01(\bR\townAtRest\"O\n" +
 	"\n" +
 	"StepReport\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\x04R\x04step\x12-\n" +
-	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers*b\n" +
+	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"=\n" +
+	"\rProcessReport\x12\x12\n" +
+	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x18\n" +
+	"\adrained\x18\x02 \x01(\bR\adrained\"'\n" +
+	"\vRekeyReport\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage*b\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
@@ -1102,7 +1379,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -1111,15 +1388,19 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*DisconnectCommand)(nil),   // 4: kvgrpc.session.v1.DisconnectCommand
 	(*PostCommand)(nil),         // 5: kvgrpc.session.v1.PostCommand
 	(*ExpectCommand)(nil),       // 6: kvgrpc.session.v1.ExpectCommand
-	(*RankReport)(nil),          // 7: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 8: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 9: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 10: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 11: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 12: kvgrpc.session.v1.StepReport
-	(*v1.RankEndpoint)(nil),     // 13: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 14: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 15: kvgrpc.v1.LayerRange
+	(*AwaitEndCommand)(nil),     // 7: kvgrpc.session.v1.AwaitEndCommand
+	(*RekeyCommand)(nil),        // 8: kvgrpc.session.v1.RekeyCommand
+	(*RankReport)(nil),          // 9: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 10: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 11: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 12: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 13: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 14: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 15: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 16: kvgrpc.session.v1.RekeyReport
+	(*v1.RankEndpoint)(nil),     // 17: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 19: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
@@ -1127,21 +1408,25 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	4,  // 2: kvgrpc.session.v1.RankCommand.disconnect:type_name -> kvgrpc.session.v1.DisconnectCommand
 	5,  // 3: kvgrpc.session.v1.RankCommand.post:type_name -> kvgrpc.session.v1.PostCommand
 	6,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
-	13, // 5: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	0,  // 6: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	8,  // 7: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	9,  // 8: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	11, // 9: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	12, // 10: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	13, // 11: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	10, // 12: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	14, // 13: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	15, // 14: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	7,  // 5: kvgrpc.session.v1.RankCommand.await_end:type_name -> kvgrpc.session.v1.AwaitEndCommand
+	8,  // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
+	17, // 7: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	0,  // 8: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
+	10, // 9: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	11, // 10: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	13, // 11: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	14, // 12: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	15, // 13: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	16, // 14: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	17, // 15: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	12, // 16: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	18, // 17: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	19, // 18: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -1155,24 +1440,28 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankCommand_Disconnect)(nil),
 		(*RankCommand_Post)(nil),
 		(*RankCommand_Expect)(nil),
+		(*RankCommand_AwaitEnd)(nil),
+		(*RankCommand_Rekey)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[6].OneofWrappers = []any{
+	file_kvgrpc_session_v1_rank_proto_msgTypes[8].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
 		(*RankReport_Step)(nil),
+		(*RankReport_Process)(nil),
+		(*RankReport_Rekey)(nil),
 	}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[8].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[10].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -356,7 +356,8 @@ type AttachRequest struct {
 	WorldSize uint32 `protobuf:"varint,5,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	// Revision of the weights.
 	WeightsRevision string `protobuf:"bytes,6,opt,name=weights_revision,json=weightsRevision,proto3" json:"weights_revision,omitempty"`
-	// The engine cannot keep blocks out of use on request.
+	// The engine cannot keep blocks out of use while they are in quarantine. It moves by itself what is pushed to it, and
+	// what stays in quarantine for longer than the peer grace is got out by re-key (AdminService.ReleaseQuarantine).
 	CannotSetAside bool `protobuf:"varint,7,opt,name=cannot_set_aside,json=cannotSetAside,proto3" json:"cannot_set_aside,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
