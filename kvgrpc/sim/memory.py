@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvgrpc.core.events import LayerRange
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.rules import Rule, broken
 
 UNWRITTEN = 0
 
@@ -58,6 +59,13 @@ class KvStore:
             self._cells.append(cell)
         return number
 
+    def tells(self, number: int) -> str:
+        """What a number stands for, for people."""
+        cell = self._cells[number]
+        if cell is None:
+            return "nothing"
+        return f"region {cell.region} of rank {cell.rank} for {len(cell.prompt.tokens)} tokens of another prompt"
+
     def holds(self, number: int, wanted: Cell) -> bool:
         """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
         found = self._cells[number]
@@ -86,13 +94,15 @@ class Memory:
     def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
         """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
         for cell, wanted in self._expected(blocks, prompt, len(prompt.tokens), first_token):
-            assert cell not in self._targets, f"cell {cell} is used while {self._targets[cell]} may write into it"
+            if cell in self._targets:
+                self._in_use("used", cell)
             self.cells[cell] = self._store.number(wanted)
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
         """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
         for cell in self._cells_of(blocks):
-            assert cell not in self._targets, f"cell {cell} is given twice"
+            if cell in self._targets:
+                self._in_use(f"given to {transfer_id}", cell)
             self._targets[cell] = transfer_id
             self.cells[cell] = UNWRITTEN
 
@@ -101,21 +111,28 @@ class Memory:
         for cell in self._cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
-    def take_back(self, blocks: Blocks) -> None:
-        """The blocks are the engine's own again."""
+    def take_back(self, blocks: Blocks, rule: Rule = Rule.R1) -> None:
+        """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
         for cell in self._cells_of(blocks):
-            del self._targets[cell]
+            owner = self._targets.pop(cell)
+            if cell in self._filling:
+                broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
 
     def scrub(self, blocks: Blocks) -> None:
         """The engine recycles blocks: what they held is gone."""
         for cell in self._cells_of(blocks):
-            assert cell not in self._targets, f"cell {cell} is freed while {self._targets[cell]} may write into it"
+            if cell in self._targets:
+                self._in_use("freed", cell)
             self.cells[cell] = UNWRITTEN
 
-    def fill(self, cells: Sequence[int]) -> None:
+    def fill(self, cells: Sequence[int], transfer_id: str) -> None:
         """A posting is about to write there: no other may before it has ended."""
         twice = self._filling.intersection(cells)
-        assert not twice, f"two postings write into cells {sorted(twice)}"
+        if twice:
+            broken(Rule.R1, f"two postings write into cells {sorted(twice)}", transfer_id)
+        for cell in () if self._burnt else cells:
+            if self._targets.get(cell) != transfer_id:
+                self._trespass(cell, transfer_id)
         self._filling.update(cells)
 
     def filled(self, cells: Sequence[int]) -> None:
@@ -126,24 +143,42 @@ class Memory:
         """A mover's write. What is written after the life ended is nobody's."""
         if self._burnt:
             return
-        owner = self._targets.get(cell)
-        assert owner == transfer_id, f"{transfer_id} writes into cell {cell}, which belongs to {owner or 'the engine'}"
+        if self._targets.get(cell) != transfer_id:
+            self._trespass(cell, transfer_id)
         self.cells[cell] = number
 
+    @property
+    def given(self) -> dict[int, str]:
+        """Cells that belong to transfers, and to which; to be read only."""
+        return self._targets
+
     def check_holds(
-        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),)
-    ) -> None:
-        """Asserts that blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else."""
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),),
+        rule: Rule = Rule.R2, about: str = "",
+    ) -> None:  # fmt: skip
+        """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""
         for cell, wanted in self._expected(blocks, prompt, use_tokens, 0):
             layer = self._pool.regions[wanted.region].first_layer
             if not any(first <= layer < first + count for first, count in layers):
                 continue
-            assert self._store.holds(self.cells[cell], wanted), f"cell {cell} holds other KV than was asked for"
+            if not self._store.holds(self.cells[cell], wanted):
+                found = self._store.tells(self.cells[cell])
+                # What is still on its way was taken for done.
+                rule = Rule.R9 if cell in self._filling else rule
+                broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
 
     def burn(self) -> None:
         """The life is over: whoever still reads here reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
         self._burnt = True
+
+    def _in_use(self, how: str, cell: int) -> None:
+        owner = self._targets[cell]
+        broken(Rule.R1, f"cell {cell} is {how} while {owner} may write into it", owner)
+
+    def _trespass(self, cell: int, transfer_id: str) -> None:
+        owner = self._targets.get(cell, "the engine")
+        broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
 
     def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int) -> list[tuple[int, Cell]]:
         found = []
