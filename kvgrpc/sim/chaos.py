@@ -135,4 +135,6 @@ class Chaos:
             host.stop(for_s, movers=movers)
 
     def _host(self, rng: Random) -> Host:
-        return rng.choice(self._world.hosts)
+        """Every other time one that moves bytes now, if there is one."""
+        busy = [host for host in self._world.hosts if host.up and host.mover.busy]
+        return rng.choice(busy if busy and rng.random() < 0.5 else self._world.hosts)

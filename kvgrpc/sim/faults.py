@@ -37,6 +37,10 @@ class Faults:
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
 
+    land_late: float = 0.0
+    """Some of what a process wrote into a peer's memory lands `slow_s` after the process is gone."""
+    undrained: float = 0.0
+    """Whoever sees a process gone cannot tell whether all that it had sent has landed."""
     rekey_proves_nothing: float = 0.0
     """A peer may go on writing although the data path began anew."""
 
@@ -89,6 +93,8 @@ ROUGH = Faults(
     lose_posting=0.02,
     report_late=0.02,
     break_mapping=0.05,
+    land_late=0.5,
+    undrained=0.3,
     rekey_proves_nothing=0.3,
     drift=0.01,
 )
@@ -105,6 +111,8 @@ STORMY = Faults(
     lose_posting=0.08,
     report_late=0.08,
     break_mapping=0.1,
+    land_late=0.5,
+    undrained=0.5,
     rekey_proves_nothing=0.5,
     silence_s=(0.1, 1.0),
     drift=0.05,

@@ -127,12 +127,15 @@ class Host:
         self._doomed_in = -1
         self._stopped = False
         self._waiting.clear()
+        network, life, ranks = self._world.network, self.life, self._world.ranks
+        self._life.mover.retire(lambda: network.at_rest(life, ranks))
         movers, self._movers = self._movers, []
         for mover in movers:
             mover.stop()
+        if self._life.mover.landing:
+            network.gone(life, ranks)
         if self._attached:
             self._end_life()
-        self._world.network.at_rest(self.life, self._world.ranks)
         self.ledger.crashed()
 
     def doom(self, events: int) -> None:

@@ -33,6 +33,7 @@ class Life:
         """A rank's data path begins anew; `proves`: nothing comes by the old one any more."""
         self.mover.end_all(rank)
         self.doors[rank].open = not proves
+        self.doors[rank].renewed = True
         self._open_door(rank)
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ The layouts of the simulator have one byte for each layer of a block, so an offs
 cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvgrpc.core.events import LayerRange
@@ -87,8 +87,8 @@ class Memory:
         self._store = store
         self._targets: dict[int, str] = {}
         """Cells that were given to a transfer to be filled, and to which."""
-        self._filling: set[int] = set()
-        """Cells into which a posting writes."""
+        self._filling: dict[int, Callable[[], bool]] = {}
+        """Cells into which a posting writes, and whether it still can."""
         self._burnt = False
 
     def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
@@ -115,7 +115,7 @@ class Memory:
         """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
         for cell in self._cells_of(blocks):
             owner = self._targets.pop(cell)
-            if cell in self._filling:
+            if self._written(cell):
                 broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
 
     def scrub(self, blocks: Blocks) -> None:
@@ -125,19 +125,25 @@ class Memory:
                 self._in_use("freed", cell)
             self.cells[cell] = UNWRITTEN
 
-    def fill(self, cells: Sequence[int], transfer_id: str) -> None:
-        """A posting is about to write there: no other may before it has ended."""
-        twice = self._filling.intersection(cells)
+    def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
+        """A posting is about to write there: no other may before it has ended, or `can` not any more."""
+        twice = sorted(filter(self._written, cells))
         if twice:
-            broken(Rule.R1, f"two postings write into cells {sorted(twice)}", transfer_id)
+            broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
         for cell in () if self._burnt else cells:
             if self._targets.get(cell) != transfer_id:
                 self._trespass(cell, transfer_id)
-        self._filling.update(cells)
+        self._filling |= dict.fromkeys(cells, can)
 
-    def filled(self, cells: Sequence[int]) -> None:
-        """The posting has ended."""
-        self._filling.difference_update(cells)
+    def filled(self, cells: Sequence[int], can: Callable[[], bool] | None = None) -> None:
+        """The posting has ended; with `can`, that one only: where it could not write any more, another may by now."""
+        for cell in cells:
+            if can is None or self._filling.get(cell) is can:
+                self._filling.pop(cell, None)
+
+    def left_on_wire(self, cells: Sequence[int], can: Callable[[], bool]) -> None:
+        """The process that writes there is gone; what it had sent comes as long as it `can`."""
+        self._filling |= dict.fromkeys(cells, can)
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
         """A mover's write. What is written after the life ended is nobody's."""
@@ -164,13 +170,17 @@ class Memory:
             if not self._store.holds(self.cells[cell], wanted):
                 found = self._store.tells(self.cells[cell])
                 # What is still on its way was taken for done.
-                rule = Rule.R9 if cell in self._filling else rule
+                rule = Rule.R9 if self._written(cell) else rule
                 broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
 
     def burn(self) -> None:
         """The life is over: whoever still reads here reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
         self._burnt = True
+
+    def _written(self, cell: int) -> bool:
+        can = self._filling.get(cell)
+        return can is not None and can()
 
     def _in_use(self, how: str, cell: int) -> None:
         owner = self._targets[cell]
@@ -205,3 +215,6 @@ class Door:
     key: str
     memory: Memory
     open: bool = True
+    """Whoever has mapped it may still read and write."""
+    renewed: bool = False
+    """The data path began anew: what a dead process had sent is not taken from the wire any more."""

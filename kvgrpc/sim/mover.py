@@ -31,6 +31,8 @@ class _Posting:
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
     filled: list[int] = field(default_factory=list)
+    can: Callable[[], bool] = lambda: True
+    """Whether it can still write."""
     breaks_at: int = NEVER
     """Cells left when it ends with an error."""
     lost_at: int = NEVER
@@ -61,6 +63,8 @@ class Mover:
         self._paused_until = 0.0
         self._postings: dict[_Posting, None] = {}
         """Those that are not over."""
+        self._landing = 0
+        """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
 
     def map(self, action: MapPeer, door: Door | None) -> None:
@@ -91,7 +95,8 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
-        posting.sink.fill(posting.filled, posting.owner)
+        posting.can = lambda: not writes or door.open
+        posting.sink.fill(posting.filled, posting.owner, posting.can)
         self._postings[posting] = None
         # A data path writes in any order.
         self._rng.shuffle(posting.cells)
@@ -114,23 +119,52 @@ class Mover:
         """The process of one rank is gone."""
         self._dead.add(rank)
         for posting in [posting for posting in self._postings if posting.post.rank == rank]:
-            posting.sink.filled(posting.filled)
             del self._postings[posting]
+            if posting.post.operation is Operation.WRITE and self._luck.strikes("land_late"):
+                self._leave_on_wire(posting)
+            else:
+                posting.sink.filled(posting.filled, posting.can)
         self._check_at_rest()
+
+    @property
+    def busy(self) -> bool:
+        """Postings are in flight."""
+        return bool(self._postings)
+
+    @property
+    def landing(self) -> bool:
+        """What dead processes sent is still on the wire."""
+        return self._landing > 0
 
     def pause(self, for_s: float) -> None:
         """Its processes are stopped: whatever they were about to do, they do afterwards."""
         self._paused_until = max(self._paused_until, self._agenda.now + for_s)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
+        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way, and has landed."""
         self._at_rest = at_rest
         self._check_at_rest()
 
     def _check_at_rest(self) -> None:
-        if not self._postings and self._at_rest is not None:
+        if not self._postings and not self._landing and self._at_rest is not None:
             at_rest, self._at_rest = self._at_rest, None
             at_rest()
+
+    def _leave_on_wire(self, posting: _Posting) -> None:
+        """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
+        sent = [(dst, posting.source.cells[src]) for src, dst in posting.cells[-CHUNKS:]]
+        can = posting.can = lambda: posting.door.open and not posting.door.renewed
+        self._landing += 1
+        posting.sink.left_on_wire(posting.filled, can)
+
+        def land() -> None:
+            for dst, number in sent if can() else ():
+                posting.sink.arrive(dst, number, posting.owner)
+            posting.sink.filled(posting.filled, posting.can)
+            self._landing -= 1
+            self._check_at_rest()
+
+        self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
 
     def _somewhere(self, posting: _Posting, kind: str) -> int:
         return self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
@@ -165,7 +199,7 @@ class Mover:
             self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
 
     def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
-        posting.sink.filled(posting.filled)
+        posting.sink.filled(posting.filled, posting.can)
         del self._postings[posting]
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)

@@ -84,13 +84,21 @@ class Network:
                 return True
         return False
 
+    def gone(self, life: str, ranks: int) -> None:
+        """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
+        self._tell_ended(life, ranks, lambda: False)
+
     def at_rest(self, life: str, ranks: int) -> None:
-        """No mover of that life moves anything any more: whoever hears of it sooner or later has a proof."""
+        """No mover of that life moves anything any more: who hears of it has a proof, where that can be seen."""
+        self._tell_ended(life, ranks, lambda: not self._luck.strikes("undrained"))
+
+    def _tell_ended(self, life: str, ranks: int, drained: Callable[[], bool]) -> None:
+        """Every lead hears of it sooner or later."""
         for lead in self._leads.values():
 
-            def tell(lead: Lead = lead) -> None:
+            def tell(lead: Lead = lead, drained: bool = drained()) -> None:
                 for rank in range(ranks if lead.up else 0):
-                    lead.handle(ProcessEnded(rank, life, drained=True))
+                    lead.handle(ProcessEnded(rank, life, drained=drained))
 
             self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 

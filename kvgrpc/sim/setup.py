@@ -44,6 +44,10 @@ DOOMED = Mishaps(
 )  # fmt: skip
 """Something happens every second."""
 
+QUICK_S = (0.0001, 0.002)
+SLOW_S = (0.002, 0.05)
+"""How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -94,11 +98,12 @@ def drawn(seed: int, steps: int) -> Setup:
         writers=rng.choice((frozenset(), WRITES)),
         rate_per_s=rng.choice((2.0, 5.0, 10.0)),
     )
+    cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
     weather = rng.randrange(8)
     if weather == 0:
         return setup
     if weather < 5:
-        return replace(setup, faults=ROUGH, mishaps=UNLUCKY)
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=UNLUCKY)
     if weather == 5:
-        return replace(setup, faults=ROUGH, mishaps=DOOMED)
-    return replace(setup, faults=STORMY, mishaps=DOOMED, limits=TIGHT)
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=DOOMED)
+    return replace(setup, faults=replace(STORMY, cell_s=cell_s), mishaps=DOOMED, limits=TIGHT)

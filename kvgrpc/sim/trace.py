@@ -6,7 +6,7 @@ that from the names in a violation everything about its request is found, on all
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 from zlib import crc32
@@ -32,11 +32,22 @@ _SILENT = frozenset({
 LINES = 60
 
 
+@dataclass(frozen=True)
+class _Line:
+    text: str
+    names: frozenset[str]
+    """In it; empty where it is told with everything."""
+    event: int
+    """The line of the event that led to it, or its own."""
+
+
 class Trace:
     """Records what happens; see `surroundings.Watcher`. The times are those of the world, in seconds."""
 
     def __init__(self) -> None:
-        self._lines: list[tuple[str, frozenset[str]]] = []
+        self._lines: list[_Line] = []
+        self._event = 0
+        """Where the event stands that is being handled."""
         self._tied: dict[str, str] = {}
         """Each name's next one on the way to the one that stands for its request."""
         self.digest = 0
@@ -44,6 +55,7 @@ class Trace:
 
     def event(self, address: str, now: float, event: Event) -> None:
         """A node is about to handle that."""
+        self._event = len(self._lines)
         self._add(address, now, "<", event)
 
     def actions(self, address: str, now: float, actions: list[Action]) -> None:
@@ -53,15 +65,20 @@ class Trace:
 
     def note(self, address: str, now: float, what: str) -> None:
         """Something befell a host."""
+        self._event = len(self._lines)
         self._keep(f"{now:12.6f} {address} * {what}", frozenset())
 
     def lines(self, about: tuple[str, ...], most: int = LINES) -> list[str]:
         """The last lines about the requests of these names, with what befell hosts; all where no name is known."""
         roots = {self._root(name) for text in about for name in _NAME.findall(text) if name in self._tied}
         if not roots:
-            return [_short(line) for line, _ in self._lines[-most:]]
-        found = [line for line, names in self._lines if not names or any(self._root(name) in roots for name in names)]
-        return [_short(line) for line in found[-most:]]
+            return [_short(line.text) for line in self._lines[-most:]]
+        shown: dict[int, None] = {}
+        for i, line in enumerate(self._lines):
+            if not line.names or any(self._root(name) in roots for name in line.names):
+                # What was asked for is told with what it was asked for at.
+                shown |= {line.event: None, i: None}
+        return [_short(self._lines[i].text) for i in list(shown)[-most:]]
 
     def _add(self, address: str, now: float, mark: str, what: Event | Action) -> None:
         text = f"{now:12.6f} {address} {mark} {tell(what)}"
@@ -75,7 +92,7 @@ class Trace:
 
     def _keep(self, text: str, names: frozenset[str]) -> None:
         self.digest = crc32(text.encode(), self.digest)
-        self._lines.append((text, names))
+        self._lines.append(_Line(text, names, self._event))
 
     def _tie(self, names: frozenset[str]) -> None:
         if names:

@@ -19,6 +19,7 @@ from kvgrpc.core import (
     handover,
     leases,
     open_access,
+    proofs,
     pull_ends,
     pull_steps,
     pulling,
@@ -170,6 +171,14 @@ def _concluded(post: Any) -> Any:
     return _post
 
 
+def _proved_anyway(rekeyed: Any) -> Any:
+    return lambda self, event: rekeyed(self, replace(event, message=""))
+
+
+def _landed(process_ended: Any) -> Any:
+    return lambda self, event: process_ended(self, replace(event, drained=True))
+
+
 def _freed_under_write(lease_ended: Any) -> Any:
     return lambda self, lease, message: (lease_ended(self, lease, message), False)[1]
 
@@ -202,6 +211,8 @@ MUTANTS = (
     Mutant("two postings write into one block", pull_steps.PullSteps, "_post_slice", _posted_twice, 20),
     Mutant("a source posts twice into one block", push_steps.PushSteps, "_post_slice", _posted_twice, 20),
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 60),
+    Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 60),
+    Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 60),
     Mutant("a send concludes", push_steps.PushSteps, "_post", _concluded, 20),
 )  # fmt: skip
 
