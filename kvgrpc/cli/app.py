@@ -6,6 +6,7 @@ from kvgrpc import __version__
 from kvgrpc.cli.bench import bench
 from kvgrpc.cli.demo import demo
 from kvgrpc.cli.serve import serve
+from kvgrpc.cli.sim import sim
 from kvgrpc.cli.status import status
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(demo)
 app.command()(status)
+app.command()(sim)
 app.add_typer(bench)
 
 

@@ -46,7 +46,7 @@ class Pushes(Protocol):
 
     def lease_ended(self, lease: Lease, message: str) -> bool: ...
 
-    def voided(self, lease: Lease) -> None: ...
+    def voided(self, lease_id: str) -> None: ...
 
 
 class HandOver:
@@ -158,9 +158,9 @@ class HandOver:
         """The engine took blocks back: whoever reads them will be told."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
-            if lease is not None and lease.pushed:
-                self._pushes.voided(lease)
-            elif lease is not None and lease.live:
+            if lease is None or lease.pushed:
+                self._pushes.voided(lease_id)
+            elif lease.live:
                 self.end(lease, LeaseState.VOIDED)
 
     def find(self, ref: LeaseRef) -> Lease:

@@ -46,8 +46,11 @@ class Moving(ABC, Generic[M]):
             else:
                 self._steps.reached(move, peer)
 
-    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None:
-        """The lead at an address cannot be used; where `expected` is stated, only by those who expect that engine."""
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:  # noqa: ARG002
+        """The lead at an address cannot be used; where `expected` is stated, only by those who expect that engine.
+
+        `lead`: it answered, but no data path reaches its memory.
+        """
         for move in [*self._table.take_address(address), *self._table.take_unmapped(address)]:
             if expected in (None, move.claims.engine_id):
                 self._ends.fail(move, error)

@@ -100,7 +100,7 @@ class Node:
         self._proofs = Proofs(self.state, self._lives, self._peering, self._pulls.deliveries)
         self._pool = Pool(self.state)
         self.handover.attach(self._pushes)
-        self._peering.attach(self._pulls, self._pushes)
+        self._peering.attach(self._pushes, self._pulls)
         self._proofs.attach(self._serving, (self._pulls, self._pushes))
         self._lives.attach(self._serving, self._pulls, self._pushes, self._peering)
         self._handlers: dict[type, Handler] = {

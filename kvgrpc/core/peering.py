@@ -18,7 +18,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.handshakes import Admission, Dialling, Shake
 from kvgrpc.core.ids import peer_key
 from kvgrpc.core.lives import Lives
-from kvgrpc.core.peers import Peer, PeerView
+from kvgrpc.core.peers import Peer, PeerState, PeerView
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
@@ -29,7 +29,7 @@ class Waiting(Protocol):
 
     def peer_ready(self, address: str, peer: Peer) -> None: ...
 
-    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None: ...
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None: ...
 
     def open_accesses(self, peer: str) -> int: ...
 
@@ -47,7 +47,7 @@ class Peering:
         self._shaken = 0
 
     def attach(self, *waiting: Waiting) -> None:
-        """Names who waits; once, when the node is built."""
+        """Names who waits, in the order of being told; once, when the node is built."""
         self._waiting = waiting
 
     def view(self, peer: Peer) -> PeerView:
@@ -233,12 +233,14 @@ class Peering:
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
         """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
         self._end_dial(dial)
+        lead = self._state.peers.get(dial.peer)
+        lead = lead if lead is not None and lead.state is not PeerState.DEAD else None
         expected = dial.expected_engine_id if error.reason is Reason.WRONG_ENGINE else None
         again = [call for call in dial.calls if expected not in (None, call[1])]
         for call, _ in [call for call in dial.calls if call not in again]:
             self._state.refuse(call, error)
         for waiting in self._waiting:
-            waiting.peer_failed(dial.address, error, expected)
+            waiting.peer_failed(dial.address, error, expected, lead)
         for call, engine_id in again:
             self._dial(dial.address, engine_id, dial.trace).calls.append((call, engine_id))
 

@@ -128,9 +128,12 @@ class Pulls(Moving[Pull]):
         super().peer_ready(address, peer)
         self._closings.reached(address, peer.key)
 
-    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None) -> None:
-        super().peer_failed(address, error, expected)
-        self._closings.unreachable(address)
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None:
+        super().peer_failed(address, error, expected, lead)
+        if lead is None:
+            self._closings.unreachable(address)
+        else:
+            self._closings.reached(address, lead.key)
 
     def peer_dead(self, peer: Peer) -> None:
         self._closings.peer_dead(peer.key)

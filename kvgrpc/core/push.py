@@ -201,6 +201,10 @@ class PushTable(MoveTable[Registration]):
         push = self._by_key.get(key)
         return push if push is not None and not push.over else None
 
+    def with_lease(self, lease_id: str) -> Push | None:
+        """The push whose present parts are under that lease, which may have ended long ago: its postings go on."""
+        return next((push for push in self._pushes.values() if push.lease_id == lease_id), None)
+
     def with_token(self, token: bytes) -> Registration | None:
         """The registration of a grant."""
         try:

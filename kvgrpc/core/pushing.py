@@ -142,12 +142,12 @@ class Pushes(Moving[Registration]):
         """The lease of a push is over; whether our own postings still read its blocks."""
         return self._push_ends.lease_ended(lease, message)
 
-    def voided(self, lease: Lease) -> None:
+    def voided(self, lease_id: str) -> None:
         """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
-        push = self._pushes.push(lease.transfer_id)
+        push = self._pushes.with_lease(lease_id)
         if push is not None and push.over:
             self._push_ends.taken_back(push)
-        elif push is not None and lease.live:
+        elif push is not None:
             self._push_ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, peer: str, row: Closing) -> bool:

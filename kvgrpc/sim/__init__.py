@@ -1,20 +1,42 @@
 """Many nodes in virtual time, on a faulty network with slow and racing data paths, from one seed.
 
-    world = World(seed=7, engines=3, faults=ROUGH)
+    outcome = run(drawn(seed=7, steps=5_000))       # one of the worlds of `kvgrpc sim`
+
+    world = World(seed=7, engines=3, faults=ROUGH)  # one made by hand
     Traffic(world).requests(20, over_s=5.0)
     Chaos(world).mishaps(over_s=5.0)
     world.run(30.0)
     world.finish()
 
 The nodes are the real core; everything around them (network, movers, memory, engines) is modelled, so that whatever
-the core allows to go wrong does go wrong here, and is found: `Host` checks the node's invariants after every event,
-`Memory` the use of blocks at every write, `Engine` the KV that it is given, `Ledger` the life of every transfer and the
-answer to every call. Same seed, same run.
+the core allows to go wrong does go wrong here, and is found: `Audit` compares the node's tables with each other and
+with the world, `Memory` checks the use of blocks at every write, `Engine` the KV that it is given, `Ledger` the life of
+every transfer and the answer to every call. What does not hold is raised as `Violated`. Same seed, same run.
 """
 
-from kvgrpc.sim.chaos import Chaos
-from kvgrpc.sim.faults import ROUGH, Faults
-from kvgrpc.sim.traffic import Traffic
+from kvgrpc.sim.chaos import Chaos, Mishaps
+from kvgrpc.sim.faults import ROUGH, STORMY, Faults
+from kvgrpc.sim.rules import Rule, Violated
+from kvgrpc.sim.run import Outcome, Violation, run
+from kvgrpc.sim.setup import TIGHT, Setup, drawn
+from kvgrpc.sim.traffic import Habits, Traffic
 from kvgrpc.sim.world import World
 
-__all__ = ["ROUGH", "Chaos", "Faults", "Traffic", "World"]
+__all__ = [
+    "ROUGH",
+    "STORMY",
+    "TIGHT",
+    "Chaos",
+    "Faults",
+    "Habits",
+    "Mishaps",
+    "Outcome",
+    "Rule",
+    "Setup",
+    "Traffic",
+    "Violated",
+    "Violation",
+    "World",
+    "drawn",
+    "run",
+]

@@ -17,6 +17,11 @@ class Agenda:
         self._queue: list[tuple[float, int, Deed]] = []
         self._order = count()
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to do."""
+        return not self._queue
+
     def at(self, when: float, do: Deed) -> None:
         """Does it at `when`, after all that was put there before; now, if that is past."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._order), do))
@@ -27,8 +32,15 @@ class Agenda:
 
     def run(self, until: float) -> bool:
         """Does all that is due up to `until`; True when nothing is left at all."""
-        while self._queue and self._queue[0][0] <= until:
-            self.now, _, do = heapq.heappop(self._queue)
-            self.events += 1
-            do()
-        return not self._queue
+        while self.next(until):
+            pass
+        return self.idle
+
+    def next(self, until: float = float("inf")) -> bool:
+        """Does what comes next, if that is due by `until`; False when nothing is."""
+        if not self._queue or self._queue[0][0] > until:
+            return False
+        self.now, _, do = heapq.heappop(self._queue)
+        self.events += 1
+        do()
+        return True

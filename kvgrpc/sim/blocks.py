@@ -4,6 +4,7 @@ import numpy as np
 
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.rules import Rule, broken
 
 
 class BlockManager:
@@ -42,7 +43,8 @@ class BlockManager:
         for free, uses, ids in zip(self._free, self._uses, blocks, strict=True):
             gone = []
             for block in ids.tolist():
-                assert uses[block] > 0, f"block {block} is freed twice"
+                if not uses[block]:
+                    broken(Rule.R1, f"block {block} is freed twice")
                 uses[block] -= 1
                 if not uses[block]:
                     gone.append(block)
@@ -66,6 +68,11 @@ class BlockManager:
             found.append(wanted if layers is None or layers[0] < count else ids[:0])
         return tuple(found)
 
+    def in_use(self, group: int, block: int) -> bool:
+        """Whether anybody uses a block."""
+        return self._uses[group][block] > 0
+
     def check_idle(self) -> None:
-        """Asserts that nothing is in use."""
-        assert not any(any(uses) for uses in self._uses), "blocks are still in use"
+        """Nothing is in use."""
+        if any(any(uses) for uses in self._uses):
+            broken(Rule.END, "blocks are still in use: nobody gave them back")

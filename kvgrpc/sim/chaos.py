@@ -1,4 +1,8 @@
-"""What befalls whole hosts and links: crashes, engines that are lost and attached anew, and cuts of the network."""
+"""What befalls whole hosts and links: crashes, lost engines and ranks, processes that are stopped, and cut links."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from random import Random
 
 from kvgrpc.sim.host import Host
 from kvgrpc.sim.world import World
@@ -6,48 +10,131 @@ from kvgrpc.sim.world import World
 DOWN_S = (0.001, 20.0)
 """From far below the grace of liveness to well above it."""
 CUT_S = (0.1, 20.0)
+STOP_S = (0.01, 15.0)
+RANK_DOWN_S = (0.001, 2.0)
+DOOM_EVENTS = 40
+"""A lead that is doomed crashes in the middle of one of its next events."""
+
+
+@dataclass(frozen=True)
+class Mishaps:
+    """How often in 10 seconds each befalls a world. The default is a world that nothing befalls."""
+
+    crash: float = 0.0
+    """A lead crashes, and with it its engine and ranks, between two events."""
+    crash_in_event: float = 0.0
+    """It crashes when a part of what an event asks for is done."""
+    lose_engine: float = 0.0
+    """An engine dies; another attaches to the same lead at once."""
+    lose_rank: float = 0.0
+    """The process of a rank dies, and its engine with it; the other ranks' postings run on."""
+    cut: float = 0.0
+    """Nothing passes between two hosts."""
+    cut_one_way: float = 0.0
+    """Nothing passes from one host to another."""
+    stop: float = 0.0
+    """The processes of a host are stopped for a while; its movers, every other time, run on."""
+
+    def without(self, kind: str) -> "Mishaps":
+        """The same, but that never happens."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Mishaps(**values | {kind: 0.0})
+
+
+KINDS = tuple(field.name for field in fields(Mishaps))
+"""What may befall, by name."""
 
 
 class Chaos:
-    """Mishaps, drawn from the world's seed. Each is the expected number over the whole time."""
+    """Mishaps, drawn from the world's seed. Each kind draws from a source of its own: none disturbs another."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._rng = world.rng("chaos")
+        self._rngs = {kind: world.rng(f"chaos/{kind}") for kind in KINDS}
+        self._deeds: dict[str, Callable[[Random], None]] = {
+            "crash": self._crash,
+            "crash_in_event": self._crash_in_event,
+            "lose_engine": self._lose_engine,
+            "lose_rank": self._lose_rank,
+            "cut": lambda rng: self._cut(rng, one_way=False),
+            "cut_one_way": lambda rng: self._cut(rng, one_way=True),
+            "stop": self._stop,
+        }
 
-    def mishaps(
-        self, over_s: float, *, crashes: float = 0.5, losses: float = 0.3, cuts: float = 0.5, rekeys: float = 20.0
-    ) -> None:
-        """Puts crashes of leads, losses of engines, cuts of links and re-keys on the agenda of the next `over_s`
-        seconds.
+    def mishaps(self, over_s: float, *, crashes: float = 0.5, losses: float = 0.3, cuts: float = 0.5) -> None:
+        """Puts crashes of leads, losses of engines and cuts of links on the agenda of the next `over_s` seconds. Each
+        is the expected number over the whole time.
         """
-        kinds = ((crashes, self._crash), (losses, self._lose), (cuts, self._cut), (rekeys, self._rekey))
-        for expected, befall in kinds:
-            at_s = self._rng.expovariate(expected / over_s)
-            while at_s < over_s:
-                self._world.agenda.after(at_s, befall)
-                at_s += self._rng.expovariate(expected / over_s)
+        scale = 10.0 / over_s
+        end = self._world.agenda.now + over_s
+        self.keep_on(Mishaps(crash=crashes * scale, lose_engine=losses * scale, cut=cuts * scale), until=end)
 
-    def _crash(self) -> None:
-        host = self._host()
+    def keep_on(self, mishaps: Mishaps, *, until: float = float("inf")) -> None:
+        """Lets things happen until then, or until the world closes."""
+        for kind in KINDS:
+            if getattr(mishaps, kind) > 0:
+                self._plan(kind, getattr(mishaps, kind) / 10.0, until)
+
+    def _plan(self, kind: str, rate_per_s: float, until: float) -> None:
+        rng, agenda = self._rngs[kind], self._world.agenda
+        when = agenda.now + rng.expovariate(rate_per_s)
+
+        def befall() -> None:
+            if not self._world.closing:
+                self._deeds[kind](rng)
+                self._plan(kind, rate_per_s, until)
+
+        if when < until:
+            agenda.at(when, befall)
+
+    def _crash(self, rng: Random) -> None:
+        host, down_s = self._host(rng), rng.uniform(*DOWN_S)
         if host.up:
+            self._world.seen["crash"] += 1
             host.crash()
-            self._world.agenda.after(self._rng.uniform(*DOWN_S), lambda: None if host.up else host.start())
+            self._restart(host, down_s)
 
-    def _lose(self) -> None:
-        host = self._host()
+    def _crash_in_event(self, rng: Random) -> None:
+        host, events, down_s = self._host(rng), rng.randrange(DOOM_EVENTS), rng.uniform(*DOWN_S)
         if host.up:
+            self._world.seen["crash_in_event"] += 1
+            host.doom(events)
+            self._restart(host, down_s)
+
+    def _restart(self, host: Host, after_s: float) -> None:
+        def start() -> None:
+            if not host.up:
+                host.start()
+            elif host.doomed:
+                self._restart(host, after_s)
+
+        self._world.agenda.after(after_s, start)
+
+    def _lose_engine(self, rng: Random) -> None:
+        host = self._host(rng)
+        if host.ready and not host.stopped:
+            self._world.seen["lose_engine"] += 1
             host.reattach()
 
-    def _rekey(self) -> None:
-        host = self._host()
-        if host.up:
-            host.release_quarantine()
+    def _lose_rank(self, rng: Random) -> None:
+        host, rank, down_s = self._host(rng), rng.randrange(self._world.ranks), rng.uniform(*RANK_DOWN_S)
+        if host.ready and not host.stopped:
+            self._world.seen["lose_rank"] += 1
+            host.lose_rank(rank, down_s)
 
-    def _cut(self) -> None:
-        one, other = (host.address for host in self._rng.sample(self._world.hosts, 2))
-        self._world.network.cut(one, other)
-        self._world.agenda.after(self._rng.uniform(*CUT_S), lambda: self._world.network.mend(one, other))
+    def _cut(self, rng: Random, *, one_way: bool) -> None:
+        one, other = (host.address for host in rng.sample(self._world.hosts, 2))
+        self._world.seen["cut_one_way" if one_way else "cut"] += 1
+        self._world.network.cut(one, other, one_way=one_way)
+        self._world.agenda.after(rng.uniform(*CUT_S), lambda: self._world.network.mend(one, other))
 
-    def _host(self) -> Host:
-        return self._rng.choice(self._world.hosts)
+    def _stop(self, rng: Random) -> None:
+        host, for_s, movers = self._host(rng), rng.uniform(*STOP_S), rng.random() < 0.5
+        if host.up and not host.stopped:
+            self._world.seen["stop"] += 1
+            host.stop(for_s, movers=movers)
+
+    def _host(self, rng: Random) -> Host:
+        """Every other time one that moves bytes now, if there is one."""
+        busy = [host for host in self._world.hosts if host.up and host.mover.busy]
+        return rng.choice(busy if busy and rng.random() < 0.5 else self._world.hosts)

@@ -1,6 +1,7 @@
 """What goes wrong, how often, and how long things take. Everything else is drawn from the seed."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, fields
 from random import Random
 
 Range = tuple[float, float]
@@ -31,18 +32,55 @@ class Faults:
     """A posting ends with an error in the middle."""
     lose_posting: float = 0.0
     """A posting is reported as failed in the middle while it goes on writing; that it is at rest is proved later."""
+    report_late: float = 0.0
+    """The end of a posting is reported `slow_s` after it."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
+
+    land_late: float = 0.0
+    """Some of what a process wrote into a peer's memory lands `slow_s` after the process is gone."""
+    undrained: float = 0.0
+    """Whoever sees a process gone cannot tell whether all that it had sent has landed."""
     rekey_proves_nothing: float = 0.0
     """A peer may go on writing although the data path began anew."""
 
+    drift: float = 0.0
+    """The clock of a lead is up to so much faster or slower than the others."""
+
     def draw(self, rng: Random, span: Range) -> float:
         """A duration between the two ends of `span`."""
-        return rng.uniform(*span)
+        low, high = span
+        return low + (high - low) * rng.random()
 
-    def hits(self, rng: Random, probability: float) -> bool:
-        """Whether it goes wrong this time. A fault that never happens draws nothing."""
-        return probability > 0 and rng.random() < probability
+    def without(self, kind: str) -> "Faults":
+        """The same, but that never happens."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Faults(**values | {kind: 0.0})
+
+
+KINDS = tuple(field.name for field in fields(Faults) if isinstance(field.default, float))
+"""What may go wrong, by name."""
+
+
+class Luck:
+    """Draws what goes wrong in one part of a world. `seen` counts it; a fault that never happens draws nothing."""
+
+    def __init__(self, rng: Random, faults: Faults, seen: Counter[str] | None = None) -> None:
+        self.rng = rng
+        self.faults = faults
+        self._seen = Counter() if seen is None else seen
+
+    def strikes(self, kind: str) -> bool:
+        """Whether it goes wrong this time."""
+        odds: float = getattr(self.faults, kind)
+        if odds <= 0 or self.rng.random() >= odds:
+            return False
+        self._seen[kind] += 1
+        return True
+
+    def draw(self, span: Range) -> float:
+        """A duration between the two ends of `span`."""
+        return self.faults.draw(self.rng, span)
 
 
 ROUGH = Faults(
@@ -53,10 +91,33 @@ ROUGH = Faults(
     stall=0.03,
     break_posting=0.02,
     lose_posting=0.02,
+    report_late=0.02,
     break_mapping=0.05,
+    land_late=0.5,
+    undrained=0.3,
     rekey_proves_nothing=0.3,
+    drift=0.01,
 )
 """A bad day: most requests still succeed."""
+
+STORMY = Faults(
+    slow=0.1,
+    lose_request=0.08,
+    lose_reply=0.08,
+    duplicate=0.1,
+    stall=0.1,
+    stall_s=(0.5, 10.0),
+    break_posting=0.08,
+    lose_posting=0.08,
+    report_late=0.08,
+    break_mapping=0.1,
+    land_late=0.5,
+    undrained=0.5,
+    rekey_proves_nothing=0.5,
+    silence_s=(0.1, 1.0),
+    drift=0.05,
+)
+"""A day on which little succeeds."""
 
 RPC_TIMEOUT_S = 1.0
 """A caller takes a call for lost."""

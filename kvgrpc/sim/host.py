@@ -1,36 +1,13 @@
 """One lead on the simulated network: a node, its clock, its timer, and the performing of its actions."""
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
-from kvgrpc.core.actions import (
-    Action,
-    AwaitEnd,
-    Dial,
-    Expect,
-    HangUp,
-    MakeOffer,
-    MapPeer,
-    Post,
-    Refuse,
-    Rekey,
-    Reply,
-    SendClose,
-    SendOpen,
-    SendParts,
-    SendRegister,
-    SendRenew,
-    SendSettle,
-    TellEngine,
-    TransferChanged,
-    UnmapPeer,
-)
+from kvgrpc.core.actions import Action, TellEngine
 from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.core.events import (
     Call,
-    EndpointOffered,
     Event,
     LeasesVoided,
     LifeBegan,
@@ -41,70 +18,58 @@ from kvgrpc.core.events import (
     Tick,
 )
 from kvgrpc.core.ids import peer_key
-from kvgrpc.core.layout import PoolKind, PoolLayout
-from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
-from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.engine import Engine
+from kvgrpc.sim.faults import Luck
 from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.memory import Door, KvStore, Memory
+from kvgrpc.sim.life import Life, describe
+from kvgrpc.sim.memory import Door, Memory, Prompt
 from kvgrpc.sim.mover import Mover
-from kvgrpc.sim.network import Ask, Give, Network
-from kvgrpc.sim.peer_calls import PeerCalls
+from kvgrpc.sim.network import Ask, Give
+from kvgrpc.sim.performing import Performing
+from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.surroundings import Surroundings
 
 NEVER = float("inf")
-
-
-@dataclass(eq=False)
-class Surroundings:
-    """What all hosts of a world share."""
-
-    agenda: Agenda
-    network: Network
-    limits: Limits
-    pool: PoolLayout
-    ranks: int
-    writers: frozenset[str] = frozenset()
-    """Data paths over which the source of a push writes."""
-    store: KvStore = field(default_factory=KvStore)
-    doors: dict[str, Door] = field(default_factory=dict)
-    """Into the memory of all lives, by the key in their endpoints."""
-    lives: dict[str, EngineDescription] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class Life:
-    """One life of an engine."""
-
-    description: EngineDescription
-    engine: Engine
-    mover: Mover
-    memories: list[Memory]
-    doors: dict[int, Door] = field(default_factory=dict)
-    """By rank, those that are offered now."""
+OPERATOR = "operator"
+"""Principal of people."""
 
 
 class Host:
-    """One lead with its engine and movers. It crashes whole, or loses only its engine."""
+    """One lead with its engine and movers. It crashes whole, or loses only its engine or a rank, or is stopped."""
 
     def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
         self.address = address
         self.up = False
         self.ledger = Ledger(world.limits)
         self.node: Node
+        self.audit: Audit
+        self.tells = False
+        """The node tells its engine about what it handles now."""
         self._world = world
         self._rng = rng
         self._life: Life
+        self._attached = False
         self._movers: list[Mover] = []
         """Those of this process: of its present life, and of lives that ended before a posting did."""
         self._flags: list[str] = []
         """Leases whose void flags are set, and were not read yet."""
         self._skew_s = 0.0
+        self._pace = 1.0
+        """Seconds of its clock in one second of the world."""
         self._tick_at = NEVER
-        self._performers = self._make_performers()
+        self._stopped = False
+        self._waiting: deque[Callable[[], None]] = deque()
+        """What happened while it was stopped."""
+        self._doomed_in = -1
+        """Events until it crashes in the middle of what one asks for; negative: never."""
+        self._fallen = False
+        """It has crashed, and is not cleared away."""
+        self._performing = Performing(self, world)
         world.network.add(self)
 
     @property
@@ -117,29 +82,74 @@ class Host:
         return self._life.engine
 
     @property
+    def mover(self) -> Mover:
+        return self._life.mover
+
+    @property
+    def ready(self) -> bool:
+        """Its engine is attached and may be asked for something."""
+        return self.up and self._attached
+
+    @property
+    def stopped(self) -> bool:
+        """Its processes are stopped."""
+        return self._stopped
+
+    @property
+    def doomed(self) -> bool:
+        """It is going to crash in the middle of an event."""
+        return self._doomed_in >= 0
+
+    @property
     def life(self) -> str:
         """Key of the present life of its engine; the last one's while it is down."""
-        return peer_key(self.address, self._life.description.incarnation)
+        return self._life.key
 
     def start(self) -> None:
         """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
-        self.node = Node(self._world.limits, self._world.writers)
+        world = self._world
+        if self._fallen:
+            self.crash()
+        self.node = Node(world.limits, world.writers)
+        self.audit = Audit(self.node, world.opened)
         self._skew_s = self._rng.uniform(0, 1e6)
+        drift = world.network.faults.drift
+        self._pace = self._rng.uniform(1.0 - drift, 1.0 + drift)
         self._tick_at = NEVER
         self.up = True
+        self._tell("starts")
         self._attach()
 
     def crash(self) -> None:
         """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
+        self._tell("crashes")
+        self.up = self._fallen = False
+        self._doomed_in = -1
+        self._stopped = False
+        self._waiting.clear()
+        network, life, ranks = self._world.network, self.life, self._world.ranks
+        self._life.mover.retire(lambda: network.at_rest(life, ranks))
         movers, self._movers = self._movers, []
         for mover in movers:
             mover.stop()
-        self._end_life()
-        self._world.network.at_rest(self.life, self._world.ranks)
-        for mover in movers:
-            mover.gone()
+        if self._life.mover.landing:
+            network.gone(life, ranks)
+        if self._attached:
+            self._end_life()
         self.ledger.crashed()
-        self.up = False
+
+    def doom(self, events: int) -> None:
+        """It crashes after so many events more, when a part of what the last one asks for is done."""
+        self._doomed_in = events
+
+    def release_quarantine(self, *, force: bool = False) -> None:
+        """An operator wants memory back that is in quarantine, or says that nothing writes it."""
+        why = "nothing moves" if force else ""
+        self.call(lambda call: ReleaseQuarantine(call, force, why=why), OPERATOR, lambda _: None)
+
+    def spare(self) -> None:
+        """It does not crash after all."""
+        self._doomed_in = -1
 
     def reattach(self) -> None:
         """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
@@ -148,38 +158,89 @@ class Host:
         self._attach()
         mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
 
-    def release_quarantine(self, *, force: bool = False) -> None:
-        """An operator wants memory back that is in quarantine, or says that nothing writes it."""
-        number = self.ledger.called(lambda _: None)
-        self.handle(ReleaseQuarantine(Call(number, "operator"), force, why="nothing moves" if force else ""))
+    def lose_rank(self, rank: int, back_after_s: float) -> None:
+        """The process of a rank dies, and with it the life of the engine; another attaches some time later."""
+        self._tell(f"loses rank {rank}")
+        self._life.mover.stop_rank(rank)
+        self._end_life()
+        life, mover, node = self.life, self._life.mover, self.node
+        self.handle(LifeBegan(self._rng.getrandbits(64), b"", None))
+        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+
+        def attach() -> None:
+            if self.up and self.node is node:
+                self._when_running(self._attach)
+
+        self._world.agenda.after(back_after_s, attach)
+
+    def stop(self, for_s: float, *, movers: bool) -> None:
+        """Its lead is stopped for a while, and its movers with it or not. What happens meanwhile, it learns then."""
+        if self._stopped or not self.up:
+            return
+        self._tell(f"is stopped for {for_s:.3f} s")
+        self._stopped = True
+        life, node = self.life, self.node
+        self._world.network.silence(life)
+        for mover in self._movers if movers else ():
+            mover.pause(for_s)
+
+        def go_on() -> None:
+            self._world.network.resume(life)
+            if self.up and self.node is node:
+                self._go_on()
+
+        self._world.agenda.after(for_s, go_on)
 
     def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
-        number = self.ledger.called(give)
-        if principal == ENGINE:
-            self._read_flags()
-        self.handle(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
+
+        def take() -> None:
+            number = self.ledger.called(give, self.clock(), rekeys=principal == OPERATOR)
+            if principal == ENGINE:
+                self._read_flags()
+            self._take(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
+
+        self._when_running(take)
 
     def handle(self, event: Event) -> None:
         """Gives the node an event, checks its invariants, and performs what it asks for."""
-        if isinstance(event, SettleAccess | PostingEnded):
-            self._read_flags()
-        self._feed(event, 0.0)
+        self._when_running(lambda: self._take(event))
 
     def void(self, lease_id: str) -> None:
         """Its engine sets the void flag of a lease, which the lead reads before it vouches for anything."""
         self._flags.append(lease_id)
-        self.later(self._rng.expovariate(50.0), self._read_flags)
+        self.later(self._rng.expovariate(50.0), lambda: self._when_running(self._read_flags))
 
     def at_rest(self, blocks: Blocks) -> bool:
         """Whether nothing pins these blocks, or their engine has taken some back of which the lead does not know."""
         pins = self.node.state.pins
         return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
 
-    def _read_flags(self) -> None:
-        flags, self._flags = self._flags, []
-        if flags:
-            self._feed(LeasesVoided(tuple(flags)), 0.0)
+    def clock(self) -> float:
+        """What its clock shows. It never goes back, however it is rounded."""
+        return max(self._world.agenda.now * self._pace + self._skew_s, self.node.state.now)
+
+    def offered(self, key: bytes) -> Prompt | None:
+        """What a transfer key stands for."""
+        return self._world.offered.get(key)
+
+    def door(self, rank: int) -> Door:
+        """The way into the memory of a rank that peers are offered now."""
+        return self._life.doors[rank]
+
+    def rekey(self, rank: int) -> None:
+        """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
+        life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
+        self._world.seen["rekey"] += 1
+        proves = not luck.strikes("rekey_proves_nothing")
+        life.rekey(rank, proves=proves)
+        message = "" if proves else "the simulator proves nothing by it"
+        self.soon(lambda: self.handle(Rekeyed(rank, message)))
+
+    def tell_engine(self, action: TellEngine) -> None:
+        """The lead tells its engine something."""
+        self.ledger.told(action.news)
+        self.engine.told(action.news)
 
     def knows(self, life: str) -> bool:
         """Whether that life of a peer has a handshake here."""
@@ -195,22 +256,36 @@ class Host:
         life = self._life
 
         def if_alive() -> None:
-            if self.up and self._life is life:
+            if self.up and self._attached and self._life is life:
                 do()
 
         self._world.agenda.after(delay_s, if_alive)
 
+    def check(self) -> None:
+        """Everything that can be seen between two events."""
+        if not self.ready:
+            return
+        self.ledger.check_waits(self.node.state.now)
+        life = self._life
+        self.audit.everything(life.engine, life.memories, self._world.pool, voided=bool(self._flags))
+
     def check_idle(self) -> None:
-        """Asserts that nothing is left of all that went on here."""
+        """Nothing is left of all that went on here."""
+        self.check()
         self.ledger.check_idle()
         self.engine.check_idle()
         state = self.node.state
-        assert not len(state.pins), "blocks are still pinned"
-        assert not len(state.leases), "leases are still live"
-        assert not state.accesses, "accesses are still known"
-        assert not state.transfers.live, "transfers are not acknowledged"
-        assert not len(state.keys), "idempotency keys are still kept"
-        assert not len(state.timers), "something is still due"
+        left = {
+            "blocks are still pinned": len(state.pins),
+            "leases are still live": len(state.leases),
+            "accesses are still known": len(state.accesses),
+            "transfers are not acknowledged": state.transfers.live,
+            "idempotency keys are still kept": len(state.keys),
+            "something is still due": len(state.timers),
+        }
+        for what, count in left.items():
+            if count:
+                broken(Rule.END, f"{self.address}: {what}: {count}")
 
     def _attach(self) -> None:
         """A new life, with new memory."""
@@ -218,31 +293,85 @@ class Host:
         description = self._describe(self._rng.getrandbits(64))
         secret = self._rng.randbytes(32)
         memories = [Memory(world.pool, rank, world.store) for rank in range(world.ranks)]
-        mover = Mover(world.agenda, self._rng, world.network.faults, memories, self.handle)
+        mover = self._make_mover(memories)
         self._movers.append(mover)
-        self._life = Life(description, Engine(self, description, secret, memories, world.limits), mover, memories)
-        world.lives[self.life] = description
-        for rank in range(world.ranks):
-            self._open_door(rank)
+        key = peer_key(self.address, description.incarnation)
+        engine = Engine(self, description, secret, memories, world.limits)
+        self._life = Life(key, description, engine, mover, memories, world)
+        self._attached = True
         self.handle(LifeBegan(description.incarnation, secret, description, engine_attached=True))
-        self.ledger.life_began()
+        self._tell(f"has the life {self.life}")
+
+    def _make_mover(self, memories: list[Memory]) -> Mover:
+        world = self._world
+        return Mover(world.agenda, self._rng, world.network.faults, memories, self.handle, world.seen)
 
     def _end_life(self) -> None:
         self._world.network.ended(self.life)
+        self._attached = False
         self._flags.clear()
-        for memory in self._life.memories:
-            memory.burn()
+        self._life.end()
+
+    def _when_running(self, do: Callable[[], None]) -> None:
+        if self._stopped:
+            self._waiting.append(do)
+        elif self.up:
+            do()
+
+    def _go_on(self) -> None:
+        """In the order in which it happened; what follows from it comes last."""
+        while self._waiting and self.up:
+            self._waiting.popleft()()
+        self._stopped = False
+        if self.up:
+            self._arm()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, SettleAccess | PostingEnded):
+            self._read_flags()
+        self._feed(event, 0.0)
+
+    def _read_flags(self) -> None:
+        flags, self._flags = self._flags, []
+        if flags:
+            self._feed(LeasesVoided(tuple(flags)), 0.0)
 
     def _feed(self, event: Event, not_before: float) -> None:
         """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
-        now = max(self._world.agenda.now + self._skew_s, self.node.state.now, not_before)
-        actions = self.node.handle(event, now)
-        self.node.check()
+        world = self._world
+        watcher = world.watcher
+        world.steps += 1
+        if watcher:
+            watcher.event(self.address, world.agenda.now, event)
+        self.audit.hears(event)
+        actions = self.node.handle(event, max(self.clock(), not_before))
         if self.node.state.description is not None:
-            self._world.lives[self.life] = self.node.state.description
+            world.lives[self.life] = self.node.state.description
+        if watcher:
+            watcher.actions(self.address, world.agenda.now, actions)
+        if not self._doomed_in:
+            self._fall(actions)
+            return
+        self._doomed_in -= 1
+        began = isinstance(event, LifeBegan)
+        self.tells = self.node.state.attached and not began
+        self.audit.says(actions)
         for action in actions:
-            self._performers[type(action)](action)
+            self._performing.perform(action)
+        if began:
+            self.ledger.life_began()
+        self.ledger.check_told()
         self._arm()
+
+    def _fall(self, actions: list[Action]) -> None:
+        """It crashes in the middle of what an event asks for."""
+        self.audit.says(actions)
+        for action in actions[: self._rng.randrange(len(actions) + 1)]:
+            self._performing.perform(action)
+        # What is being done at this moment finds it down, and ends before it is cleared away.
+        self.up = False
+        self._fallen = True
+        self._world.agenda.after(0.0, lambda: self.crash() if self._fallen else None)
 
     def _arm(self) -> None:
         deadline = self.node.next_deadline()
@@ -254,78 +383,13 @@ class Host:
         def tick() -> None:
             if self.up and self.node is node and self._tick_at == deadline:
                 self._tick_at = NEVER
-                self._feed(Tick(), deadline)
+                self._when_running(lambda: self._feed(Tick(), deadline))
 
-        self._world.agenda.at(deadline - self._skew_s, tick)
+        self._world.agenda.at((deadline - self._skew_s) / self._pace, tick)
 
-    def _make_performers(self) -> dict[type[Action], Callable[..., None]]:
-        peers = PeerCalls(self, self._world.network, self._world.lives)
-        return {
-            Reply: lambda action: self.ledger.answered(action.call_id, action.answer),
-            Refuse: lambda action: self.ledger.answered(action.call_id, action.error),
-            Dial: peers.dial,
-            HangUp: lambda action: self._world.network.hang_up(self, action.peer),
-            SendOpen: peers.open,
-            SendSettle: peers.settle,
-            SendClose: peers.close,
-            SendRenew: peers.renew,
-            SendParts: peers.parts,
-            SendRegister: peers.register,
-            MakeOffer: self._offer,
-            MapPeer: self._map,
-            # A life has a mover of its own: looked up when the action comes.
-            UnmapPeer: lambda action: self._life.mover.unmap(action),  # noqa: PLW0108
-            AwaitEnd: lambda _: None,  # the network tells the end of every life
-            Rekey: self._rekey,
-            Post: self._post,
-            Expect: self.ledger.expected,
-            TransferChanged: lambda action: self.ledger.changed(action.transfer, self.node.state.now),
-            TellEngine: lambda action: self.engine.told(action.news),
-        }
-
-    def _offer(self, action: MakeOffer) -> None:
-        key = self._life.doors[action.rank].key
-        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
-        self.soon(lambda: self.handle(EndpointOffered(action.rank, action.key, endpoint)))
-
-    def _map(self, action: MapPeer) -> None:
-        loopback = action.endpoint.loopback
-        assert loopback is not None
-        self._life.mover.map(action, self._world.doors.get(loopback.key))
-
-    def _open_door(self, rank: int) -> None:
-        """Another way for peers into the memory of a rank."""
-        life = self._life
-        key = f"{self.life}/{rank}.{len(self._world.doors)}"
-        life.doors[rank] = self._world.doors[key] = Door(key, life.memories[rank])
-
-    def _rekey(self, action: Rekey) -> None:
-        """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
-        faults = self._world.network.faults
-        proves = not faults.hits(self._rng, faults.rekey_proves_nothing)
-
-        def begin_anew() -> None:
-            life = self._life
-            life.mover.end_all(action.rank)
-            if proves:
-                life.memories[action.rank].shut(life.doors[action.rank])
-            self._open_door(action.rank)
-            self.handle(Rekeyed(action.rank, "" if proves else "the simulator proves nothing by it"))
-
-        self.soon(begin_anew)
-
-    def _post(self, action: Post) -> None:
-        self._life.mover.post(action)
+    def _tell(self, what: str) -> None:
+        if self._world.watcher:
+            self._world.watcher.note(self.address, self._world.agenda.now, what)
 
     def _describe(self, incarnation: int) -> EngineDescription:
-        return EngineDescription(
-            engine_id=self.address,
-            incarnation=incarnation,
-            address=self.address,
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
-            weights_revision="w1",
-            pool=self._world.pool,
-            pool_kind=PoolKind.ENGINE_MANAGED,
-            world_size=self._world.ranks,
-        )
+        return describe(self.address, incarnation, self._world)

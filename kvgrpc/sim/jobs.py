@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from kvgrpc.core.actions import Failed
@@ -29,6 +30,10 @@ class HandOver:
     part_epoch: int = 0
     start_over: Callable[[], None] | None = None
     """Of a push: its prefill begins anew."""
+    asking: int = 0
+    """Of a push: parts of which the lead has not said yet whether it takes them."""
+    owed: bool = False
+    """Of a push: it ended meanwhile, and the blocks of those parts come back with their answer, if they are refused."""
     over: bool = False
 
 
@@ -40,9 +45,12 @@ class Fetch:
     use_tokens: int
     have_tokens: int
     ended: Callable[[Failed | None], None]
+    key: bytes
     transfer_id: str = ""
     blocks: Blocks | None = None
     """All of the request's, those that it holds already included."""
+    handed_in: bool = False
+    """The lead has them."""
     over: bool = False
 
 
@@ -57,11 +65,16 @@ class Lead(Protocol):
 
     def at_rest(self, blocks: Blocks) -> bool: ...
 
+    def clock(self) -> float: ...
+
+    def offered(self, key: bytes) -> Prompt | None: ...
+
     def soon(self, do: Callable[[], None]) -> None: ...
 
     def later(self, delay_s: float, do: Callable[[], None]) -> None: ...
 
 
+@lru_cache(maxsize=1024)
 def content_of(prompt: Prompt, also_at: int = 0) -> Content:
     """What the KV of a prompt is of."""
     return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision="w1", also_at=also_at)

@@ -1,24 +1,35 @@
-"""What one lead has said, checked as it is said: each call answered once, each transfer ended once and in time."""
+"""What one lead has said, checked as it is said: each call answered once and in time, each transfer ended once and in
+time, and its engine told of every end and every return, once.
+"""
 
 from collections.abc import Callable
 
-from kvgrpc.core.actions import Answer, Expect
+from kvgrpc.core.actions import Answer, BlocksReturned, EngineNews, Expect, Failed, Received
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.proofs import ANSWER_S
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
 from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.rules import Rule, broken
 
 SLACK_S = 1e-6
 """For the rounding of virtual time."""
 
+Give = Callable[[Answer | KVGrpcError], None]
+
 
 class Ledger:
-    """The accounts of one lead over all its lives."""
+    """The accounts of one lead over all its lives. Times are on its clock."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._calls: dict[int, Callable[[Answer | KVGrpcError], None]] = {}
+        self._calls: dict[int, tuple[Give, float]] = {}
+        """What is done with the answer, and how long it is waited for."""
         self._last_call = 0
         self._transfers: dict[str, Transfer] = {}
+        self._unfinished: dict[str, Transfer] = {}
+        self._untold: dict[str, str] = {}
+        """Ends and returns of which the engine must be told before the event is over."""
         self._expected: set[str] = set()
         self.ends: dict[tuple[Direction, State], int] = {}
         """How many transfers ended how."""
@@ -27,58 +38,116 @@ class Ledger:
 
     def life_began(self) -> None:
         """A new life: the old one has ended all that it had; what stays in quarantine is forgotten with it."""
-        assert all(transfer.over for transfer in self._transfers.values()), "a transfer outlives its life"
-        assert not self._expected, "reads are expected of a life that is over"
+        if self._unfinished:
+            broken(Rule.R3, "a transfer outlives its life", next(iter(self._unfinished)))
+        if self._expected:
+            broken(Rule.END, "reads are expected of a life that is over", *self._expected)
         self._transfers.clear()
 
     def crashed(self) -> None:
         """Nobody answers any more."""
         self._calls.clear()
         self._transfers.clear()
+        self._unfinished.clear()
+        self._untold.clear()
         self._expected.clear()
 
-    def called(self, give: Callable[[Answer | KVGrpcError], None]) -> int:
-        """A call that must be answered once; its number."""
+    def called(self, give: Give, now: float = 0.0, *, rekeys: bool = False) -> int:
+        """A call that must be answered once; its number. `rekeys`: it may wait for a re-key."""
+        limits = self._limits
+        waits_s = max(limits.open_wait_s, limits.connect_timeout_s, rekeys * (limits.transfer_timeout_s + ANSWER_S))
         self._last_call += 1
-        self._calls[self._last_call] = give
+        self._calls[self._last_call] = give, now + waits_s + SLACK_S
         return self._last_call
 
     def answered(self, call_id: int, answer: Answer | KVGrpcError) -> None:
         """Its answer."""
-        assert call_id in self._calls, f"call {call_id} is answered twice"
-        self._calls.pop(call_id)(answer)
+        if call_id not in self._calls:
+            broken(Rule.R5, f"call {call_id} is answered twice")
+        self._calls.pop(call_id)[0](answer)
 
     def expected(self, action: Expect) -> None:
         """Reads of a peer begin or end."""
-        assert action.open != (action.access in self._expected), f"{action.access} is opened or closed twice"
+        if action.open == (action.access in self._expected):
+            broken(Rule.R2, f"{action.access} is opened or closed twice", action.access)
         (self._expected.add if action.open else self._expected.discard)(action.access)
 
-    def changed(self, new: Transfer, now: float) -> None:
-        """A transfer changed."""
+    def changed(self, new: Transfer, now: float, *, attached: bool = False) -> None:
+        """A transfer changed; `attached`: there is an engine to tell."""
         old = self._transfers.get(new.id)
         self._transfers[new.id] = new
-        if old is not None:
-            assert new.seq > old.seq
-            assert new.state is old.state or new.state in STATES[old.state]
-            assert new.memory is old.memory or new.memory in DISPOSITIONS[old.memory]
-            assert not old.over or (new.failure, new.ended) == (old.failure, old.ended), "an end was changed"
-        if not new.over or (old is not None and old.over):
+        self._check_change(old, new)
+        tell = attached and new.owner == ENGINE
+        returned = new.memory is Disposition.RETURNED and (old is None or old.memory is not Disposition.RETURNED)
+        if tell and returned and (new.direction is Direction.SEND or new.state is not State.SUCCEEDED):
+            self._untold[f"return of {new.id}"] = new.id
+        if not new.over:
+            self._unfinished[new.id] = new
+        elif old is None or not old.over:
+            self._unfinished.pop(new.id, None)
+            self._ended(new, now)
+            if tell and (new.direction is Direction.RECEIVE or new.state is not State.SUCCEEDED):
+                self._untold[f"end of {new.id}"] = new.id
+
+    def told(self, news: EngineNews) -> None:
+        """The engine was told something."""
+        if isinstance(news, Received | Failed):
+            what = f"end of {news.transfer_id}"
+        elif isinstance(news, BlocksReturned) and news.transfer_id:
+            what = f"return of {news.transfer_id}"
+        else:
             return
-        assert new.ended is not None
-        assert new.ended <= now
+        if self._untold.pop(what, None) is None:
+            broken(Rule.R5, f"the engine is told of the {what}, which it was told before, or is none", news.transfer_id)
+
+    def check_told(self) -> None:
+        """The engine was told of everything that happened in this event."""
+        if self._untold:
+            what, transfer_id = next(iter(self._untold.items()))
+            broken(Rule.R5, f"the engine is not told of the {what}", transfer_id)
+
+    def check_waits(self, now: float) -> None:
+        """Nothing waits longer than it may."""
+        for number, (_, until) in self._calls.items():
+            if now > until:
+                broken(Rule.R7, f"call {number} is not answered {now - until:.3f} s after it had to be")
+        for transfer in self._unfinished.values():
+            if now - transfer.created > self._bound_s(transfer) + SLACK_S:
+                broken(Rule.R7, f"{transfer.id} has not ended for {now - transfer.created:.3f} s", transfer.id)
+
+    def check_idle(self) -> None:
+        """Everything came to its end."""
+        if self._calls:
+            broken(Rule.R7, f"{len(self._calls)} calls were never answered")
+        for t in self._transfers.values():
+            if not t.over or t.memory is not Disposition.RETURNED:
+                broken(Rule.END, f"{t.id} is {t.state}, its memory {t.memory}", t.id)
+        if self._expected:
+            broken(Rule.END, f"reads are still expected: {sorted(self._expected)}", *self._expected)
+
+    def _check_change(self, old: Transfer | None, new: Transfer) -> None:
+        if old is None:
+            return
+        if new.seq <= old.seq:
+            broken(Rule.R3, f"{new.id} has an older number than before", new.id)
+        if new.state is not old.state and new.state not in STATES[old.state]:
+            broken(Rule.R3, f"{new.id} is {new.state} after it was {old.state}", new.id)
+        if new.memory is not old.memory and new.memory not in DISPOSITIONS[old.memory]:
+            broken(Rule.R1, f"the memory of {new.id} is {new.memory} after it was {old.memory}", new.id)
+        if old.over and (new.failure, new.ended) != (old.failure, old.ended):
+            broken(Rule.R3, f"the end of {new.id} was changed", new.id)
+
+    def _ended(self, new: Transfer, now: float) -> None:
+        if new.ended is None or new.ended > now:
+            broken(Rule.R3, f"{new.id} is over and ends at {new.ended}", new.id)
         age_s = new.ended - new.created
-        assert age_s <= self._bound_s(new) + SLACK_S, f"{new.id} ended after {age_s:.3f} s"
-        assert (new.failure is None) == (new.state is State.SUCCEEDED)
+        if age_s > self._bound_s(new) + SLACK_S:
+            broken(Rule.R3, f"{new.id} ended after {age_s:.3f} s", new.id)
+        if (new.failure is None) != (new.state is State.SUCCEEDED):
+            broken(Rule.R3, f"{new.id} is {new.state} with the failure {new.failure}", new.id)
         self.ends[new.direction, new.state] = self.ends.get((new.direction, new.state), 0) + 1
         if new.failure is not None:
             self.failures[new.failure.reason] = self.failures.get(new.failure.reason, 0) + 1
-
-    def check_idle(self) -> None:
-        """Asserts that everything came to its end."""
-        assert not self._calls, f"{len(self._calls)} calls were never answered"
-        unfinished = [t for t in self._transfers.values() if not t.over or t.memory is not Disposition.RETURNED]
-        assert not unfinished, f"{unfinished[0].id} is {unfinished[0].state}, its memory {unfinished[0].memory}"
-        assert not self._expected, f"reads are still expected: {self._expected}"
 
     def _bound_s(self, transfer: Transfer) -> float:
         limits = self._limits

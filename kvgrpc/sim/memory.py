@@ -4,12 +4,13 @@ The layouts of the simulator have one byte for each layer of a block, so an offs
 cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvgrpc.core.events import LayerRange
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region
 from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.rules import Rule, broken
 
 UNWRITTEN = 0
 
@@ -58,6 +59,13 @@ class KvStore:
             self._cells.append(cell)
         return number
 
+    def tells(self, number: int) -> str:
+        """What a number stands for, for people."""
+        cell = self._cells[number]
+        if cell is None:
+            return "nothing"
+        return f"region {cell.region} of rank {cell.rank} for {len(cell.prompt.tokens)} tokens of another prompt"
+
     def holds(self, number: int, wanted: Cell) -> bool:
         """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
         found = self._cells[number]
@@ -67,15 +75,6 @@ class KvStore:
             and (found.region, found.rank, found.prompt.salt) == (wanted.region, wanted.rank, wanted.prompt.salt)
             and found.prompt.tokens[:count] == wanted.prompt.tokens
         )
-
-
-@dataclass(eq=False)
-class Door:
-    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
-
-    key: str
-    memory: "Memory"
-    open: bool = True
 
 
 class Memory:
@@ -88,20 +87,22 @@ class Memory:
         self._store = store
         self._targets: dict[int, str] = {}
         """Cells that were given to a transfer to be filled, and to which."""
-        self._filling: dict[int, tuple[object, Door]] = {}
-        """Cells into which a posting writes: which, and by which way."""
+        self._filling: dict[int, Callable[[], bool]] = {}
+        """Cells into which a posting writes, and whether it still can."""
         self._burnt = False
 
     def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
         """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
         for cell, wanted in self._expected(blocks, prompt, len(prompt.tokens), first_token):
-            assert cell not in self._targets, f"cell {cell} is used while {self._targets[cell]} may write into it"
+            if cell in self._targets:
+                self._in_use("used", cell)
             self.cells[cell] = self._store.number(wanted)
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
         """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
         for cell in self._cells_of(blocks):
-            assert cell not in self._targets, f"cell {cell} is given twice"
+            if cell in self._targets:
+                self._in_use(f"given to {transfer_id}", cell)
             self._targets[cell] = transfer_id
             self.cells[cell] = UNWRITTEN
 
@@ -110,54 +111,84 @@ class Memory:
         for cell in self._cells_of(blocks):
             self.cells[cell] = UNWRITTEN
 
-    def take_back(self, blocks: Blocks) -> None:
-        """The blocks are the engine's own again."""
+    def take_back(self, blocks: Blocks, rule: Rule = Rule.R1) -> None:
+        """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
         for cell in self._cells_of(blocks):
-            del self._targets[cell]
+            owner = self._targets.pop(cell)
+            if self._written(cell):
+                broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
 
     def scrub(self, blocks: Blocks) -> None:
         """The engine recycles blocks: what they held is gone."""
         for cell in self._cells_of(blocks):
-            assert cell not in self._targets, f"cell {cell} is freed while {self._targets[cell]} may write into it"
+            if cell in self._targets:
+                self._in_use("freed", cell)
             self.cells[cell] = UNWRITTEN
 
-    def fill(self, cells: Sequence[int], posting: object, door: Door) -> None:
-        """A posting is about to write there: no other may before it has ended."""
-        twice = self._filling.keys() & set(cells)
-        assert not twice, f"two postings write into cells {sorted(twice)}"
-        self._filling |= dict.fromkeys(cells, (posting, door))
+    def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
+        """A posting is about to write there: no other may before it has ended, or `can` not any more."""
+        twice = sorted(filter(self._written, cells))
+        if twice:
+            broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
+        for cell in () if self._burnt else cells:
+            if self._targets.get(cell) != transfer_id:
+                self._trespass(cell, transfer_id)
+        self._filling |= dict.fromkeys(cells, can)
 
-    def filled(self, posting: object) -> None:
-        """The posting has ended."""
-        self._filling = {cell: by for cell, by in self._filling.items() if by[0] is not posting}
+    def filled(self, cells: Sequence[int], can: Callable[[], bool] | None = None) -> None:
+        """The posting has ended; with `can`, that one only: where it could not write any more, another may by now."""
+        for cell in cells:
+            if can is None or self._filling.get(cell) is can:
+                self._filling.pop(cell, None)
 
-    def shut(self, door: Door) -> None:
-        """Nothing comes in by that way any more."""
-        door.open = False
-        self._filling = {cell: by for cell, by in self._filling.items() if by[1] is not door}
+    def left_on_wire(self, cells: Sequence[int], can: Callable[[], bool]) -> None:
+        """The process that writes there is gone; what it had sent comes as long as it `can`."""
+        self._filling |= dict.fromkeys(cells, can)
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
         """A mover's write. What is written after the life ended is nobody's."""
         if self._burnt:
             return
-        owner = self._targets.get(cell)
-        assert owner == transfer_id, f"{transfer_id} writes into cell {cell}, which belongs to {owner or 'the engine'}"
+        if self._targets.get(cell) != transfer_id:
+            self._trespass(cell, transfer_id)
         self.cells[cell] = number
 
+    @property
+    def given(self) -> dict[int, str]:
+        """Cells that belong to transfers, and to which; to be read only."""
+        return self._targets
+
     def check_holds(
-        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),)
-    ) -> None:
-        """Asserts that blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else."""
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),),
+        rule: Rule = Rule.R2, about: str = "",
+    ) -> None:  # fmt: skip
+        """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""
         for cell, wanted in self._expected(blocks, prompt, use_tokens, 0):
             layer = self._pool.regions[wanted.region].first_layer
             if not any(first <= layer < first + count for first, count in layers):
                 continue
-            assert self._store.holds(self.cells[cell], wanted), f"cell {cell} holds other KV than was asked for"
+            if not self._store.holds(self.cells[cell], wanted):
+                found = self._store.tells(self.cells[cell])
+                # What is still on its way was taken for done.
+                rule = Rule.R9 if self._written(cell) else rule
+                broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
 
     def burn(self) -> None:
         """The life is over: whoever still reads here reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
         self._burnt = True
+
+    def _written(self, cell: int) -> bool:
+        can = self._filling.get(cell)
+        return can is not None and can()
+
+    def _in_use(self, how: str, cell: int) -> None:
+        owner = self._targets[cell]
+        broken(Rule.R1, f"cell {cell} is {how} while {owner} may write into it", owner)
+
+    def _trespass(self, cell: int, transfer_id: str) -> None:
+        owner = self._targets.get(cell, "the engine")
+        broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
 
     def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int) -> list[tuple[int, Cell]]:
         found = []
@@ -175,3 +206,15 @@ class Memory:
             for region in self._pool.regions
             for block in blocks[region.group].tolist()
         ]
+
+
+@dataclass(eq=False)
+class Door:
+    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
+
+    key: str
+    memory: Memory
+    open: bool = True
+    """Whoever has mapped it may still read and write."""
+    renewed: bool = False
+    """The data path began anew: what a dead process had sent is not taken from the wire any more."""

@@ -1,5 +1,6 @@
 """Modelled movers: a posting copies cell by cell over virtual time, whatever happens to the source meanwhile."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -8,7 +9,7 @@ from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda
-from kvgrpc.sim.faults import Faults
+from kvgrpc.sim.faults import Faults, Luck
 from kvgrpc.sim.memory import Door, Memory
 
 CHUNKS = 6
@@ -30,6 +31,8 @@ class _Posting:
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
     filled: list[int] = field(default_factory=list)
+    can: Callable[[], bool] = lambda: True
+    """Whether it can still write."""
     breaks_at: int = NEVER
     """Cells left when it ends with an error."""
     lost_at: int = NEVER
@@ -41,22 +44,32 @@ class Mover:
     """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into."""
 
     def __init__(
-        self, agenda: Agenda, rng: Random, faults: Faults, memories: list[Memory], report: Callable[[Event], None]
+        self,
+        agenda: Agenda,
+        rng: Random,
+        faults: Faults,
+        memories: list[Memory],
+        report: Callable[[Event], None],
+        seen: Counter[str] | None = None,
     ) -> None:
         self._agenda = agenda
         self._rng = rng
-        self._faults = faults
+        self._luck = Luck(rng, faults, seen)
         self._memories = memories
         self._report = report
         self._mapped: dict[tuple[int, str], Door] = {}
-        self._stopped = False
+        self._dead: set[int] = set()
+        """Ranks whose process is gone."""
+        self._paused_until = 0.0
         self._postings: dict[_Posting, None] = {}
         """Those that are not over."""
+        self._landing = 0
+        """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
-        broken = door is None or not door.open or self._faults.hits(self._rng, self._faults.break_mapping)
+        broken = door is None or not door.open or self._luck.strikes("break_mapping")
         if door is not None and not broken:
             self._mapped[action.rank, action.peer] = door
         report = PeerMapped(
@@ -66,7 +79,7 @@ class Mover:
             "simulated",
             (("loopback", "the simulator breaks this one"),) if broken else (),
         )
-        self._later(self._faults.draw(self._rng, self._faults.delay_s), lambda: self._report(report))
+        self._later(action.rank, self._luck.draw(self._luck.faults.delay_s), lambda: self._report(report))
 
     def unmap(self, action: UnmapPeer) -> None:
         """New postings from that peer are impossible; those in flight go on."""
@@ -82,48 +95,86 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
-        posting.sink.fill(posting.filled, posting, door)
+        posting.can = lambda: not writes or door.open
+        posting.sink.fill(posting.filled, posting.owner, posting.can)
         self._postings[posting] = None
-        posting.cells.reverse()
-        posting.breaks_at = self._somewhere(posting, self._faults.break_posting)
-        posting.lost_at = self._somewhere(posting, self._faults.lose_posting)
-        posting.stalls_at = self._somewhere(posting, self._faults.stall)
+        # A data path writes in any order.
+        self._rng.shuffle(posting.cells)
+        posting.breaks_at = self._somewhere(posting, "break_posting")
+        posting.lost_at = self._somewhere(posting, "lose_posting")
+        posting.stalls_at = self._somewhere(posting, "stall")
         self._step(posting, -(-len(posting.cells) // CHUNKS))
 
     def end_all(self, rank: int) -> None:
         """The data path of a rank begins anew: its postings are over, also those that were lost."""
         for posting in [posting for posting in self._postings if posting.post.rank == rank]:
-            self._end(posting, done=False)
+            self._end(posting, done=False, may_be_late=False)
 
     def stop(self) -> None:
-        """The process is gone: nothing is written or reported any more."""
-        for posting in self._postings:
-            posting.sink.filled(posting)
-        self._stopped = True
+        """The processes are gone: nothing is written or reported any more."""
+        for rank in range(len(self._memories)):
+            self.stop_rank(rank)
+
+    def stop_rank(self, rank: int) -> None:
+        """The process of one rank is gone."""
+        self._dead.add(rank)
+        for posting in [posting for posting in self._postings if posting.post.rank == rank]:
+            del self._postings[posting]
+            if posting.post.operation is Operation.WRITE and self._luck.strikes("land_late"):
+                self._leave_on_wire(posting)
+            else:
+                posting.sink.filled(posting.filled, posting.can)
+        self._check_at_rest()
+
+    @property
+    def busy(self) -> bool:
+        """Postings are in flight."""
+        return bool(self._postings)
+
+    @property
+    def landing(self) -> bool:
+        """What dead processes sent is still on the wire."""
+        return self._landing > 0
+
+    def pause(self, for_s: float) -> None:
+        """Its processes are stopped: whatever they were about to do, they do afterwards."""
+        self._paused_until = max(self._paused_until, self._agenda.now + for_s)
 
     def retire(self, at_rest: Callable[[], None]) -> None:
-        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
+        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way, and has landed."""
         self._at_rest = at_rest
         self._check_at_rest()
 
-    def gone(self) -> None:
-        """It was stopped: if its life was over before, that life is at rest now."""
-        if self._postings and self._at_rest is not None:
-            self._at_rest()
-
     def _check_at_rest(self) -> None:
-        if not self._postings and self._at_rest is not None:
-            self._at_rest()
+        if not self._postings and not self._landing and self._at_rest is not None:
+            at_rest, self._at_rest = self._at_rest, None
+            at_rest()
 
-    def _somewhere(self, posting: _Posting, probability: float) -> int:
-        return self._rng.randrange(len(posting.cells)) if self._faults.hits(self._rng, probability) else NEVER
+    def _leave_on_wire(self, posting: _Posting) -> None:
+        """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
+        sent = [(dst, posting.source.cells[src]) for src, dst in posting.cells[-CHUNKS:]]
+        can = posting.can = lambda: posting.door.open and not posting.door.renewed
+        self._landing += 1
+        posting.sink.left_on_wire(posting.filled, can)
+
+        def land() -> None:
+            for dst, number in sent if can() else ():
+                posting.sink.arrive(dst, number, posting.owner)
+            posting.sink.filled(posting.filled, posting.can)
+            self._landing -= 1
+            self._check_at_rest()
+
+        self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
+
+    def _somewhere(self, posting: _Posting, kind: str) -> int:
+        return self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
 
     def _step(self, posting: _Posting, chunk: int) -> None:
-        delay_s = self._faults.draw(self._rng, self._faults.cell_s) * chunk
+        delay_s = self._luck.draw(self._luck.faults.cell_s) * chunk
         if posting.stalls_at != NEVER and len(posting.cells) <= posting.stalls_at + chunk:
             posting.stalls_at = NEVER
-            delay_s += self._faults.draw(self._rng, self._faults.stall_s)
-        self._later(delay_s, lambda: self._copy(posting, chunk))
+            delay_s += self._luck.draw(self._luck.faults.stall_s)
+        self._later(posting.post.rank, delay_s, lambda: self._copy(posting, chunk))
 
     def _copy(self, posting: _Posting, chunk: int) -> None:
         if posting not in self._postings:
@@ -135,6 +186,8 @@ class Mover:
             left = len(posting.cells)
             if left == posting.lost_at:
                 self._tell(posting, done=False, quiesced=False)
+            if posting not in self._postings:
+                return  # its process died of what it told
             if left == posting.breaks_at:
                 self._end(posting, done=False)
                 return
@@ -145,10 +198,14 @@ class Mover:
         else:
             self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
 
-    def _end(self, posting: _Posting, *, done: bool) -> None:
-        posting.sink.filled(posting)
-        self._tell(posting, done=done)
+    def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
+        posting.sink.filled(posting.filled, posting.can)
         del self._postings[posting]
+        if may_be_late and self._luck.strikes("report_late"):
+            delay_s = self._luck.draw(self._luck.faults.slow_s)
+            self._later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
+        else:
+            self._tell(posting, done=done)
         self._check_at_rest()
 
     def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
@@ -158,9 +215,15 @@ class Mover:
         own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
 
-    def _later(self, delay_s: float, do: Callable[[], None]) -> None:
+    def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
+        """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""
+
         def if_alive() -> None:
-            if not self._stopped:
+            if rank in self._dead:
+                return
+            if self._agenda.now < self._paused_until:
+                self._agenda.at(self._paused_until, if_alive)
+            else:
                 do()
 
         self._agenda.after(delay_s, if_alive)

@@ -1,5 +1,6 @@
 """The network between leads: calls that are late, lost, doubled or cut off, and the liveness streams beside them."""
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Protocol
@@ -8,7 +9,7 @@ from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent, ProcessEnded
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.agenda import Agenda
-from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
+from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults, Luck
 
 Result = Answer | KVGrpcError
 Ask = Callable[[Call], Event]
@@ -35,14 +36,25 @@ class Lead(Protocol):
 class Network:
     """All links. Nothing is cut at first."""
 
-    def __init__(self, agenda: Agenda, rng: Random, faults: Faults) -> None:
-        self.faults = faults
+    def __init__(self, agenda: Agenda, rng: Random, faults: Faults, seen: Counter[str] | None = None) -> None:
         self._agenda = agenda
-        self._rng = rng
+        self._luck = Luck(rng, faults, seen)
         self._leads: dict[str, Lead] = {}
-        self._cut: set[frozenset[str]] = set()
+        self._cut: set[tuple[str, str]] = set()
+        """From where to where nothing passes."""
+        self._silent: set[str] = set()
+        """Lives that neither hear nor say anything."""
         self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
         """Liveness streams by the two lives, the dialling one first."""
+
+    @property
+    def faults(self) -> Faults:
+        """What goes wrong with messages from now on."""
+        return self._luck.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._luck.faults = faults
 
     def add(self, lead: Lead) -> None:
         """Connects a host under its address."""
@@ -59,28 +71,36 @@ class Network:
 
         lost = Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time")
         self._agenda.after(timeout_s, lambda: answer(lost))
-        for _ in range(2 if self._hits(self.faults.duplicate) else 1):
-            if not self._hits(self.faults.lose_request):
+        for _ in range(2 if self._luck.strikes("duplicate") else 1):
+            if not self._luck.strikes("lose_request"):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer))
 
     def stream(self, dialler: Lead, life: str) -> bool:
         """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot."""
         for lead in self._leads.values():
-            if lead.up and lead.life == life and lead.knows(dialler.life) and not self._is_cut(dialler, lead):
+            if lead.up and lead.life == life and lead.knows(dialler.life) and self._connected(dialler, lead):
                 self._streams[dialler.life, life] = (dialler, lead)
                 lead.handle(PeerAlive(dialler.life))
                 return True
         return False
 
+    def gone(self, life: str, ranks: int) -> None:
+        """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
+        self._tell_ended(life, ranks, lambda: False)
+
     def at_rest(self, life: str, ranks: int) -> None:
-        """No mover of that life moves anything any more: whoever hears of it sooner or later has a proof."""
+        """No mover of that life moves anything any more: who hears of it has a proof, where that can be seen."""
+        self._tell_ended(life, ranks, lambda: not self._luck.strikes("undrained"))
+
+    def _tell_ended(self, life: str, ranks: int, drained: Callable[[], bool]) -> None:
+        """Every lead hears of it sooner or later."""
         for lead in self._leads.values():
 
-            def tell(lead: Lead = lead) -> None:
+            def tell(lead: Lead = lead, drained: bool = drained()) -> None:
                 for rank in range(ranks if lead.up else 0):
-                    lead.handle(ProcessEnded(rank, life, drained=True))
+                    lead.handle(ProcessEnded(rank, life, drained=drained))
 
-            self._agenda.after(self.faults.draw(self._rng, self.faults.silence_s), tell)
+            self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 
     def hang_up(self, lead: Lead, life: str) -> None:
         """A lead closes its channel to a life of a peer: the stream ends at both."""
@@ -89,24 +109,31 @@ class Network:
                 self._break(pair)
                 del self._streams[pair]
 
-    def cut(self, a: str, b: str) -> None:
-        """Nothing passes between two addresses until `mend`."""
-        self._cut.add(frozenset((a, b)))
-        for pair, (one, other) in list(self._streams.items()):
-            if frozenset((one.address, other.address)) == frozenset((a, b)):
-                self._break(pair)
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Nothing passes between two addresses until `mend`; one way, nothing passes from `a` to `b`."""
+        self._cut.update([(a, b)] if one_way else [(a, b), (b, a)])
+        self._break_between(a, b)
 
     def mend(self, a: str, b: str) -> None:
         """Messages pass again, and streams of lives that still live are made again."""
-        self._cut.discard(frozenset((a, b)))
-        for pair, (one, other) in list(self._streams.items()):
-            if frozenset((one.address, other.address)) == frozenset((a, b)):
-                self._agenda.after(self._delay(), lambda pair=pair: self._reconnect(pair))  # type: ignore[misc]
+        self._cut -= {(a, b), (b, a)}
+        self._reconnect_where(lambda one, other: {one.address, other.address} == {a, b})
+
+    def silence(self, life: str) -> None:
+        """The processes of a life are stopped: its streams fall silent until `resume`."""
+        self._silent.add(life)
+        for pair in [pair for pair in self._streams if life in pair]:
+            self._break(pair)
+
+    def resume(self, life: str) -> None:
+        """They go on."""
+        self._silent.discard(life)
+        self._reconnect_where(lambda one, other: life in (one.life, other.life))
 
     def mend_all(self) -> None:
         """All links work again."""
-        for link in list(self._cut):
-            self.mend(*sorted(link))
+        for link in sorted(self._cut):
+            self.mend(*link)
 
     def ended(self, life: str) -> None:
         """A life ended: its streams break."""
@@ -119,27 +146,37 @@ class Network:
         if lead is None or not lead.up:
             refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
             self._agenda.after(self._delay(), lambda: answer(refused))
-        elif not self._is_cut(caller, lead):
+        elif (caller.address, address) not in self._cut:
             lead.call(ask, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
 
     def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
-        if not self._is_cut(caller, lead) and not self._hits(self.faults.lose_reply):
+        if (lead.address, caller.address) not in self._cut and not self._luck.strikes("lose_reply"):
             self._agenda.after(self._delay(), lambda: answer(result))
+
+    def _break_between(self, a: str, b: str) -> None:
+        for pair, (one, other) in list(self._streams.items()):
+            if {one.address, other.address} == {a, b}:
+                self._break(pair)
 
     def _break(self, pair: tuple[str, str]) -> None:
         """Both ends notice, each in its own time, unless the stream stands again by then."""
         dialler, other = self._streams[pair]
         for lead, own, peer in ((dialler, *pair), (other, *reversed(pair))):
-            delay_s = self.faults.draw(self._rng, self.faults.silence_s)
+            delay_s = self._luck.draw(self.faults.silence_s)
             self._agenda.after(delay_s, lambda lead=lead, own=own, peer=peer: self._notice(pair, lead, own, peer))  # type: ignore[misc]
 
     def _notice(self, pair: tuple[str, str], lead: Lead, own: str, peer: str) -> None:
-        stands = pair in self._streams and not self._is_cut(*self._streams[pair])
+        stands = pair in self._streams and self._connected(*self._streams[pair])
         if lead.up and lead.life == own and not stands:
             lead.handle(PeerSilent(peer))
 
+    def _reconnect_where(self, wanted: Callable[[Lead, Lead], bool]) -> None:
+        for pair, ends in list(self._streams.items()):
+            if wanted(*ends):
+                self._agenda.after(self._delay(), lambda pair=pair: self._reconnect(pair))  # type: ignore[misc]
+
     def _reconnect(self, pair: tuple[str, str]) -> None:
-        if pair not in self._streams or self._is_cut(*self._streams[pair]):
+        if pair not in self._streams or not self._connected(*self._streams[pair]):
             return
         if not self._streams[pair][1].knows(pair[0]):
             del self._streams[pair]
@@ -148,12 +185,10 @@ class Network:
             if lead.up and lead.life == own:
                 lead.handle(PeerAlive(peer))
 
-    def _is_cut(self, a: Lead, b: Lead) -> bool:
-        return frozenset((a.address, b.address)) in self._cut
+    def _connected(self, a: Lead, b: Lead) -> bool:
+        """Whether messages pass both ways."""
+        cut = (a.address, b.address) in self._cut or (b.address, a.address) in self._cut
+        return not cut and not self._silent & {a.life, b.life}
 
     def _delay(self) -> float:
-        slow = self._hits(self.faults.slow)
-        return self.faults.draw(self._rng, self.faults.slow_s if slow else self.faults.delay_s)
-
-    def _hits(self, probability: float) -> bool:
-        return self.faults.hits(self._rng, probability)
+        return self._luck.draw(self.faults.slow_s if self._luck.strikes("slow") else self.faults.delay_s)

@@ -10,11 +10,13 @@ from kvgrpc.core.events import (
     DialFailed,
     PeerAnswered,
     PeerSilent,
+    RegisterPush,
     SettleAnswered,
 )
 from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
+from tests.core.pairs import Pair
 
 P = describe("p", 1)
 TOKEN = grant(P)
@@ -92,6 +94,32 @@ def test_a_drop_for_an_issuer_that_cannot_be_reached_is_forgotten() -> None:
     cancel(lead, lead.pull(TOKEN).id)
     lead.feed(DialFailed("p:1", Unavailable(Reason.PEER_UNREACHABLE, "")))
     lead.admit(P)
+    assert lead.seen(SendClose) == []
+    assert not lead.node._pulls._closings._unsent
+
+
+def registered() -> tuple[Lead, bytes]:
+    """A source of a push that is reaching for its destination, and the grant."""
+    token = Pair().reserve(32).token
+    lead = Lead(P)
+    lead.call(lambda c: RegisterPush(c, token, "r", access_id(10), access_id(11)), "router")
+    return lead, token
+
+
+def test_a_source_that_finds_no_data_path_tells_the_lead_that_it_reached() -> None:
+    lead, token = registered()
+    d = describe("d", 2)
+    lead._offer()
+    lead.feed(PeerAnswered(d.address, d, endpoints(d)))
+    lead.map(d, data_path="")
+    sent = lead.one(SendClose)
+    assert (sent.peer, sent.closing.token, sent.closing.quiesced) == (key_of(d), token, True)
+    assert "no data path" in sent.closing.message
+
+
+def test_nothing_is_kept_for_a_destination_that_its_source_cannot_reach() -> None:
+    lead, _ = registered()
+    lead.feed(DialFailed(describe("d", 2).address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
     assert lead.seen(SendClose) == []
     assert not lead.node._pulls._closings._unsent
 

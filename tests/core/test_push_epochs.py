@@ -361,6 +361,18 @@ def test_blocks_of_a_push_that_is_over_can_be_taken_back_from_our_own_posting() 
     assert len(pair.told["p"]) == told, "once"
 
 
+def test_blocks_can_be_taken_back_however_long_their_lease_has_ended() -> None:
+    pair = Pair(WRITING, ended_leases=0)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    lease_id = lease_of(pair)
+    pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+    assert pair.p.state.leases.find(lease_id) is None
+    pair.feed(pair.p, events.LeasesVoided((lease_id,)))
+    assert pair.both()[0].memory is Disposition.RETURNED
+    assert not len(pair.p.state.pins)
+
+
 @MODES
 def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: frozenset[str]) -> None:
     pair = Pair(writers, lease_cap_s=300.0)

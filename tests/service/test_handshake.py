@@ -14,8 +14,9 @@ from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.api import refused
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.consumer import Consumer
-from tests.service.engines import BLOCK_BYTES, Engine, ServeProcess, memory_unchanged, unchanged
-from tests.service.values import seconds
+from tests.service.engines import BLOCK_BYTES, RETURNED, Engine, ServeProcess, memory_unchanged, unchanged
+from tests.service.pushes import finish, reason_of, register, reserve
+from tests.service.values import new_key, prompt, seconds
 
 Description = handshake_pb2.EngineDescription
 Change = Callable[[Description], None]
@@ -423,6 +424,21 @@ def test_a_pull_from_such_an_engine_fails_with_the_reason_and_returns_its_blocks
         end = destination.wait(pulled.transfer_id)
     assert (end.failure.reason, end.failure.phase, end.failure.next) == (reason, "handshake", next_step)
     others[other].reset()
+
+
+def test_a_push_from_an_engine_that_no_data_path_reaches_fails_at_once(
+    destination: Engine, others: dict[str, Engine]
+) -> None:
+    source, tokens, key = others["path"], prompt(16), new_key()
+    blocks, target = source.allocate(1), destination.allocate(1)
+    with memory_unchanged(destination):
+        reserved = reserve(destination, key, tokens, target)
+        register(source, reserved.grant)
+        finish(source, key, tokens, blocks)
+        end = destination.wait(reserved.transfer.transfer_id)
+    assert (reason_of(end), end.failure.phase, end.memory) == ("SOURCE_FAILED", "rendezvous", RETURNED)
+    assert "no data path" in end.failure.message
+    source.reset()
 
 
 def test_without_a_pool_calls_that_need_one_say_so(others: dict[str, Engine]) -> None:

@@ -1,0 +1,197 @@
+"""`kvgrpc sim`: many engines in virtual time, from seeds, with everything going wrong that can; rules are checked."""
+
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kvgrpc.sim import Outcome, Violation
+
+STEPS = 5_000
+AHEAD = 4
+"""Worlds that wait for each worker, so that none is idle."""
+
+
+@dataclass
+class Report:
+    """What came of many worlds."""
+
+    first_seed: int
+    outcome: "Outcome"
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def next_seed(self) -> int:
+        """The first one that was not run."""
+        return next(seed for seed in count(self.first_seed) if seed not in self.done)
+
+
+def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
+    first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many worlds; 0: as many as --seconds allows.")] = 20,
+    steps: Annotated[int, typer.Option(help="Events in each world, before it comes to its end.")] = STEPS,
+    seconds: Annotated[float, typer.Option(help="No world begins later than this; 0: no bound.")] = 0.0,
+    jobs: Annotated[int, typer.Option(help="Worlds at once; 0: one for each processor.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="This one world only.")] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Run worlds of many engines in virtual time, each from its seed, and check every rule in them.
+
+    Messages are late, lost, doubled and reordered; links break; leads, ranks and engines crash at any step or are
+    stopped; data paths stall, fail, and write after an error; schedulers abort, preempt, and mix up grants. The same
+    seed with the same steps is the same world, on every machine. steps_per_s is events for each second of processor
+    time: what one core does.
+
+    Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
+    """
+    if trace:
+        if seed is None:
+            raise typer.BadParameter("which world? add --seed", param_hint="--trace")
+        raise typer.Exit(_replay(seed, steps))
+    if seeds <= 0 and seconds <= 0 and seed is None:
+        raise typer.BadParameter("0 takes a bound: add --seconds", param_hint="--seeds")
+    first, most = (first_seed, seeds) if seed is None else (seed, 1)
+    report = _run(first, most, steps, seconds, jobs or os.cpu_count() or 1)
+    if as_json:
+        typer.echo(json.dumps(to_json(report, steps)))
+    else:
+        show(report, steps)
+    raise typer.Exit(1 if report.outcome.violations else 0)
+
+
+def one(seed: int, steps: int) -> tuple[int, "Outcome", float]:
+    """One world: its seed, what came of it, and the processor time that it took."""
+    from kvgrpc.sim import drawn, run
+
+    began = time.process_time()
+    # Nearly all that a world makes lives to its end: looking for garbage in between is in vain.
+    gc.disable()
+    try:
+        outcome = run(drawn(seed, steps))
+    finally:
+        gc.enable()
+        gc.collect()
+    return seed, outcome, time.process_time() - began
+
+
+def to_json(report: Report, steps: int) -> dict[str, Any]:
+    """The report as JSON."""
+    outcome = report.outcome
+    return {
+        "first_seed": report.first_seed,
+        "seeds": len(report.done),
+        "next_seed": report.next_seed,
+        "steps": outcome.steps,
+        "requests": outcome.requests,
+        "virtual_s": round(outcome.virtual_s, 3),
+        "faults": dict(sorted(outcome.faults.items())),
+        "transfers": dict(sorted(outcome.ends.items())),
+        "failures": {str(reason): n for reason, n in sorted(outcome.reasons.items())},
+        "violations": [
+            asdict(violation) | {"replay": _replay_command(violation, steps)} for violation in outcome.violations
+        ],
+        "seconds": round(report.seconds, 3),
+        "processor_s": round(report.processor_s, 3),
+        "steps_per_s": round(outcome.steps / max(report.processor_s, 1e-9)),
+    }
+
+
+def show(report: Report, steps: int) -> None:
+    """Prints it for people, with the trace of the first violation."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found = to_json(report, steps)
+    console = Console()
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name in ("seeds", "next_seed", "steps", "requests", "steps_per_s"):
+        table.add_row(name, f"{found[name]:,}")
+    for title in ("transfers", "faults"):
+        table.add_row("", "")
+        for name, number in found[title].items():
+            table.add_row(name, f"{number:,}")
+    console.print(table)
+    for violation in found["violations"]:
+        typer.echo(f"\nseed {violation['seed']}, step {violation['step']}: {violation['rule']}: {violation['message']}")
+        typer.echo(f"  {violation['replay']}")
+    if report.outcome.violations:
+        typer.echo()
+        _replay(report.outcome.violations[0].seed, steps)
+    else:
+        typer.echo("\nno violations")
+
+
+def _run(first: int, most: int, steps: int, seconds: float, jobs: int) -> Report:
+    from kvgrpc.sim import Outcome
+
+    began = time.monotonic()
+    report = Report(first, Outcome())
+
+    def wanted() -> Iterator[int]:
+        for seed in count(first) if most <= 0 else range(first, first + most):
+            if seconds and time.monotonic() - began >= seconds:
+                return
+            yield seed
+
+    for seed, outcome, processor_s in _worlds(wanted(), steps, jobs):
+        report.done.add(seed)
+        report.outcome.add(outcome)
+        report.processor_s += processor_s
+    report.outcome.violations.sort(key=lambda violation: violation.seed)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, "Outcome", float]]:
+    """Worlds as they end."""
+    if jobs == 1:
+        yield from (one(seed, steps) for seed in seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        running: set[Future[tuple[int, Outcome, float]]] = set()
+        while True:
+            while len(running) < jobs * AHEAD and (seed := next(seeds, None)) is not None:
+                running.add(pool.submit(one, seed, steps))
+            if not running:
+                return
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in ended)
+
+
+def _replay_command(violation: "Violation", steps: int) -> str:
+    return f"kvgrpc sim --seed {violation.seed} --steps {steps} --trace"
+
+
+def _replay(seed: int, steps: int) -> int:
+    """Replays one world, makes it smaller, and prints what led to its violation; the exit code."""
+    from kvgrpc.sim import drawn, run
+    from kvgrpc.sim.shrink import shrink
+    from kvgrpc.sim.trace import Trace
+
+    setup = drawn(seed, steps)
+    violations = run(setup).violations
+    if not violations:
+        typer.echo(f"seed {seed}: every rule holds in {steps} steps")
+        return 0
+    typer.echo(f"seed {seed}: {violations[0].rule}: {violations[0].message}")
+    setup, violation = shrink(setup, violations[0])
+    seen = Trace()
+    run(setup, seen)
+    typer.echo(f"smaller: {setup.describe()}; {setup.steps} steps")
+    for line in seen.lines(violation.about):
+        typer.echo(line)
+    typer.echo(f"{violation.rule}: {violation.message}")
+    return 1

@@ -1,0 +1,118 @@
+"""What a host does with the actions of its node, each of them checked as it is done."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvgrpc.core.actions import (
+    Action,
+    AwaitEnd,
+    Dial,
+    Expect,
+    HangUp,
+    MakeOffer,
+    MapPeer,
+    Post,
+    Refuse,
+    Rekey,
+    Reply,
+    SendClose,
+    SendOpen,
+    SendParts,
+    SendRegister,
+    SendRenew,
+    SendSettle,
+    TellEngine,
+    TransferChanged,
+    UnmapPeer,
+)
+from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.events import EndpointOffered, Event
+from kvgrpc.sim.audit import Audit
+from kvgrpc.sim.ledger import Ledger
+from kvgrpc.sim.memory import Door
+from kvgrpc.sim.mover import Mover
+from kvgrpc.sim.peer_calls import Caller, PeerCalls
+from kvgrpc.sim.surroundings import Surroundings
+
+
+class Lead(Caller, Protocol):
+    """What is known of the host. Its engine and mover are those of its present life."""
+
+    ledger: Ledger
+
+    @property
+    def audit(self) -> Audit: ...
+
+    @property
+    def mover(self) -> Mover: ...
+
+    @property
+    def tells(self) -> bool: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def soon(self, do: Callable[[], None]) -> None: ...
+
+    def clock(self) -> float: ...
+
+    def door(self, rank: int) -> Door: ...
+
+    def rekey(self, rank: int) -> None: ...
+
+    def tell_engine(self, action: TellEngine) -> None: ...
+
+
+class Performing:
+    """Performs actions of one host."""
+
+    def __init__(self, host: Lead, world: Surroundings) -> None:
+        self._host = host
+        self._world = world
+        peers = self._peers = PeerCalls(host, world.network, world.lives)
+        self._deeds: dict[type[Action], Callable[[Any], None]] = {
+            Reply: lambda action: host.ledger.answered(action.call_id, action.answer),
+            Refuse: lambda action: host.ledger.answered(action.call_id, action.error),
+            Dial: peers.dial,
+            HangUp: lambda action: world.network.hang_up(host, action.peer),
+            SendOpen: self._open,
+            SendSettle: peers.settle,
+            SendClose: peers.close,
+            SendRenew: peers.renew,
+            SendParts: peers.parts,
+            SendRegister: peers.register,
+            MakeOffer: self._offer,
+            MapPeer: self._map,
+            UnmapPeer: lambda action: host.mover.unmap(action),  # noqa: PLW0108 - the mover of the life at that time
+            Post: self._post,
+            AwaitEnd: lambda _: None,  # the network tells the end of every life
+            Rekey: lambda action: host.rekey(action.rank),
+            Expect: host.ledger.expected,
+            TransferChanged: self._changed,
+            TellEngine: host.tell_engine,
+        }
+
+    def perform(self, action: Action) -> None:
+        """Does it."""
+        self._deeds[type(action)](action)
+
+    def _offer(self, action: MakeOffer) -> None:
+        key = self._host.door(action.rank).key
+        endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
+        self._host.soon(lambda: self._host.handle(EndpointOffered(action.rank, action.key, endpoint)))
+
+    def _map(self, action: MapPeer) -> None:
+        loopback = action.endpoint.loopback
+        assert loopback is not None
+        self._host.mover.map(action, self._world.doors.get(loopback.key))
+
+    def _post(self, action: Post) -> None:
+        self._host.audit.posts(action)
+        self._host.mover.post(action)
+
+    def _open(self, action: SendOpen) -> None:
+        self._host.audit.asks(action)
+        self._peers.open(action)
+
+    def _changed(self, action: TransferChanged) -> None:
+        self._host.audit.changed(action)
+        self._host.ledger.changed(action.transfer, self._host.clock(), attached=self._host.tells)

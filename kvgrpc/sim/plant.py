@@ -1,0 +1,51 @@
+"""What one life of a modelled engine works with: its lead, its blocks, the memory of its ranks, and its steps."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.jobs import Lead
+from kvgrpc.sim.memory import Memory
+from kvgrpc.sim.requests import Offer
+from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.steps import Steps, Work
+
+
+class Plant:
+    """Computing and recycling."""
+
+    def __init__(self, lead: Lead, description: EngineDescription, memories: list[Memory]) -> None:
+        self.lead = lead
+        self.description = description
+        self.memories = memories
+        self.blocks = BlockManager(description.pool)
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused, by reason."""
+        # Seeded by what a life is named by, so that a life always takes the same steps.
+        self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
+        self._steps = Steps(self.rng, description.world_size, lead.later, lead.handle)
+
+    def compute(self, blocks: Blocks, offer: Offer) -> int:
+        """Computes the KV of a prompt, now or in a step; the step's number, or 0."""
+        if offer.in_step:
+            return self.queue(blocks, lambda rank: self.memories[rank].compute(blocks, offer.prompt))
+        for memory in self.memories:
+            memory.compute(blocks, offer.prompt)
+        return 0
+
+    def queue(self, blocks: Blocks, do: Callable[[int], None]) -> int:
+        """Queues work on blocks, which are not reused before it is done; the step's number."""
+        self.blocks.share(blocks)
+        return self._steps.queue(Work(do, lambda: self.free(blocks)))
+
+    def free(self, blocks: Blocks) -> None:
+        """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
+        unused = self.blocks.free(blocks)
+        if not self.lead.at_rest(unused):
+            listed = ", ".join(str(ids.tolist()) for ids in unused)
+            broken(Rule.R1, f"blocks are reused that are pinned, some of {listed}")
+        for memory in self.memories:
+            memory.scrub(unused)

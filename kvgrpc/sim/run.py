@@ -1,0 +1,91 @@
+"""Running a world from its setup to its end, and what came of it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvgrpc.sim.chaos import Chaos
+from kvgrpc.sim.rules import Rule, Violated
+from kvgrpc.sim.setup import Setup
+from kvgrpc.sim.surroundings import Watcher
+from kvgrpc.sim.traffic import Traffic
+from kvgrpc.sim.world import World
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that did not hold."""
+
+    seed: int
+    rule: Rule
+    message: str
+    step: int
+    """After how many events."""
+    about: tuple[str, ...] = ()
+    """The names that it is about."""
+
+
+@dataclass
+class Outcome:
+    """What came of a world."""
+
+    steps: int = 0
+    """Events that nodes handled."""
+    requests: int = 0
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    """How transfers ended."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why they failed."""
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, other: "Outcome") -> None:
+        """Adds another one."""
+        self.steps += other.steps
+        self.requests += other.requests
+        self.virtual_s += other.virtual_s
+        self.faults += other.faults
+        self.ends += other.ends
+        self.reasons += other.reasons
+        self.violations += other.violations
+
+
+def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
+    """One world, to its end or to the first rule that does not hold."""
+    world = World(
+        setup.seed,
+        engines=setup.engines,
+        ranks=setup.ranks,
+        blocks=setup.blocks,
+        faults=setup.faults,
+        limits=setup.limits,
+        writers=setup.writers,
+        watcher=watcher,
+    )
+    habits = setup.habits
+    traffic = Traffic(world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, setup.left_out)
+
+    def live() -> None:
+        traffic.keep_on(setup.rate_per_s)
+        Chaos(world).keep_on(setup.mishaps)
+        world.run_steps(setup.steps)
+        world.finish()
+
+    violations = _found(live, world)
+    return Outcome(world.steps, traffic.made, world.agenda.now, world.seen, world.ends(), world.failures(), violations)
+
+
+def _found(live: Callable[[], None], world: World) -> list[Violation]:
+    try:
+        live()
+    except Violated as error:
+        return [Violation(world.seed, error.rule, error.message, world.steps, error.about)]
+    except Exception as error:  # noqa: BLE001 - whatever a lead raises would have stopped it
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        where = "" if at is None else f" in {at.tb_frame.f_code.co_qualname}"
+        message = f"a lead is stopped by {type(error).__name__}{where}: {error}"
+        return [Violation(world.seed, Rule.R6, message, world.steps)]
+    return []

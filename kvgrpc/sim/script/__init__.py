@@ -1,0 +1,78 @@
+"""Scenarios as text: prose, commands, and what is seen of them, replayed in virtual time.
+
+    # Prose begins with a number sign.
+
+    engine P
+    engine D
+    finish P r1 tokens=64
+    pull D r1
+    advance 1s
+    ----
+    P r1: handed over blocks 0-3
+    D r1: into blocks 0-3
+    0.0s D r1: received 64 tokens, and they are right
+    0.0s P r1: blocks 0-3 came back
+
+Commands end with a line `----`; what is seen of them follows, up to an empty line. Nothing happens by chance, so a text
+always gives the same. At its end everything is mended, time passes until nothing is left to do, and nothing may be
+left over: no lease, pin, access, transfer or call.
+"""
+
+from kvgrpc.sim.script.line import Line
+from kvgrpc.sim.script.requests import REQUESTS
+from kvgrpc.sim.script.stage import Stage
+from kvgrpc.sim.script.verbs import WORLD, Verbs
+
+VERBS = Verbs(WORLD | REQUESTS)
+RULE = "----"
+NOTHING = "(nothing)"
+
+
+class ScriptError(ValueError):
+    """What is wrong with a text, and where."""
+
+
+def replay(text: str) -> str:
+    """The text with what is seen of its commands now.
+
+    Raises ScriptError for a text that is no script, and AssertionError when a rule of the protocol is broken; each says
+    in which line.
+    """
+    stage = Stage()
+    kept: list[str] = []
+    lines = text.splitlines()
+    at = 0
+    seen: list[str] | None = None
+    """None: no command waits for its line."""
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        kept.append(line)
+        if line == RULE:
+            kept += seen or [NOTHING]
+            seen = None
+            while at < len(lines) and lines[at].strip():
+                at += 1
+        elif line.strip() and not line.startswith("#"):
+            seen = (seen or []) + _do(stage, line, at)
+    if seen is not None:
+        raise ScriptError(f"the last commands have no line {RULE} after them")
+    try:
+        stage.finish()
+    except AssertionError as error:
+        error.add_note("at the end, when everything had been mended")
+        raise
+    return "\n".join(kept) + "\n"
+
+
+def _do(stage: Stage, text: str, number: int) -> list[str]:
+    line = Line(text)
+    try:
+        VERBS[line.verb](stage, line)
+        line.check_used()
+    except ValueError as error:
+        raise ScriptError(f"line {number}: {text}: {error}") from error
+    except AssertionError as error:
+        error.add_note(f"line {number}: {text}")
+        raise
+    return stage.seen()

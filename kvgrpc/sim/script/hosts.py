@@ -1,0 +1,112 @@
+"""A world that a script operates by hand: nothing goes wrong, and nothing moves on, but what the script says.
+
+Hosts, network and memory are those of the random worlds, so everything that is checked there is checked here.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from kvgrpc.core.actions import TellEngine
+from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.events import Call, Event, Rekeyed
+from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
+from kvgrpc.sim.host import Host
+from kvgrpc.sim.memory import Memory
+from kvgrpc.sim.mover import Mover
+from kvgrpc.sim.network import Ask, Give, Lead, Network
+from kvgrpc.sim.script.mover import Hand, HandMover
+from kvgrpc.sim.surroundings import Surroundings
+
+CALM = Faults(delay_s=(0.001, 0.001), silence_s=(0.5, 0.5))
+"""Every message takes a millisecond, and a broken stream is noticed after half a second."""
+LOSE, LOSE_REPLY, LATE, TWICE = "lose", "lose-reply", "late", "twice"
+"""What can befall a message."""
+
+
+class HandNetwork(Network):
+    """A network on which the script loses, delays or doubles single messages."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        super().__init__(agenda, Random(0), CALM)  # noqa: S311 - nothing is drawn
+        self.unseen = False
+        """Nobody sees lives end."""
+        self._rules: dict[tuple[str, str], list[tuple[str, float]]] = {}
+        """What befalls the next messages, by who sends them and what they are."""
+
+    def befall(self, address: str, message: str, what: str, for_s: float) -> None:
+        """Something befalls the next message of that kind from an address."""
+        self._rules.setdefault((address, message), []).append((what, for_s))
+
+    def rpc(self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S) -> None:
+        """As in any network, but for what befalls this message."""
+        rules = self._rules.get((caller.address, type(ask(Call(0, ""))).__name__))
+        what, for_s = rules.pop(0) if rules else ("", 0.0)
+        lost = what in (LOSE, LOSE_REPLY, LATE)
+        self.faults = replace(CALM, lose_request=float(lost), duplicate=float(what == TWICE))
+        super().rpc(caller, address, ask, give, timeout_s)
+        self.faults = CALM
+        if what in (LOSE_REPLY, LATE):
+            self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None))
+
+    def at_rest(self, life: str, ranks: int) -> None:
+        """The end of a life is seen by its peers, unless the script says that it is not."""
+        if not self.unseen:
+            super().at_rest(life, ranks)
+
+
+class HandHost(Host):
+    """A host whose movers the script operates, and whose lead it can stop for a while."""
+
+    def __init__(
+        self, address: str, world: Surroundings, hand: Hand, told: Callable[[TellEngine], None],
+        describe: Callable[[EngineDescription], EngineDescription],
+    ) -> None:  # fmt: skip
+        self.hand = hand
+        self.lives = 0
+        """How many lives it has had."""
+        self._told = told
+        self._change = describe
+        self._agenda = world.agenda
+        super().__init__(address, world, Random(address))  # noqa: S311 - a simulation, no secrets
+
+    @property
+    def mover(self) -> HandMover:
+        assert isinstance(self._life.mover, HandMover)
+        return self._life.mover
+
+    @property
+    def memories(self) -> list[Memory]:
+        """Of its present life, by rank."""
+        return self._life.memories
+
+    def tell_engine(self, action: TellEngine) -> None:
+        """The lead tells the scripted engine something."""
+        self.ledger.told(action.news)
+        self._told(action)
+
+    def rekey(self, rank: int) -> None:
+        """A rank's data path begins anew."""
+        proves = self.hand.rekey_proves
+        self._life.rekey(rank, proves=proves)
+        self.soon(lambda: self.handle(Rekeyed(rank, "" if proves else "the script says so")))
+
+    def check(self) -> None:
+        """What its tables say; what engines use, the scripted one checks by itself."""
+        self.ledger.check_waits(self.node.state.now)
+        self.node.check()
+
+    def _feed(self, event: Event, not_before: float) -> None:
+        super()._feed(event, not_before)
+        self.node.check()
+
+    def _attach(self) -> None:
+        self.lives += 1
+        super()._attach()
+
+    def _make_mover(self, memories: list[Memory]) -> Mover:
+        return HandMover(self._agenda, memories, self.handle, self.hand)
+
+    def _describe(self, incarnation: int) -> EngineDescription:
+        return self._change(super()._describe(incarnation))

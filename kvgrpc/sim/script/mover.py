@@ -1,0 +1,200 @@
+"""Movers that a script operates by hand: a posting falls into two halves, and stops where the script says."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
+from kvgrpc.core.events import Event, PeerMapped, PostingEnded
+from kvgrpc.core.operation import Operation
+from kvgrpc.sim.agenda import Agenda, Deed
+from kvgrpc.sim.faults import Faults
+from kvgrpc.sim.memory import Door, Memory
+from kvgrpc.sim.mover import Mover
+
+START, HALF, END = "start", "half", "end"
+STOPS = (START, HALF, END)
+"""Where a posting can be held: before its first byte, in the middle, and before its end is reported."""
+BREAK, DOUBT = "break", "doubt"
+"""What can befall a posting in its middle: it ends there, or it is reported as failed and goes on."""
+MAP_S = 0.001
+
+
+@dataclass(eq=False)
+class Hand:
+    """What the script does to the movers of a host, whichever life they belong to."""
+
+    bytes_s: float = 0.002
+    """How long a posting takes."""
+    hold_at: str = ""
+    hold_rank: int | None = None
+    """None: of every rank."""
+    fault: str = ""
+    """What befalls the next posting."""
+    unmappable: bool = False
+    """No rank reaches a peer."""
+    rekey_proves: bool = True
+    """After a re-key nothing comes any more that peers had sent before."""
+    waiting: list[Deed] = field(default_factory=list)
+
+    def holds(self, stop: str, rank: int) -> bool:
+        """Whether a posting waits there."""
+        return self.hold_at == stop and self.hold_rank in (None, rank)
+
+    def resume(self) -> None:
+        """Whatever waits looks again whether it must."""
+        waiting, self.waiting = self.waiting, []
+        for do in waiting:
+            do()
+
+
+@dataclass(eq=False)
+class _Posting:
+    post: Post
+    owner: str
+    """The transfer to which what it fills was given."""
+    source: Memory
+    sink: Memory
+    door: Door
+    """Of its peer."""
+    cells: list[tuple[int, int]]
+    """What is left to copy, last first."""
+    fills: list[int]
+    bytes_s: float
+    can: Callable[[], bool]
+    """Whether it can still write."""
+    at: str = START
+    doubted: bool = False
+
+
+class HandMover(Mover):
+    """The movers of one life."""
+
+    def __init__(self, agenda: Agenda, memories: list[Memory], report: Callable[[Event], None], hand: Hand) -> None:
+        super().__init__(agenda, Random(0), Faults(), memories, report)  # noqa: S311 - nothing is drawn
+        self._hand = hand
+        self._open: dict[_Posting, None] = {}
+        """Postings that are not over."""
+        self._reach: dict[tuple[int, str], Door] = {}
+        self._rested: Deed | None = None
+        self._over = False
+        self._paused_until = 0.0
+
+    @property
+    def reaches(self) -> list[str]:
+        """The lives whose memory is mapped here."""
+        return sorted({peer for _, peer in self._reach})
+
+    def map(self, action: MapPeer, door: Door | None) -> None:
+        """A rank reaches for its peer's memory; None when nothing is there."""
+        found = door is not None and door.open and not self._hand.unmappable
+        if door is not None and found:
+            self._reach[action.rank, action.peer] = door
+        rejected = () if found else (("loopback", "the script breaks this one"),)
+        report = PeerMapped(action.rank, action.peer, "loopback" if found else "", "by hand", rejected)
+        self._then(MAP_S, lambda: self._report(report))
+
+    def unmap(self, action: UnmapPeer) -> None:
+        """New postings from that peer are impossible; those in flight go on."""
+        self._reach.pop((action.rank, action.peer), None)
+
+    def post(self, action: Post) -> None:
+        """Starts a posting."""
+        door = self._reach[action.rank, action.peer]
+        own, theirs = self._memories[action.rank], door.memory
+        source, sink = (own, theirs) if action.operation is Operation.WRITE else (theirs, own)
+        runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
+        cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
+        owner = action.fills or action.transfer_id
+        fills = [dst for _, dst in cells]
+        bytes_s, can = self._hand.bytes_s, lambda: door.open
+        posting = _Posting(action, owner, source, sink, door, cells[::-1], fills, bytes_s, can)
+        sink.fill(posting.fills, owner, posting.can)
+        self._open[posting] = None
+        self._turn(posting)
+
+    def end_all(self, rank: int) -> None:
+        """The data path of a rank begins anew: its postings are over."""
+        for posting in [posting for posting in self._open if posting.post.rank == rank]:
+            self._finish(posting, done=False)
+
+    def stop(self) -> None:
+        """The process is gone: nothing is written or reported any more."""
+        self._over = True
+        for posting in self._open:
+            posting.sink.filled(posting.fills, posting.can)
+        self._open.clear()
+        self._look()
+
+    def pause(self, for_s: float) -> None:
+        """Its processes are stopped: whatever they were about to do, they do afterwards."""
+        self._paused_until = self._agenda.now + for_s
+
+    def retire(self, at_rest: Deed) -> None:
+        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way."""
+        self._rested = at_rest
+        self._look()
+
+    def _turn(self, posting: _Posting) -> None:
+        """Goes from one stop to the next, unless it is held there."""
+        hand = self._hand
+        if posting not in self._open:
+            return  # it was ended
+        if not posting.door.open:
+            self._finish(posting, done=False)
+        elif hand.holds(posting.at, posting.post.rank):
+            hand.waiting.append(lambda: self._if_running(lambda: self._turn(posting)))
+        elif posting.at == HALF and hand.fault:
+            self._befall(posting)
+        elif posting.at == END:
+            self._finish(posting, done=not posting.doubted)
+        else:
+            self._then(posting.bytes_s / 2, lambda: self._move(posting))
+
+    def _move(self, posting: _Posting) -> None:
+        """Half of its bytes."""
+        if posting not in self._open or not posting.door.open:
+            self._turn(posting)
+            return
+        left = len(posting.fills) // 2 if posting.at == START else 0
+        posting.at = HALF if posting.at == START else END
+        while len(posting.cells) > left:
+            src, dst = posting.cells.pop()
+            posting.sink.arrive(dst, posting.source.cells[src], posting.owner)
+        self._turn(posting)
+
+    def _befall(self, posting: _Posting) -> None:
+        fault, self._hand.fault = self._hand.fault, ""
+        if fault == BREAK:
+            self._finish(posting, done=False)
+            return
+        posting.doubted = True
+        self._hand.hold_at, self._hand.hold_rank = HALF, posting.post.rank
+        self._tell_end(posting, done=False, quiesced=False)
+        self._turn(posting)
+
+    def _finish(self, posting: _Posting, *, done: bool) -> None:
+        posting.sink.filled(posting.fills, posting.can)
+        del self._open[posting]
+        self._tell_end(posting, done=done)
+        self._look()
+
+    def _tell_end(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
+        post = posting.post
+        nbytes = post.runs.total_bytes if done else 0
+        message = "" if done else "the script broke it"
+        self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced))
+
+    def _look(self) -> None:
+        if not self._open and self._rested is not None:
+            rested, self._rested = self._rested, None
+            rested()
+
+    def _if_running(self, do: Deed) -> None:
+        if self._agenda.now < self._paused_until:
+            self._agenda.at(self._paused_until, lambda: self._if_running(do))
+        elif not self._over:
+            do()
+
+    def _then(self, delay_s: float, do: Deed) -> None:
+        self._agenda.after(delay_s, lambda: self._if_running(do))

@@ -1,0 +1,145 @@
+"""An engine's own blocks and steps: what it computes, keeps, and uses again as early as it may."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvgrpc.core.content import Content, chain
+from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.events import StepDone
+from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.blocks import BlockManager
+from kvgrpc.sim.memory import Memory, Prompt
+from kvgrpc.sim.script.hosts import HandHost
+
+
+class LowestFirst(BlockManager):
+    """Of the free blocks the lowest are given out first: what came back is used again at once."""
+
+    def take(self, tokens: int) -> Blocks | None:
+        """Blocks for that many tokens, or None when there is no room."""
+        for free in self._free:
+            free.sort(reverse=True)
+        return super().take(tokens)
+
+
+class Workshop:
+    """The blocks of one life of an engine. `say` tells what is seen of a request."""
+
+    def __init__(self, host: HandHost, weights: str, say: Callable[[str, str], None]) -> None:
+        self.blocks = LowestFirst(host.description.pool)
+        self._host = host
+        self._weights = weights
+        self._say = say
+        self._kept: dict[str, Blocks] = {}
+        """One reference to the blocks of each request."""
+        self._works: dict[int, list[Callable[[int], None]]] = {}
+        """By step; each is given the rank."""
+        self._ends: dict[int, list[Callable[[], None]]] = {}
+
+    @property
+    def memories(self) -> list[Memory]:
+        """By rank."""
+        return self._host.memories
+
+    def content(self, prompt: Prompt) -> Content:
+        """What the KV of a prompt is of, here."""
+        return chain(prompt.tokens, cache_salt=prompt.salt, weights_revision=self._weights)
+
+    def compute(self, name: str, prompt: Prompt, step: int = 0) -> Blocks | None:
+        """Computes a prompt and keeps it; the blocks, or None without room."""
+        blocks = self._kept.get(name)
+        if blocks is None:
+            blocks = self.take(name, len(prompt.tokens))
+            if blocks is not None:
+                self._kept[name] = blocks
+                self._write(blocks, prompt, step)
+        return blocks
+
+    def lend(self, name: str, prompt: Prompt, step: int = 0) -> Blocks | None:
+        """Blocks that hold a prompt, with a reference for the borrower: what is kept of it, and the rest computed."""
+        kept = self._kept.get(name)
+        if kept is None:
+            blocks = self.take(name, len(prompt.tokens))
+            if blocks is not None:
+                self._write(blocks, prompt, step)
+            return blocks
+        groups = self._host.description.pool.groups
+        first = min(len(ids) * group.block_tokens for ids, group in zip(kept, groups, strict=True))
+        if first >= len(prompt.tokens):
+            return self.blocks.share(kept)
+        rest = self.take(name, len(prompt.tokens) - first)
+        if rest is None:
+            return None
+        for memory in self.memories:
+            memory.compute(rest, prompt, first)
+        return tuple(np.concatenate(both) for both in zip(self.blocks.share(kept), rest, strict=True))
+
+    def keep(self, name: str, blocks: Blocks) -> None:
+        """Keeps blocks, and their reference, as those of a request."""
+        self.release(self._kept.pop(name, None))
+        self._kept[name] = blocks
+
+    def free(self, name: str) -> None:
+        """Forgets what is kept. Raises ValueError when nothing is."""
+        if name not in self._kept:
+            raise ValueError(f"nothing of {name} is kept")
+        self.release(self._kept.pop(name))
+
+    def take(self, name: str, tokens: int) -> Blocks | None:
+        """New blocks, or None without room."""
+        blocks = self.blocks.take(tokens)
+        if blocks is None:
+            self._say(name, "there is no room")
+        return blocks
+
+    def release(self, blocks: Blocks | None) -> None:
+        """One reference less. Whoever has none any more is used again at once."""
+        if blocks is not None:
+            unused = self.blocks.free(blocks)
+            assert self._host.at_rest(unused), "blocks are reused that are pinned"
+
+    def queue(self, step: int, blocks: Blocks, do: Callable[[int], None]) -> None:
+        """Queues work on blocks, which are not used again before it is done."""
+        self.blocks.share(blocks)
+        self._works.setdefault(step, []).append(do)
+        self._ends.setdefault(step, []).append(lambda: self.release(blocks))
+
+    def step(self, number: int, rank: int | None) -> None:
+        """A step is over, on one rank or on all."""
+        last = len(self.memories) - 1
+        for each in range(last + 1) if rank is None else (rank,):
+            for work in self._works.get(number, ()):
+                work(each)
+            self._host.handle(StepDone(each, number))
+        if rank in (None, last):
+            for end in self._ends.pop(number, ()):
+                end()
+
+    def show(self, blocks: Blocks | None) -> str:
+        """Block ids for people."""
+        groups = self._host.description.pool.groups
+        if blocks is None or not any(len(ids) for ids in blocks):
+            return "no blocks"
+        if len(groups) == 1:
+            return f"block{'s' if len(blocks[0]) > 1 else ''} {runs(blocks[0])}"
+        rows = [f"{group.name} {runs(ids)}" for group, ids in zip(groups, blocks, strict=True) if len(ids)]
+        return "blocks " + ", ".join(rows)
+
+    def _write(self, blocks: Blocks, prompt: Prompt, step: int) -> None:
+        if step:
+            self.queue(step, blocks, lambda rank: self.memories[rank].compute(blocks, prompt))
+            return
+        for memory in self.memories:
+            memory.compute(blocks, prompt)
+
+
+def runs(ids: Ids) -> str:
+    """Numbers for people, those in a row joined."""
+    found: list[list[int]] = []
+    for id_ in ids.tolist():
+        if found and found[-1][-1] == id_ - 1:
+            found[-1].append(id_)
+        else:
+            found.append([id_])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)

@@ -1,0 +1,109 @@
+"""Which world a seed stands for. A setup is all that a run needs: the same setup runs the same way, anywhere."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from kvgrpc.core.limits import Limits
+from kvgrpc.sim.chaos import Mishaps
+from kvgrpc.sim.faults import ROUGH, STORMY, Faults
+from kvgrpc.sim.traffic import Habits
+
+WRITES = frozenset({"loopback"})
+"""The source of a push writes; else its destination reads."""
+
+TIGHT = Limits(
+    lease_ttl_s=2.0,
+    in_flight_bytes=5,
+    lease_cap_s=10.0,
+    queue_timeout_s=3.0,
+    transfer_timeout_s=2.0,
+    settle_timeout_s=1.0,
+    registration_timeout_s=5.0,
+    peer_grace_s=1.5,
+    connect_timeout_s=1.0,
+    open_wait_s=0.5,
+    idempotency_s=2.0,
+    leases=15,
+    transfers=40,
+    transfer_history=2,
+    idempotency_keys=60,
+    accesses=25,
+    peers=2,
+    tombstones=3,
+    ended_leases=3,
+    rekey_interval_s=5.0,
+)
+"""Every table of a lead is full now and then, and every deadline is near."""
+
+UNLUCKY = Mishaps(
+    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, stop=0.4
+)  # fmt: skip
+"""Every host has some trouble within a minute."""
+DOOMED = Mishaps(
+    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, stop=1.5
+)  # fmt: skip
+"""Something happens every second."""
+
+QUICK_S = (0.0001, 0.002)
+SLOW_S = (0.002, 0.05)
+"""How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One world, and how much of it is seen."""
+
+    seed: int
+    steps: int
+    """Requests stop when nodes have handled so many events; what is under way then comes to its end."""
+    engines: int = 3
+    ranks: int = 1
+    blocks: int = 24
+    """Of each group, on each engine."""
+    faults: Faults = field(default_factory=Faults)
+    mishaps: Mishaps = field(default_factory=Mishaps)
+    habits: Habits = field(default_factory=Habits)
+    limits: Limits = field(default_factory=Limits)
+    writers: frozenset[str] = frozenset()
+    rate_per_s: float = 5.0
+    """How often requests come."""
+    left_out: frozenset[int] = frozenset()
+    """Requests that are not made, by number."""
+
+    def describe(self) -> str:
+        """For people."""
+        moves = "the source" if self.writers else "the destination"
+        tight = ", tight limits" if self.limits == TIGHT else ""
+        return (
+            f"{self.engines} engines of {self.ranks} ranks and {self.blocks} blocks, {self.rate_per_s:g} requests a "
+            f"second, {moves} of a push moves the bytes{tight}"
+        )
+
+
+def drawn(seed: int, steps: int) -> Setup:
+    """The world of a seed."""
+    rng = Random(f"{seed}/setup")  # noqa: S311 - a simulation, no secrets
+    setup = Setup(
+        seed,
+        steps,
+        engines=rng.choice((2, 3, 3, 4, 5)),
+        ranks=rng.choice((1, 1, 2, 3)),
+        blocks=rng.choice((16, 24, 24, 48)),
+        habits=Habits(
+            pushes=rng.choice((0.0, 0.5, 1.0)),
+            meddling=rng.choice((0.05, 0.2, 0.4)),
+            mistakes=rng.choice((0.0, 0.05)),
+            turns=rng.choice((0.0, 0.3)),
+        ),
+        writers=rng.choice((frozenset(), WRITES)),
+        rate_per_s=rng.choice((2.0, 5.0, 10.0)),
+    )
+    cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
+    weather = rng.randrange(8)
+    if weather == 0:
+        return setup
+    if weather < 5:
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=UNLUCKY)
+    if weather == 5:
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=DOOMED)
+    return replace(setup, faults=replace(STORMY, cell_s=cell_s), mishaps=DOOMED, limits=TIGHT)

@@ -1,0 +1,85 @@
+"""`kvgrpc sim`: what it prints, how it exits, and that a seed is the same world every time."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvgrpc.cli.app import app
+from tests.sim.mutants import named, planted
+
+BUG = "two postings write into one block"
+
+
+def sim(*args: str) -> Result:
+    return CliRunner().invoke(app, ["sim", *args])
+
+
+def as_json(*args: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(sim(*args, "--json").stdout)
+    return found
+
+
+TIMES = ("seconds", "processor_s", "steps_per_s")
+
+
+def timeless(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in TIMES}
+
+
+def test_sound_worlds_exit_with_0_and_say_how_much_was_seen() -> None:
+    done = sim("--first-seed", "5", "--seeds", "3", "--steps", "300", "--json")
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert (found["first_seed"], found["seeds"], found["next_seed"], found["violations"]) == (5, 3, 8, [])
+    assert found["steps"] >= 900
+    assert found["faults"]["lose_request"] > 0
+    assert found["transfers"]["receive succeeded"] > 0
+    assert found["steps_per_s"] == pytest.approx(found["steps"] / found["processor_s"], rel=0.01)
+
+
+def test_the_same_seeds_are_the_same_worlds_one_by_one_or_at_once() -> None:
+    args = ("--seeds", "4", "--steps", "200")
+    assert timeless(as_json(*args)) == timeless(as_json(*args)) == timeless(as_json(*args, "--jobs", "2"))
+
+
+def test_people_get_a_table() -> None:
+    done = sim("--seeds", "2", "--steps", "200")
+    assert done.exit_code == 0
+    assert "steps_per_s" in done.stdout
+    assert done.stdout.endswith("no violations\n")
+
+
+def test_a_violation_exits_with_1_and_says_how_to_replay_it() -> None:
+    with planted(named(BUG)):
+        done = sim("--seeds", "1", "--steps", "3000", "--json")
+    assert done.exit_code == 1
+    (violation,) = json.loads(done.stdout)["violations"]
+    assert (violation["seed"], violation["rule"]) == (0, "R1")
+    assert violation["message"].startswith("two postings write into cells")
+    assert violation["replay"] == "kvgrpc sim --seed 0 --steps 3000 --trace"
+
+
+def test_a_violation_is_shown_with_a_trace_and_replays_exactly() -> None:
+    with planted(named(BUG)):
+        first, again, table = (sim(*args) for args in (*[("--seed", "0", "--trace")] * 2, ("--seed", "0")))
+    assert [done.exit_code for done in (first, again, table)] == [1, 1, 1]
+    assert first.stdout == again.stdout
+    lines = first.stdout.splitlines()
+    assert len(lines) < 50
+    assert any("> Post(" in line for line in lines)
+    assert lines[-1].startswith("R1: two postings write into cells")
+    assert table.stdout.endswith(first.stdout)
+
+
+def test_a_sound_seed_has_nothing_to_trace() -> None:
+    done = sim("--seed", "1", "--steps", "200", "--trace")
+    assert done.exit_code == 0
+    assert done.stdout == "seed 1: every rule holds in 200 steps\n"
+
+
+def test_worlds_may_be_bounded_by_time_alone_but_need_a_bound() -> None:
+    assert as_json("--seeds", "0", "--seconds", "0.01", "--steps", "50")["seeds"] >= 1
+    assert sim("--seeds", "0").exit_code == 2
+    assert sim("--trace").exit_code == 2

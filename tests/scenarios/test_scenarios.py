@@ -1,0 +1,40 @@
+"""Every scenario still ends as its file says. After a change that is meant: `python -m tests.scenarios.update`."""
+
+from pathlib import Path
+
+import pytest
+
+from kvgrpc.sim.script import replay
+from tests.scenarios.update import INDEX, files, fresh, prose
+from tests.sim.mutants import MUTANTS, Mutant, planted
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
+def test_it_ends_as_its_file_says(path: Path) -> None:
+    text = path.read_text()
+    assert replay(text) == text
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
+def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(path: Path) -> None:
+    said = prose(path.read_text())
+    assert all(len(words) > 1 for words in said.values())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.what for mutant in MUTANTS])
+def test_a_planted_bug_is_seen_in_a_scenario(mutant: Mutant) -> None:
+    with planted(mutant):
+        assert any(differs(path.read_text()) for path in files())
+
+
+def differs(text: str) -> bool:
+    """Whether a scenario ends otherwise, or breaks a rule."""
+    try:
+        return replay(text) != text
+    except (AssertionError, KeyError):
+        return True
+
+
+def test_the_page_of_scenarios_is_that_of_the_files_and_commands() -> None:
+    page = INDEX.read_text()
+    assert fresh(page) == page

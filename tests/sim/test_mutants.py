@@ -1,0 +1,35 @@
+"""The simulator finds what it is for: bugs planted in the core, each within its stated number of seeds.
+
+`make sim-mutants` prints the table; docs/reliability.md shows it.
+"""
+
+import pytest
+
+from kvgrpc.sim import drawn, run
+from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
+
+RARE = 20
+"""A mutant that is stated to need more seeds than this is left to the slow tests."""
+SOUND = 15
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, marks=pytest.mark.slow if m.seeds > RARE else ()) for m in MUTANTS],
+    ids=[m.what for m in MUTANTS],
+)
+def test_a_planted_bug_is_found(mutant: Mutant) -> None:
+    assert hunt(mutant).seeds is not None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
+def test_a_bug_is_planted_in_one_place_and_gone_afterwards(mutant: Mutant) -> None:
+    sound = vars(mutant.place).get(mutant.name)
+    with planted(mutant):
+        assert vars(mutant.place)[mutant.name] is not sound
+    assert vars(mutant.place).get(mutant.name) is sound
+
+
+@pytest.mark.parametrize("seed", range(SOUND))
+def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int) -> None:
+    assert run(drawn(seed, STEPS)).violations == []

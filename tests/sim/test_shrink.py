@@ -1,0 +1,33 @@
+"""A failing world is made smaller, and told in few lines that show what went wrong."""
+
+from kvgrpc.sim import Rule, drawn, run
+from kvgrpc.sim.shrink import shrink
+from kvgrpc.sim.trace import Trace
+from tests.sim.mutants import STEPS, named, planted
+
+
+def test_a_smaller_world_breaks_the_same_rule_and_its_trace_tells_how() -> None:
+    with planted(named("two postings write into one block")):
+        setup = drawn(0, STEPS)
+        (violation,) = run(setup).violations
+        assert violation.rule is Rule.R1
+        smaller, found = shrink(setup, violation)
+        seen = Trace()
+        (again,) = run(smaller, seen).violations
+    assert again == found
+    assert found.rule is Rule.R1
+    assert found.step <= violation.step
+    assert smaller.steps < setup.steps / 4
+    assert smaller.left_out
+    assert not any(vars(smaller.mishaps).values())
+    lines = seen.lines(found.about)
+    assert len(lines) <= 30
+    assert sum("> Post(" in line for line in lines) == 2
+    assert any("PullBlocks" in line or "ReserveBlocks" in line for line in lines)
+
+
+def test_what_breaks_no_rule_stays_as_it_is() -> None:
+    with planted(named("two postings write into one block")):
+        setup = drawn(0, STEPS)
+        (violation,) = run(setup).violations
+    assert shrink(setup, violation, runs=4) == (setup, violation)
