@@ -90,6 +90,10 @@ class PeerServiceServicer:
         LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
         CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
         LIMIT_EXCEEDED, ENGINE_LOST.
+
+        Errors, and then none of the rows is opened:
+        * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,6 +48,10 @@ class PeerServiceStub:
     LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
     LIMIT_EXCEEDED, ENGINE_LOST.
+
+    Errors, and then none of the rows is opened:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
     """
     SettleAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
@@ -106,6 +110,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
     LIMIT_EXCEEDED, ENGINE_LOST.
+
+    Errors, and then none of the rows is opened:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
     """
     SettleAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]  # type: ignore[assignment]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
@@ -167,6 +175,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
         CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
         LIMIT_EXCEEDED, ENGINE_LOST.
+
+        Errors, and then none of the rows is opened:
+        * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
         """
 
     @_abc_1.abstractmethod
