@@ -101,15 +101,14 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
 
 def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float) -> None:
     match answer:
-        case actions.HandedOver(transfer=None):
+        case actions.HandedOver(transfer=None) if answer.token:
             made.grant_lease.CopyFrom(
                 lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
             )
-        case actions.HandedOver():
-            assert answer.transfer is not None
+        case actions.HandedOver():  # without a transfer: validate_only
             made.finished_blocks.CopyFrom(
                 handoff_pb2.FinishedBlocksResponse(
-                    lease=answers.lease(answer.lease), transfer=answers.transfer(answer.transfer, now)
+                    lease=answers.lease(answer.lease), transfer=_transfer(answer.transfer, now)
                 )
             )
         case actions.GaveUp():

@@ -156,6 +156,26 @@ def test_a_call_that_the_lead_does_not_know_is_refused_and_the_session_goes_on(
             assert answer.failure.message
 
 
+@pytest.mark.parametrize("waits_for", [handoff_pb2.WAITS_FOR_READERS, handoff_pb2.WAITS_FOR_REGISTRATION])
+def test_a_hand_over_that_is_only_checked_is_answered_and_makes_nothing(
+    leads: tuple[Lead, Lead], waits_for: int
+) -> None:
+    request = handoff_pb2.FinishedBlocksRequest(
+        transfer_key=b"k" * 16, content=content(PROMPT).message, last=True, validate_only=True,
+        waits_for=waits_for,  # type: ignore[arg-type]
+        blocks=[common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[1], counts=[2]))],
+    )  # fmt: skip
+    call = session_pb2.Call(call_id=1, finished_blocks=request)
+    with connected(leads[0].socket_path) as client:
+        client.socket.sendall(
+            encode(ATTACH) + encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call])))
+        )
+        assert client.receive().HasField("attached")
+        answer = client.receive().events.events[0].answer
+        assert answer.WhichOneof("response") == "finished_blocks", answer
+        assert not leads[0].leases()
+
+
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ATTACH_TIMEOUT_S", 0.05)
     path = str(tmp_path / "session.sock")

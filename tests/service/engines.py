@@ -126,6 +126,10 @@ class ServeProcess:
                 self.kill()
                 raise AssertionError(f"did not end on SIGTERM:\n{self.log}") from None
         assert self.popen.returncode in (0, 2, 3, 4, -signal.SIGKILL), f"{self.popen.returncode}:\n{self.log}"
+        self.check_log()
+
+    def check_log(self) -> None:
+        """It has logged no defect so far."""
         assert not _DEFECT.search(self.log), self.log
 
 

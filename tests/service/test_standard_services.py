@@ -96,6 +96,12 @@ def test_every_service_is_healthy_by_its_own_name(source: Engine) -> None:
         assert reply.status == SERVING, service
 
 
+def test_the_health_of_all_services_is_listed(source: Engine) -> None:
+    reply = source.api.health.List(health_pb2.HealthListRequest())
+    assert set(OURS) < reply.statuses.keys()
+    assert {row.status for row in reply.statuses.values()} == {SERVING}
+
+
 def test_the_health_of_an_unknown_service_is_not_found(source: Engine) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         source.api.health.Check(health_pb2.HealthCheckRequest(service="kvgrpc.v1.NoSuchService"))

@@ -49,8 +49,12 @@ class PeerServiceStub:
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
     LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
     access to write into an engine that has the feature reads_pushes).
-    Errors: RESOURCE_EXHAUSTED QUARANTINED as in a row; FAILED_PRECONDITION NO_HANDSHAKE also when the issuer registered
-    its memory anew since the handshake.
+
+    Errors, and then none of the rows is opened:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+    * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
     """
     SettleAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
@@ -110,8 +114,12 @@ class PeerServiceAsyncStub(PeerServiceStub):
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
     LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
     access to write into an engine that has the feature reads_pushes).
-    Errors: RESOURCE_EXHAUSTED QUARANTINED as in a row; FAILED_PRECONDITION NO_HANDSHAKE also when the issuer registered
-    its memory anew since the handshake.
+
+    Errors, and then none of the rows is opened:
+    * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+    * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
     """
     SettleAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]  # type: ignore[assignment]
     """Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
@@ -174,8 +182,12 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
         LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
         access to write into an engine that has the feature reads_pushes).
-        Errors: RESOURCE_EXHAUSTED QUARANTINED as in a row; FAILED_PRECONDITION NO_HANDSHAKE also when the issuer registered
-        its memory anew since the handshake.
+
+        Errors, and then none of the rows is opened:
+        * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+        * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+        * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
         """
 
     @_abc_1.abstractmethod

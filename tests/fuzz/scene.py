@@ -1,0 +1,205 @@
+"""What every input meets: an engine in the middle of pulls, pushes, leases and accesses, and valid requests about them.
+
+A scene is made anew every some hundred inputs. The requests that inputs are made of are those of the first one, because
+Hypothesis wants the same choices every time; `Scene.translated` puts the ids of the present one into them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    pool_types_pb2,
+    transfer_pb2,
+)
+from tests.fuzz.messages import Known
+from tests.service.consumer import Consumer, opening
+from tests.service.engines import Engine, into
+from tests.service.pushes import finish, register, reserve
+from tests.service.values import content, dur, group, ids_of, new_key, prompt
+
+TOKENS = prompt(40)
+OPAQUE = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=40)
+
+
+@dataclass
+class Scene:
+    """An engine, its peer, and a consumer that is neither."""
+
+    engine: Engine
+    peer: Engine
+    known: Known = field(default_factory=Known)
+    requests: dict[str, list[Message]] = field(default_factory=dict)
+    """Valid ones, by RPC."""
+    names: list[Any] = field(default_factory=list)
+    """Ids, keys and tokens, in the order in which every scene has them."""
+
+    def __post_init__(self) -> None:
+        engine, peer = self.engine, self.peer
+        consumer = Consumer(engine)
+        blocks, keys = engine.allocate(16), [new_key() for _ in range(6)]
+        offer = peer.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP, consumers=9)
+        handed = engine.hand_over(TOKENS, blocks[:3], transfer_key=keys[0], on_abort=common_pb2.ON_ABORT_KEEP)
+        lease = engine.api.leases.GrantLease(
+            lease_pb2.GrantLeaseRequest(blocks=[group(blocks[3:6])], content=content(TOKENS), labels={"a": "b"})
+        )
+        pulled = engine.pull(offer.grant, TOKENS, None)
+        reserved = reserve(engine, keys[1], TOKENS, blocks[6:9], content=OPAQUE)
+        theirs = reserve(peer, keys[2], TOKENS, peer.allocate(3))
+        pushed = register(engine, theirs.grant)
+        finish(engine, keys[2], TOKENS, blocks[9:10], last=False)
+        allocation = engine.api.pool.AllocateBlocks(
+            pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(60))
+        )
+        engine._allocated.update(ids_of(allocation.blocks))
+        greeted = consumer.handshake()
+        opened = consumer.open(handed.grant, TOKENS, keys[3])
+        for reply in (offer, handed, lease, pulled, reserved, theirs, pushed, allocation, greeted, opened):
+            self.known.harvest(reply)
+        self.names = [
+            *keys,
+            *(made.grant.token for made in (offer, handed, lease, reserved, theirs)),
+            *(made.lease.lease_id for made in (offer, handed, lease)),
+            *(made.transfer.transfer_id for made in (offer, handed, reserved, theirs, pushed)),
+            pulled.transfer_id,
+            allocation.allocation_id,
+            consumer.engine.engine_id,
+            consumer.engine.incarnation,
+        ]
+        rows = _requests(self, consumer, blocks, keys, offer, handed, lease, pulled, reserved, theirs, allocation)
+        for rpc, request in rows:
+            self.requests.setdefault(rpc, []).append(request)
+            self.known.harvest(request)
+
+    def translated(self, message: Message, first: "Scene") -> Message:
+        """The same with the names of this scene in place of those of the first one."""
+        if self is not first:
+            _translate(message, dict(zip(first.names, self.names, strict=True)))
+        return message
+
+
+def _requests(  # noqa: PLR0915 - one for each RPC
+    scene: Scene, consumer: Consumer, blocks: list[int], keys: list[bytes], offer: Any, handed: Any, lease: Any,
+    pulled: Any, reserved: Any, theirs: Any, allocation: Any,
+) -> Iterator[tuple[str, Message]]:  # fmt: skip
+    """(RPC, a request that succeeds), for every RPC of the server."""
+    peer = scene.peer
+    ref, other = lease_pb2.LeaseRef(lease_id=lease.lease.lease_id), lease_pb2.LeaseRef(grant=handed.grant)
+    where, caller, described = common_pb2.PeerAddress(address=peer.address), consumer.caller, consumer.engine
+    yield "GetCapabilities", handshake_pb2.GetCapabilitiesRequest()
+    endpoints = [pool_types_pb2.RankEndpoint(rank=0)]
+    yield "Handshake", handshake_pb2.HandshakeRequest(engine=described, endpoints=endpoints)
+    yield "CheckCompatibility", handshake_pb2.CheckCompatibilityRequest(engine=described)
+    yield "ConnectPeer", handshake_pb2.ConnectPeerRequest(peer=where)
+    free, whole = [group(blocks[10:13])], content(TOKENS)
+    yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
+        transfer_key=keys[4], blocks=free, content=whole, last=True, consumers=2, ttl=dur(30), request_id="r",
+        waits_for=handoff_pb2.WAITS_FOR_READERS, idempotency_key="k-1",
+    )  # fmt: skip
+    yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
+        transfer_key=keys[2], blocks=[group(blocks[13:14])], content=whole, layers=common_pb2.LayerRange(count=1),
+        waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+    )  # fmt: skip
+    yield (
+        "FinishedBlocks",
+        handoff_pb2.FinishedBlocksRequest(
+            transfer_key=keys[5], failure=common_pb2.Failure(message="no"), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION
+        ),
+    )
+    yield (
+        "PullBlocks",
+        handoff_pb2.PullBlocksRequest(
+            grant=offer.grant, content=whole, destination=into(blocks[10:13]), queue_timeout=dur(1), request_id="r"
+        ),
+    )
+    yield "PullBlocks", handoff_pb2.PullBlocksRequest(transfer_id=pulled.transfer_id, destination=into(blocks[10:13]))
+    yield (
+        "ReserveBlocks",
+        handoff_pb2.ReserveBlocksRequest(
+            transfer_key=keys[4], blocks=free, content=whole, source=where, registration_timeout=dur(5)
+        ),
+    )
+    yield "RegisterPush", handoff_pb2.RegisterPushRequest(grant=theirs.grant)
+    sent = handed.transfer.transfer_id
+    yield "GetTransfer", transfer_pb2.GetTransferRequest(transfer_id=sent)
+    yield (
+        "WaitTransfer",
+        transfer_pb2.WaitTransferRequest(transfer_id=sent, timeout=dur(1e-3), layers=common_pb2.LayerRange(count=1)),
+    )
+    wanted = transfer_pb2.TransferFilter(
+        request_id="r", trace_id="0" * 32, states=[transfer_pb2.TRANSFER_STATE_ACTIVE], min_age=dur(1),
+        memory=[transfer_pb2.MEMORY_DISPOSITION_HELD], peer_engine_id=peer.engine_id,
+    )  # fmt: skip
+    yield "ListTransfers", transfer_pb2.ListTransfersRequest(filter=wanted, page_size=5)
+    yield (
+        "WatchTransfers",
+        transfer_pb2.WatchTransfersRequest(filter=wanted, after_event_seq=1, incarnation=handed.header.incarnation),
+    )
+    yield "AcknowledgeTransfers", transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[sent, "t"])
+    yield "CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_id=sent, message="no")
+    yield "CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_key=keys[2])
+    yield (
+        "GrantLease",
+        lease_pb2.GrantLeaseRequest(
+            blocks=free, content=whole, ttl=dur(5), consumers=2, labels={"a": "b"}, transfer_key=keys[4]
+        ),
+    )
+    yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
+    yield "KeepAlive", lease_pb2.KeepAliveRequest(leases=[ref, other], ttl=dur(9))
+    yield "ReleaseLease", lease_pb2.ReleaseLeaseRequest(lease=other)
+    yield "GetLease", lease_pb2.GetLeaseRequest(lease=ref)
+    yield "ListLeases", lease_pb2.ListLeasesRequest(request_id="r", page_size=3)
+    yield "DescribePools", pool_pb2.DescribePoolsRequest()
+    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=2)], ttl=dur(9))
+    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(allocation_id=allocation.allocation_id, ttl=dur(9))
+    yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=[group(blocks[14:])])
+    yield "GetPoolStatus", pool_pb2.GetPoolStatusRequest()
+    yield "ReadBlocks", pool_pb2.ReadBlocksRequest(blocks=group(blocks[:2]), layers=common_pb2.LayerRange(count=2))
+    yield "GetStatus", admin_pb2.GetStatusRequest()
+    yield "ListPeers", admin_pb2.ListPeersRequest()
+    yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=blocks[0]), page_size=3)
+    openings = [opening(handed.grant.token, TOKENS, keys[5]), opening(lease.grant.token, TOKENS, keys[4])]
+    pushes = peer_pb2.AccessOpening(
+        access_id=keys[5], token=reserved.grant.token, push_content=OPAQUE, reverse_access_id=keys[4],
+        parts=[peer_pb2.ReadyPart(number=1, blocks=free, layers=common_pb2.LayerRange(count=2), last=True)],
+    )  # fmt: skip
+    open_ = peer_pb2.OpenAccessRequest(caller=caller, openings=[*openings, pushes])
+    settle = peer_pb2.SettleAccessRequest(
+        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=keys[3], last=True, bytes=1, part=1)]
+    )
+    close = peer_pb2.CloseAccessRequest(
+        caller=caller,
+        closings=[peer_pb2.AccessClosing(access_id=keys[3], quiesced=True, token=handed.grant.token, message="no")],
+    )
+    parts = peer_pb2.PartsReadyRequest(caller=caller, access_id=keys[5], parts=pushes.parts)
+    yield "OpenAccess", open_
+    yield "SettleAccess", settle
+    yield "CloseAccess", close
+    yield "PartsReady", parts
+    said = [
+        peer_pb2.PeerCall(call_id=1, open_access=open_), peer_pb2.PeerCall(call_id=2, settle_access=settle),
+        peer_pb2.PeerCall(call_id=3, close_access=close), peer_pb2.PeerCall(call_id=4, parts_ready=parts),
+    ]  # fmt: skip
+    yield "Converse", peer_pb2.ConverseRequest(calls=said)
+    yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
+
+
+def _translate(message: Message, names: dict[Any, Any]) -> None:
+    for one, value in message.ListFields():
+        if one.message_type is not None:
+            if not one.message_type.GetOptions().map_entry:
+                for row in value if one.is_repeated else [value]:
+                    _translate(row, names)
+        elif one.is_repeated:
+            value[:] = [names.get(row, row) for row in value]
+        elif value in names and not isinstance(value, bool):
+            setattr(message, one.name, names[value])

@@ -1,0 +1,229 @@
+"""A server that takes any input, and what must be true after each of them.
+
+A refusal is typed, and one that the schema lists; it changed nothing. Whatever was answered: the server lives on, all
+of its threads with it, a pull brings its bytes, and once everything is ended every block is free.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_pb2, transfer_pb2
+from tests.fuzz.scene import Scene
+from tests.service.api import Api, read_refusal
+from tests.service.contract import errors_of
+from tests.service.engines import SUCCEEDED, Engine, wait_until
+from tests.service.values import ids_of, prompt
+
+SCENE_INPUTS = 150
+"""So many meet one scene."""
+ANSWER_S = 20.0
+"""Far above what any call takes here; a call that is not answered by then is a finding."""
+WATCH_S = 0.05
+"""How long a stream, and a call that waits for a transfer, is listened to."""
+QUIET_S = 5.0
+"""Something that goes on by itself may change the state meanwhile; not for so long without a pause."""
+LIMITS = """[limits]
+lease_ttl_s = 300.0
+open_wait_s = 0.02
+connect_timeout_s = 0.5
+queue_timeout_s = 1.0
+transfer_timeout_s = 3.0
+settle_timeout_s = 1.0
+registration_timeout_s = 5.0
+peer_grace_s = 3.0
+transfer_history = 64
+"""
+
+
+POOL_THREADS_MAX = (os.cpu_count() or 1) + 4
+"""What asyncio makes for calls that block, as it needs them; they stay."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What of a process must be as before."""
+
+    threads: int
+    descriptors: Counter[str]
+    """By kind."""
+
+    def same(self, before: "Footprint") -> bool:
+        """Whether no descriptor is gone or left, no thread is gone, and none is left but those of a pool."""
+        return self.descriptors == before.descriptors and 0 <= self.threads - before.threads <= POOL_THREADS_MAX
+
+
+def footprint(pid: int) -> Footprint:
+    """Of a process as it is now."""
+    kinds: Counter[str] = Counter()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            kinds[str(link.readlink()).partition("[")[0]] += 1
+    return Footprint(len(list(Path(f"/proc/{pid}/task").iterdir())), kinds)
+
+
+class Target:
+    """One engine under inputs, with a peer that gets none."""
+
+    def __init__(self, engine: Engine, peer: Engine) -> None:
+        self.engine, self.peer = engine, peer
+        self._seed = self._inputs = self.refused = 0
+        self._state: tuple[bytes, ...] = ()
+        self.check_serves()
+        # An engine may be told to reach itself. It is connected to both that it may dial, from now on.
+        itself = common_pb2.PeerAddress(address=engine.address)
+        engine.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=itself))
+        self.first = self.scene = Scene(engine, peer)
+        self._end_scene()
+        self.before = footprint(engine.process.pid)
+        self._begin_scene()
+
+    # -- inputs
+
+    def send(self, method: MethodDescriptor, bodies: list[bytes]) -> None:
+        """One input: a call of a method, with one request or, of a stream, with several."""
+        self._count()
+        before = self._state
+        refusal = self._call(method, bodies)
+        self._state = digest(self.engine.api)
+        if refusal and self._state != before:
+            again = changes_nothing(self.engine.api, lambda: self._call(method, bodies))
+            assert again, f"a call changed the state and was refused with {refusal}"
+            self._state = digest(self.engine.api)
+        self.refused += bool(refusal)
+
+    def send_bytes(self, send: Callable[[], None]) -> None:
+        """One input below all calls; what it does to the state is nobody's to say."""
+        self._count()
+        send()
+        self._state = digest(self.engine.api)
+
+    def _count(self) -> None:
+        self._inputs += 1
+        if self._inputs % SCENE_INPUTS == 0:
+            self._end_scene()
+            self._begin_scene()
+
+    def _call(self, method: MethodDescriptor, bodies: list[bytes]) -> str:
+        """The refusal, if it is one. Fails for one that is not in the contract."""
+        service, channel = method.containing_service, self.engine.api.channel
+        path = f"/{service.full_name}/{method.name}"
+        streams = method.client_streaming, method.server_streaming
+        waits = method.server_streaming or method.name == "WaitTransfer"
+        timeout = WATCH_S if waits else ANSWER_S
+        make = {
+            (False, False): channel.unary_unary,
+            (False, True): channel.unary_stream,
+            (True, True): channel.stream_stream,
+        }[streams]
+        call: Any = make(path, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            answer = call(iter(bodies) if streams[0] else bodies[0], timeout=timeout)
+            for reply in answer if streams[1] else [answer]:
+                self._learn(method, reply)
+                if streams == (False, True):  # watches do not end by themselves
+                    answer.cancel()
+        except grpc.RpcError as error:
+            if waits and error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+                return ""
+            refusal = read_refusal(path, error)
+            if service.full_name.startswith("kvgrpc."):
+                assert (refusal.code, refusal.reason) in errors_of(path) - {("INTERNAL", "INTERNAL")}, refusal
+            return f"{refusal.code} {refusal.reason}: {refusal.message[:200]}"
+        return ""
+
+    def _learn(self, method: MethodDescriptor, reply: bytes) -> None:
+        """Every reply is what the schema says; blocks that it allocates are given back at the end of the scene."""
+        message = GetMessageClass(method.output_type).FromString(reply)
+        if isinstance(message, pool_pb2.AllocateBlocksResponse):
+            self.engine._allocated.update(ids_of(message.blocks))
+
+    # -- what must be true
+
+    def check_serves(self) -> None:
+        """A real pull brings its bytes, either way."""
+        self._seed += 1
+        tokens = prompt(32, seed=self._seed)
+        for source, destination in ((self.engine, self.peer), (self.peer, self.engine)):
+            blocks, target = source.allocate(2), destination.allocate(2)
+            written = source.write(blocks, self._seed)
+            pulled = destination.pull(source.hand_over(tokens, blocks).grant, tokens, target)
+            end = destination.wait(pulled.transfer_id)
+            assert end.state == SUCCEEDED, end
+            assert destination.read(target) == written
+            source.free(blocks)
+            destination.free(target)
+
+    def check_sound(self) -> None:
+        """Nothing is held, no thread is missing, and the log tells of no defect."""
+        self._end_scene()
+        assert self.engine.pins() == []
+        assert footprint(self.engine.process.pid).threads >= self.before.threads
+        self.engine.process.check_log()
+        self._begin_scene()
+
+    def close(self) -> None:
+        """Once peers that were none are taken for dead, nothing is left of any input."""
+        self.check_sound()
+        self._end_scene()
+        counts = self.engine.api.admin
+        wait_until(lambda: counts.GetStatus(admin_pb2.GetStatusRequest()).counts.open_accesses == 0)
+        pid, before = self.engine.process.pid, self.before
+        wait_until(lambda: footprint(pid).same(before), what=lambda: (before, footprint(pid)))
+
+    def _end_scene(self) -> None:
+        self.engine.reset()
+        self.peer.reset()
+        self.engine.check_alive()
+
+    def _begin_scene(self) -> None:
+        self.check_serves()
+        self.scene = Scene(self.engine, self.peer)
+        self._state = digest(self.engine.api)
+
+
+def digest(api: Api) -> tuple[bytes, ...]:
+    """Of a server's state: what a refusal must leave as it is. Without what passes by itself."""
+    live = [transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE]
+    wanted = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(states=live), page_size=1000)
+    rows: list[tuple[Message, tuple[str, ...]]] = [
+        (api.admin.GetStatus(admin_pb2.GetStatusRequest()).counts, ()),
+        *((pin, ("age",)) for pin in api.admin.ListPins(admin_pb2.ListPinsRequest(page_size=1000)).pins),
+        *((one, ("age", "phases", "paths")) for one in api.transfers.ListTransfers(wanted).transfers),
+    ]
+    for row, names in rows:
+        for name in names:
+            row.ClearField(name)
+    return tuple(row.SerializeToString(deterministic=True) for row, _ in rows)
+
+
+def changes_nothing(api: Api, refused: Callable[[], object]) -> bool:
+    """Whether a call that was refused leaves the state as it is, once what goes on by itself lets us see that.
+
+    A call that is not refused any more says nothing.
+    """
+    until = time.monotonic() + QUIET_S
+    while time.monotonic() < until:
+        before = digest(api)
+        if not refused() or digest(api) == before:
+            return True
+    return False
+
+
+def readable(method: MethodDescriptor, bodies: list[bytes]) -> Iterator[Message | bytes]:
+    """An input as a person reads it."""
+    for body in bodies:
+        try:
+            yield GetMessageClass(method.input_type).FromString(body)
+        except DecodeError:
+            yield body

@@ -1,0 +1,55 @@
+"""Every RPC of every service, with messages that nobody meant: random ones, mutated valid ones, and broken bytes."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from grpc_channelz.v1 import channelz_pb2
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tests.fuzz.conftest import Budget, Run
+from tests.fuzz.messages import Maker
+from tests.fuzz.target import Target, readable
+from tests.service.test_replies import SERVICES
+
+STOCK: list[ServiceDescriptor] = [
+    health_pb2.DESCRIPTOR.services_by_name["Health"],
+    channelz_pb2.DESCRIPTOR.services_by_name["Channelz"],
+    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+]
+ALL = [*SERVICES, *STOCK]
+SHARES = {service.name: len(service.methods) / (4 if service in STOCK else 1) for service in ALL}
+"""By the number of RPCs; fewer for those that are not ours."""
+
+
+def bodies_for(maker: Maker, random: Random, target: Target, method: MethodDescriptor) -> list[bytes]:
+    """The requests of one call: one, or up to three where the client streams."""
+    valid, found = target.first.requests.get(method.name, []), []
+    for _ in range(random.choice((1, 2, 3)) if method.client_streaming else 1):
+        kind = random.choice(("any", "mutated", "mutated", "mutated", "garbled")) if valid else "any"
+        made = maker.any_of(method.input_type) if kind == "any" else random.choice(valid)
+        if kind == "mutated":
+            made = maker.mutated(made)
+        body = target.scene.translated(made, target.first).SerializeToString()
+        found.append(maker.garbled(body) if kind == "garbled" else body)
+    return found
+
+
+@pytest.mark.parametrize("service", ALL, ids=lambda service: service.name)
+def test_no_call_stops_the_server_leaks_a_block_or_changes_what_it_refuses(
+    target: Target, run: Run, budget: Budget, service: ServiceDescriptor
+) -> None:
+    methods: Any = list(service.methods)
+
+    def call(random: Random) -> None:
+        method = random.choice(methods)
+        bodies = bodies_for(Maker(random, target.first.known), random, target, method)
+        try:
+            target.send(method, bodies)
+        except AssertionError as error:
+            raise AssertionError(f"{method.full_name} {list(readable(method, bodies))}: {error}") from error
+
+    run(call, budget.inputs(0.8 * SHARES[service.name] / sum(SHARES.values())))
+    target.check_sound()

@@ -1,0 +1,241 @@
+"""The session socket: frames that nobody meant, from an engine's scheduler, from its worker, and from strangers."""
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvgrpc.engine import content
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire.frames import encode
+from tests.engine.support import Lead, Side, received, tokens
+from tests.engine.test_session_socket import ATTACH, Client
+from tests.fuzz.conftest import Budget, Run
+from tests.fuzz.messages import Known, Maker
+from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, Footprint, changes_nothing, digest, footprint
+from tests.service.engines import wait_until
+from tests.service.values import content as content_message
+from tests.service.values import dur, group
+
+PROMPT = tokens(40)
+KEYS = [bytes([i]) * 16 for i in range(4)]
+PROBE = 1 << 40
+"""Call ids from here on are of calls whose answer tells that everything before them was taken."""
+RANKS_MAX = 3
+"""An engine may have thousands of ranks, and then their memory is made."""
+REPORTS = rank_pb2.RankReport.DESCRIPTOR
+
+
+def valid_calls(offer: bytes) -> dict[str, Any]:
+    """By the name of the request: what an engine may ask, with a peer's grant."""
+    blocks, whole, grant = [group([4, 5, 6])], content_message(PROMPT), common_pb2.Grant(token=offer)
+    return {
+        "finished_blocks": handoff_pb2.FinishedBlocksRequest(
+            transfer_key=KEYS[0], blocks=blocks, content=whole, last=True, ttl=dur(30), after_step=1
+        ),
+        "pull_blocks": handoff_pb2.PullBlocksRequest(
+            grant=grant, content=whole, destination=handoff_pb2.PullDestination(blocks=[group([7, 8, 9])])
+        ),
+        "reserve_blocks": handoff_pb2.ReserveBlocksRequest(transfer_key=KEYS[2], blocks=blocks, content=whole),
+        "register_push": handoff_pb2.RegisterPushRequest(grant=grant),
+        "cancel_transfer": transfer_pb2.CancelTransferRequest(transfer_key=KEYS[0]),
+        "grant_lease": lease_pb2.GrantLeaseRequest(blocks=blocks, content=whole, transfer_key=KEYS[3]),
+        "renew_leases": lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(grant=grant)]),
+        "release_lease": lease_pb2.ReleaseLeaseRequest(lease=lease_pb2.LeaseRef(lease_id="l")),
+        "allocate_blocks": pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=2)]),
+        "free_blocks": pool_pb2.FreeBlocksRequest(blocks=blocks),
+        "step_done": rank_pb2.StepReport(step=3, layers=common_pb2.LayerRange(count=1)),
+        "voided": session_pb2.VoidedSlots(),
+    }
+
+
+class Target:
+    """A lead with whatever engine is attached to it, and a sound engine on another lead."""
+
+    def __init__(self, lead: Lead, peer: Side) -> None:
+        self._lead, self._peer, self._probes = lead, peer, count(PROBE)
+        offer = peer.hand_over([1, 2, 3], PROMPT, consumers=1000, ttl_s=300.0).grant
+        self.calls = [session_pb2.Call(call_id=1, **{name: row}) for name, row in valid_calls(offer).items()]
+        self.known = Known()
+        for call in self.calls:
+            self.known.harvest(call)
+        self.scheduler: Client | None = None
+        self.worker: Client | None = None
+        self.ticket = b""
+        self._inputs = 0
+        self.check_sound()
+        self._before = self._at_rest()
+
+    def input(self) -> None:
+        """One more is about to come."""
+        self._inputs += 1
+        if self._inputs % SCENE_INPUTS == 0:
+            self.check_sound()
+
+    def attach(self, request: session_pb2.ClientFrame, *, private: bool) -> None:
+        """Another engine in place of the one that is there, and its worker, as far as it is taken."""
+        self.leave()
+        request.attach.memory = session_pb2.POOL_MEMORY_PRIVATE if private else session_pb2.POOL_MEMORY_SHARED
+        self.scheduler = Client(self._lead.socket_path)
+        answer = self._first(self.scheduler, request)
+        if answer is None or not answer.HasField("attached"):
+            self.leave()
+            return
+        self.ticket = answer.attached.rank_ticket
+        self.worker = Client(self._lead.socket_path)
+        rank = session_pb2.AttachRankRequest(ticket=self.ticket, private_memory=private)
+        self._first(self.worker, session_pb2.ClientFrame(attach_rank=rank))
+
+    def leave(self) -> None:
+        """The engine goes, and the lead has noticed."""
+        for client in (self.scheduler, self.worker):
+            if client is not None:
+                client.socket.close()
+        self.scheduler = self.worker = None
+        self._lead.wait_no_engine()
+
+    def say(self, frame: bytes) -> list[session_pb2.CallAnswer]:
+        """The answers to a frame of the scheduler's; none, and no engine any more, when it ended the session."""
+        if self.scheduler is None:
+            self.attach(fresh(), private=False)
+        assert self.scheduler is not None
+        probe = session_pb2.Call(call_id=next(self._probes))
+        answers: list[session_pb2.CallAnswer] = []
+        try:
+            self.scheduler.socket.sendall(frame + encode(batch(probe)))
+            while True:
+                answers += [event.answer for event in self.scheduler.receive().events.events if event.answer.code]
+                if any(answer.call_id == probe.call_id for answer in answers):
+                    return [answer for answer in answers if answer.call_id < PROBE]
+        except (OSError, AssertionError):  # the lead ended it
+            self.leave()
+            return []
+
+    def call(self, call: session_pb2.Call) -> None:
+        """A call; when it is refused, it changed nothing."""
+        before = digest(self._lead.api)
+        refusals = self.say(encode(batch(call)))
+        if refusals and self.scheduler is not None:
+            assert "a defect" not in refusals[0].failure.message, refusals
+            if digest(self._lead.api) != before:
+                again = changes_nothing(self._lead.api, lambda: self.say(encode(batch(call))))
+                assert again, f"refused with {refusals}, and changed the state"
+
+    def report(self, frame: bytes) -> None:
+        """Something from the worker."""
+        if self.worker is None:
+            self.attach(fresh(), private=True)
+        assert self.worker is not None
+        with suppress(OSError):
+            self.worker.socket.sendall(frame)
+        if self.scheduler is not None:
+            self.say(b"")
+
+    def stranger(self, data: bytes) -> None:
+        """A connection that is nobody's; it is ended."""
+        client = Client(self._lead.socket_path)
+        with client.socket:
+            client.socket.settimeout(ANSWER_S)
+            with suppress(OSError):
+                client.socket.sendall(data)
+                client.socket.shutdown(socket.SHUT_WR)
+                client.rest()
+
+    def check_sound(self) -> None:
+        """Nothing is left of any engine, and the next one's blocks move."""
+        self.leave()
+        assert not self._lead.leases()
+        self._lead.process.check_log()
+        side = Side(self._lead)
+        try:
+            written = side.fill([1, 2, 3], seed=self._inputs)
+            pull = self._peer.engine.pull(side.hand_over([1, 2, 3], PROMPT).grant, content(PROMPT))
+            pull.start([11, 12, 13])
+            received(self._peer.poll_until(lambda _: pull.over))
+            assert (self._peer.read([11, 12, 13]) == written).all()
+        finally:
+            side.close()
+        self._lead.wait_no_engine()
+
+    def close(self) -> None:
+        self.check_sound()
+        assert self._at_rest().same(self._before), (self._before, self._at_rest())
+
+    def _at_rest(self) -> Footprint:
+        """Of the lead without an engine: the memory of the last one is given back."""
+        pid = self._lead.process.pid
+        wait_until(lambda: not any("kvgrpc-pool" in kind for kind in footprint(pid).descriptors))
+        return footprint(pid)
+
+    def _first(self, client: Client, frame: session_pb2.ClientFrame) -> session_pb2.ServerFrame | None:
+        try:
+            client.socket.sendall(encode(frame))
+            return client.receive()
+        except (OSError, AssertionError):
+            return None
+
+
+def fresh() -> session_pb2.ClientFrame:
+    """An attach that is taken."""
+    copy = session_pb2.ClientFrame()
+    copy.CopyFrom(ATTACH)
+    return copy
+
+
+def batch(*calls: session_pb2.Call) -> session_pb2.ClientFrame:
+    return session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=calls))
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("sessions")
+    flags = ("--data-paths", "shm")
+    with ExitStack() as stack:
+        leads = [Lead(folder, name, *flags, settings=LIMITS) for name in ("P", "D")]
+        for lead in leads:
+            stack.callback(lead.close)
+        tried, other = (lead.wait_ready() for lead in leads)
+        peer = Side(other)
+        stack.callback(peer.close)
+        made = Target(tried, peer)
+        yield made
+        made.close()
+
+
+def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: Run, budget: Budget) -> None:
+    def frame(random: Random) -> None:
+        sessions.input()
+        maker = Maker(random, sessions.known)
+        match random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach")):
+            case "call":
+                call = maker.mutated(random.choice(sessions.calls))
+                assert isinstance(call, session_pb2.Call)
+                call.call_id = 1
+                sessions.call(call)
+            case "batch":
+                calls: Any = [maker.mutated(random.choice(sessions.calls)) for _ in range(random.choice((1, 3)))]
+                body = maker.garbled(batch(*calls).SerializeToString())  # a length that lies: see "stranger"
+                sessions.say(struct.pack(">I", len(body)) + body)
+            case "report":
+                reports: Any = [maker.any_of(REPORTS) for _ in range(random.choice((1, 3)))]
+                made = encode(session_pb2.ClientFrame(reports=session_pb2.RankReportBatch(reports=reports)))
+                sessions.report(maker.garbled(made) if random.random() < 0.3 else made)
+            case "stranger":
+                other = maker.any_of(session_pb2.ClientFrame.DESCRIPTOR)
+                assert isinstance(other, session_pb2.ClientFrame)
+                if other.HasField("attach"):
+                    other.attach.world_size %= RANKS_MAX
+                sessions.stranger(maker.garbled(encode(other)))
+            case "attach":
+                attach = maker.mutated(ATTACH)
+                assert isinstance(attach, session_pb2.ClientFrame)
+                attach.attach.world_size %= RANKS_MAX
+                sessions.attach(attach, private=random.random() < 0.5)
+
+    run(frame, budget.inputs(0.12))
