@@ -47,11 +47,14 @@ type PeerServiceClient interface {
 	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-	// LIMIT_EXCEEDED, ENGINE_LOST.
+	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+	// access to write into an engine that has the feature reads_pushes).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+	// * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
 	OpenAccess(ctx context.Context, in *OpenAccessRequest, opts ...grpc.CallOption) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
@@ -178,11 +181,14 @@ type PeerServiceServer interface {
 	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-	// LIMIT_EXCEEDED, ENGINE_LOST.
+	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+	// access to write into an engine that has the feature reads_pushes).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
+	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+	// * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
 	OpenAccess(context.Context, *OpenAccessRequest) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
 	// the memory generation are those of the opening, unbroken. No answer counts as a failure. The verdict is kept for
