@@ -71,9 +71,9 @@ class Workshop:
         rest = self.take(name, len(prompt.tokens) - first)
         if rest is None:
             return None
-        for memory in self.memories:
-            memory.compute(rest, prompt, first)
-        return tuple(np.concatenate(both) for both in zip(self.blocks.share(kept), rest, strict=True))
+        blocks = tuple(np.concatenate(both) for both in zip(self.blocks.share(kept), rest, strict=True))
+        self._write(blocks, prompt, step)
+        return blocks
 
     def keep(self, name: str, blocks: Blocks) -> None:
         """Keeps blocks, and their reference, as those of a request."""
