@@ -91,6 +91,8 @@ class Config:
     """Allows a bind off loopback without TLS."""
     source_writes: bool = False
     """Over nixl this server writes what it pushes, instead of letting its destinations read."""
+    checksums: bool = False
+    """What arrives here is compared with its source, block by block, before it counts."""
     drain_s: float = 10.0
     """How long SIGTERM waits for what is going on."""
     limits: Limits = field(default_factory=Limits)
@@ -250,7 +252,7 @@ def _unknown(name: str, known: Iterable[str]) -> InvalidRequest:
 _TEXTS = ("listen", "advertise", "engine_id", "weights_revision", "session_socket", "ready_file")
 _LISTS = ("data_paths", "dial_allow")
 _NUMBERS = {"copy_threads": int, "bandwidth_limit_bytes_per_s": float, "drain_s": float}
-_FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes")
+_FLAGS = ("read_blocks", "insecure", "exit_with_engine", "source_writes", "checksums")
 _FLAG_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 

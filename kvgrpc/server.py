@@ -19,7 +19,7 @@ import grpc.aio
 from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
-from kvgrpc.core.compatibility import READS_PUSHES, EngineDescription
+from kvgrpc.core.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
 from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
@@ -48,7 +48,7 @@ from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 
 _log = logging.getLogger(__name__)
-FEATURES = ("push", "layerwise")
+FEATURES = ("push", "layerwise", CHECKSUMS)
 """What this server can do beyond what every one can."""
 DRAIN_POLL_S = 0.05
 MOVER_CLOSE_S = 2.0
@@ -77,7 +77,11 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = replace(config, engine_id=config.engine_id or random_engine_id())
         self.address = ""
-        self._node = Node(self.config.limits, frozenset({"nixl"} if self.config.source_writes else ()))
+        self._node = Node(
+            self.config.limits,
+            frozenset({"nixl"} if self.config.source_writes else ()),
+            checksums=self.config.checksums,
+        )
         self._runner = Runner(self._node)
         self._ranks = Ranks()
         self._sessions: Sessions | None = None
@@ -226,7 +230,7 @@ class Server:
             engine,
             engine_id=request.engine_id or engine.engine_id,
             weights_revision=request.weights_revision or engine.weights_revision,
-            features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else FEATURES,
+            features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else engine.features,
         )
 
     async def _make_ranks(self, count: int, nbytes: int) -> list[LocalRank]:
@@ -246,7 +250,8 @@ class Server:
         memory = SharedMemory.create(nbytes)
         paths, status = make_paths(memory, self.config.data_paths, self.config.copy_threads)
         limit = self.config.bandwidth_limit_bytes_per_s
-        return LocalRank(rank, memory, paths, self._runner.feed_threadsafe, limit), status
+        threads = self.config.copy_threads
+        return LocalRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads), status
 
     def _describe(self, layout: PoolLayout, kind: PoolKind, world_size: int) -> EngineDescription:
         """This engine, in a new life."""
@@ -260,7 +265,8 @@ class Server:
             pool=layout,
             pool_kind=kind,
             world_size=world_size,
-            features=FEATURES,
+            features=(*FEATURES, READS_PUSHES) if self.config.checksums else FEATURES,
+            required_features=(CHECKSUMS,) if self.config.checksums else (),
         )
 
     def _advertised(self, host: str, bound: str) -> str:

@@ -43,6 +43,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     read_blocks: Annotated[bool | None, typer.Option(help="Let ReadBlocks hand out bytes (debugging).")] = None,
     insecure: Annotated[bool | None, typer.Option(help="Allow a bind off loopback without TLS.")] = None,
     source_writes: Annotated[bool | None, typer.Option(help="Over nixl, write what is pushed from here.")] = None,
+    checksums: Annotated[bool | None, typer.Option(help="Compare what arrives with its source, by CRC-32C.")] = None,
     drain_s: Annotated[float | None, typer.Option(help="How long SIGTERM waits for what is going on.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
 ) -> None:

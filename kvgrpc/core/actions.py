@@ -11,7 +11,7 @@ from kvgrpc.core.events import Closing, LayerRange, Opened, ReadyPart, Settling
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.peers import PeerView
 from kvgrpc.core.pins import Blocks
-from kvgrpc.core.rank_actions import AwaitEnd, Expect, MakeOffer, MapPeer, Post, Rekey, UnmapPeer
+from kvgrpc.core.rank_actions import AwaitEnd, Expect, MakeOffer, MapPeer, Post, Rekey, Sum, UnmapPeer
 from kvgrpc.core.transfers import Failure, Transfer
 from kvgrpc.errors import KVGrpcError, Reason
 
@@ -114,6 +114,13 @@ class QuarantineReleased:
 
 
 @dataclass(frozen=True)
+class Checksums:
+    """Answer to ChecksumBlocks: of each rank, as in Summed."""
+
+    by_rank: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Acknowledged:
     """Answer to AcknowledgeTransfers."""
 
@@ -174,7 +181,7 @@ class Closings:
 
 Answer = (
     HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
-    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased
+    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
 )  # fmt: skip
 
 
@@ -261,6 +268,17 @@ class SendParts:
     peer: str
     access_id: bytes
     parts: tuple[ReadyPart, ...]
+    trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class SendChecksums:
+    """ChecksumBlocks at a peer: answered by ChecksumsAnswered."""
+
+    peer: str
+    access_id: bytes
+    name: str
+    blocks: tuple[tuple[Blocks, LayerRange | None], ...]
     trace: str
 
 
@@ -360,14 +378,16 @@ class TellEngine:
 
 Action = (
     Reply | Refuse | Dial | HangUp | SendOpen | SendSettle | SendClose | SendRegister | SendParts | SendRenew
-    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | TransferChanged | TellEngine | WeightsUnknown
+    | MakeOffer | MapPeer | UnmapPeer | Post | Expect | AwaitEnd | Rekey | Sum | SendChecksums
+    | TransferChanged | TellEngine | WeightsUnknown
 )  # fmt: skip
 
 __all__ = [
-    "Acknowledged", "Action", "Allocated", "Answer", "AwaitEnd", "BlocksReturned", "Cancelled", "Closings", "Dial",
-    "EngineNews", "Expect", "Failed", "Freed", "GaveUp", "HandedOver", "HangUp", "Introduced", "LayersReceived",
-    "LeaseView", "MakeOffer", "MapPeer", "Openings", "PartsReturned", "PeerConnected", "Post", "PullOpened",
-    "Pulling", "QuarantineReleased", "Received", "Refuse", "Registered", "Rekey", "Released", "Renewed", "Reply",
-    "Reserved", "SendClose", "SendOpen", "SendParts", "SendRegister", "SendRenew", "SendSettle", "TellEngine",
-    "TransferChanged", "UnmapPeer", "Verdicts", "WeightsUnknown", "Widened",
+    "Acknowledged", "Action", "Allocated", "Answer", "AwaitEnd", "BlocksReturned", "Cancelled", "Checksums",
+    "Closings", "Dial", "EngineNews", "Expect", "Failed", "Freed", "GaveUp", "HandedOver", "HangUp", "Introduced",
+    "LayersReceived", "LeaseView", "MakeOffer", "MapPeer", "Openings", "PartsReturned", "PeerConnected", "Post",
+    "PullOpened", "Pulling", "QuarantineReleased", "Received", "Refuse", "Registered", "Rekey", "Released",
+    "Renewed", "Reply", "Reserved", "SendChecksums", "SendClose", "SendOpen", "SendParts", "SendRegister",
+    "SendRenew", "SendSettle", "Sum", "TellEngine", "TransferChanged", "UnmapPeer", "Verdicts", "WeightsUnknown",
+    "Widened",
 ]  # fmt: skip

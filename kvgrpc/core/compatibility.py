@@ -9,7 +9,9 @@ from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout
 from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reason
 
 READS_PUSHES = "reads_pushes"
-"""Feature of an engine that cannot set blocks aside: it moves by itself what is pushed to it."""
+"""Feature of an engine that moves by itself what is pushed to it: it cannot set blocks aside, or compares checksums."""
+CHECKSUMS = "checksums"
+"""Feature of an engine that sums up its blocks for those who compare; such an engine requires it."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from kvgrpc.core.content import Content
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.peer_events import (
     AccessAnswered,
+    ChecksumBlocks,
+    ChecksumsAnswered,
     CloseAccess,
     CloseAnswered,
     Closing,
@@ -33,7 +35,7 @@ from kvgrpc.core.peer_events import (
     SettleAnswered,
     Settling,
 )
-from kvgrpc.core.rank_events import EndpointOffered, PeerMapped, PostingEnded, ProcessEnded, Rekeyed, StepDone
+from kvgrpc.core.rank_events import EndpointOffered, PeerMapped, PostingEnded, ProcessEnded, Rekeyed, StepDone, Summed
 
 
 class WaitsFor(Enum):
@@ -284,7 +286,8 @@ Event = (
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | ProcessEnded | Rekeyed | ReleaseQuarantine | LeasesVoided | LifeBegan | Tick
+    | ChecksumBlocks | ChecksumsAnswered | Summed | ProcessEnded | Rekeyed | ReleaseQuarantine
+    | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -294,6 +297,8 @@ __all__ = [
     "BlockLists",
     "Call",
     "CancelTransfer",
+    "ChecksumBlocks",
+    "ChecksumsAnswered",
     "CloseAccess",
     "CloseAnswered",
     "Closing",
@@ -335,6 +340,7 @@ __all__ = [
     "SettleAnswered",
     "Settling",
     "StepDone",
+    "Summed",
     "Tick",
     "WaitsFor",
 ]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
+from kvgrpc.core.chunks import Chunk
 from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.events import PushSource, Settling
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.layout import PoolLayout
-from kvgrpc.core.parts import Parts, Progress, plan_parts
+from kvgrpc.core.parts import Parts, Progress, chunks_of
 from kvgrpc.core.pull import Pull
 from kvgrpc.errors import Reason
 
@@ -84,11 +84,10 @@ class Landing(Pull):
     def last_round(self) -> bool:
         return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
 
-    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
+    def chunks(self, source: PoolLayout) -> list[Chunk]:
         assert self.parts is not None
         assert self.destination is not None
-        fresh = self.parts.since(self.posted)
-        return plan_parts(fresh, there.pool, here.pool, self.destination, self.claim.tokens)
+        return chunks_of(self.parts.since(self.posted), source, self.destination, self.claim.tokens)
 
     def begin_round(self) -> None:
         assert self.parts is not None

@@ -6,14 +6,18 @@ Each step is taken once by the events that `moving` hears; what a move waits for
 from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from kvgrpc.core.accesses import Opening
-from kvgrpc.core.actions import Post, SendOpen, SendSettle
+from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle
+from kvgrpc.core.chunks import pieces_of, place_of, plan_chunks
 from kvgrpc.core.lives import Lives
-from kvgrpc.core.moves import Move, MoveTable, Stage, posting_name
+from kvgrpc.core.moves import Comparing, Move, MoveTable, Stage, posting_name
 from kvgrpc.core.operation import Operation
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.sums import begin
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Phase, State, TransferPath
 from kvgrpc.errors import KVGrpcError, Reason
@@ -99,12 +103,54 @@ class MoveSteps(ABC, Generic[M]):
     def moved(self, move: M) -> None:
         """Everything that was posted has moved."""
         if move.left is None:
-            self.settle(move)
+            self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
             self._moves.await_mapping(move)
             self._want(move)
         elif self._state.turns.take(move.name, self._state.transfers.get(move.transfer_id).priority):
             self._post_slice(move)
+
+    def ask_checksums(self, move: M) -> None:
+        """What the round should bring, while it does."""
+        comparing = move.comparing
+        assert comparing is not None
+        self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, comparing.blocks, move.trace))
+
+    def compare(self, move: M) -> None:
+        """Settles once the checksums of both sides are there and the same."""
+        comparing = move.comparing
+        assert comparing is not None
+        if comparing.here is None or comparing.here.left or comparing.there is None:
+            return
+        here, there = comparing.here.by_rank(), comparing.there
+        if comparing.here.error:
+            self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.here.error}")
+        elif list(map(len, here)) != list(map(len, there)):
+            self._ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
+        elif here != there:
+            self._ends.fail_with(move, Reason.CHECKSUM_MISMATCH, self._difference(comparing, here, there))
+        else:
+            move.comparing = None
+            self.settle(move)
+
+    def _difference(self, comparing: Comparing, here: tuple[bytes, ...], there: tuple[bytes, ...]) -> str:
+        """The first block that arrived as another one, for people."""
+        rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
+        mine, theirs = (np.frombuffer(sums[rank], dtype="<u4") for sums in (here, there))
+        number = int(np.argmax(mine != theirs))
+        place = place_of(self._state.pool.pool, comparing.chunks, number)
+        sums = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
+        return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({sums})"
+
+    def _compare_or_settle(self, move: M) -> None:
+        comparing = move.comparing
+        if comparing is None:
+            self.settle(move)
+            return
+        state = self._state
+        mine = pieces_of(state.pool.pool, [(chunk.destination, chunk.layers) for chunk in comparing.chunks])
+        comparing.here = begin(state, comparing.name, mine)
+        state.change(move.transfer_id, waiting_for="checksums", phases=self._phase(move, "checksum"))
 
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
@@ -174,7 +220,10 @@ class MoveSteps(ABC, Generic[M]):
     def _post(self, move: M) -> None:
         state = self._state
         peer = state.peers[move.peer]
-        runs = move.runs(state.pool, peer.description)
+        reads = self.operation is Operation.READ
+        source, destination = (peer.description, state.pool) if reads else (state.pool, peer.description)
+        chunks = move.chunks(source.pool)
+        runs = plan_chunks(chunks, source.pool, destination.pool)
         move.begin_round()
         if not len(runs):
             self.settle(move)
@@ -196,6 +245,9 @@ class MoveSteps(ABC, Generic[M]):
             nbytes=move.planned * len(ranks),
             paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
         )
+        if state.checksums and reads:
+            move.comparing = Comparing(f"m{move.name}/{move.rounds}", chunks)
+            self.ask_checksums(move)
         self._post_slice(move)
 
     def _post_slice(self, move: M) -> None:

@@ -21,10 +21,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.calls import LayerRange
+from kvgrpc.core.chunks import Chunk, Summing
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.events import Settling
 from kvgrpc.core.grants import Claims
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.pins import Blocks
 from kvgrpc.core.timers import Timer
 
 
@@ -66,8 +69,25 @@ MOVE_TIMERS = (
     Timer.SETTLE_RETRY,
     Timer.OPEN_RETRY,
     Timer.PARTS_RETRY,
+    Timer.SUMS_RETRY,
     Timer.RENEW,
 )
+
+
+@dataclass(eq=False)
+class Comparing:
+    """Checksums of one round, of both sides."""
+
+    name: str
+    chunks: list[Chunk]
+    here: Summing | None = None
+    """None while they are not asked for."""
+    there: tuple[bytes, ...] | None = None
+
+    @property
+    def blocks(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
+        """Those of the source."""
+        return tuple((chunk.source, chunk.layers) for chunk in self.chunks)
 
 
 @dataclass(eq=False)
@@ -102,6 +122,8 @@ class Move(ABC):
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
     """Rounds that were posted."""
+    comparing: Comparing | None = field(default=None, kw_only=True)
+    """The checksums of the round, while they are compared."""
     left: Runs | None = field(default=None, kw_only=True)
     """What of the round is still to be posted."""
     planned: int = field(default=0, kw_only=True)
@@ -158,8 +180,8 @@ class Move(ABC):
         """The round that is being settled is its last one."""
 
     @abstractmethod
-    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
-        """What each rank moves in the next round."""
+    def chunks(self, source: PoolLayout) -> list[Chunk]:
+        """What the next round moves, out of the pool of the source."""
 
     @abstractmethod
     def begin_round(self) -> None:

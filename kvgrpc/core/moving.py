@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from kvgrpc.core.accesses import Verdict
-from kvgrpc.core.events import AccessAnswered, Opened, PostingEnded, SettleAnswered
+from kvgrpc.core.events import AccessAnswered, ChecksumsAnswered, Opened, PostingEnded, SettleAnswered, Summed
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.move_steps import Ends, MoveSteps
 from kvgrpc.core.moves import AT_ISSUER, Move, MoveTable, Stage, rank_of
@@ -151,6 +151,34 @@ class Moving(ABC, Generic[M]):
         else:
             self._steps.moved(move)
 
+    def checksums_answered(self, event: ChecksumsAnswered) -> None:
+        """The source says what a round should bring."""
+        move = self._comparing(event.name)
+        if move is None or move.comparing is None:
+            return
+        if not isinstance(event.result, KVGrpcError):
+            move.comparing.there = event.result
+            self._steps.compare(move)
+        elif event.retryable:
+            self._state.timers.set(Timer.SUMS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(move, event.result)
+
+    def summed(self, event: Summed) -> None:
+        """A rank of ours says what a round brought."""
+        move = self._comparing(event.name)
+        if move is None or move.comparing is None or move.comparing.here is None:
+            return
+        if move.comparing.here.take(event):
+            self._steps.compare(move)
+
+    def _comparing(self, name: str) -> M | None:
+        """The move that compares the checksums of its round by that name."""
+        move = self._table.find(name[1:].rpartition("/")[0])
+        if move is None or move.stage is not Stage.WIRE or move.comparing is None or move.comparing.name != name:
+            return None
+        return move
+
     def take_turn(self, name: str) -> None:
         """It is the turn of that move, if it is one of these."""
         move = self._table.find(name)
@@ -172,6 +200,8 @@ class Moving(ABC, Generic[M]):
             self._steps.send_open(move)
         elif timer is Timer.SETTLE_RETRY:
             self._steps.send_settle(move)
+        elif timer is Timer.SUMS_RETRY:
+            self._steps.ask_checksums(move)
         else:
             reason, message = TIMEOUTS[timer]
             self._ends.fail_with(move, reason, message.format(phase=move.stage.value))

@@ -19,6 +19,8 @@ from kvgrpc.core.events import (
     AcknowledgeTransfers,
     AllocateBlocks,
     CancelTransfer,
+    ChecksumBlocks,
+    ChecksumsAnswered,
     CloseAccess,
     CloseAnswered,
     ConnectPeer,
@@ -52,6 +54,7 @@ from kvgrpc.core.events import (
     SettleAccess,
     SettleAnswered,
     StepDone,
+    Summed,
     Tick,
     WaitsFor,
 )
@@ -85,11 +88,14 @@ TOMBSTONED = "tombstoned"
 class Node:
     """Everything a lead decides. `state` may be read between events; only the node changes it.
 
-    `writers` are the data paths over which it writes what it pushes; over all others the destination reads.
+    `writers` are the data paths over which it writes what it pushes; over all others the destination reads. With
+    `checksums` every block that it reads is compared with its source's before it counts.
     """
 
-    def __init__(self, limits: Limits | None = None, writers: frozenset[str] = frozenset()) -> None:
-        self.state = NodeState(limits or Limits(), writers)
+    def __init__(
+        self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
+    ) -> None:
+        self.state = NodeState(limits or Limits(), writers, checksums=checksums)
         self.handover = HandOver(self.state)
         self._lives = Lives(self.state)
         self._peering = Peering(self.state, self._lives)
@@ -137,6 +143,9 @@ class Node:
             ReserveBlocks: self._pulls.deliveries.reserve,
             PartsReady: self._serving.parts_ready,
             PartsAnswered: self._pushes.parts_answered,
+            ChecksumBlocks: self._serving.checksum,
+            ChecksumsAnswered: self._pulls.checksums_answered,
+            Summed: self._summed,
             RegisterAnswered: self._pulls.deliveries.register_answered,
             ProcessEnded: self._proofs.process_ended,
             Rekeyed: self._proofs.rekeyed,
@@ -154,6 +163,7 @@ class Node:
             Timer.TOMBSTONE: self._forget_cancelled,
             Timer.REFUSED_LEASE: self.handover.forget_refused,
             Timer.ALLOCATION: self._pool.due,
+            Timer.SUMS: self._serving.sums.due,
             Timer.QUARANTINE: self._proofs.quarantine_due,
             Timer.REKEY: self._proofs.rekey_due,
         }
@@ -272,6 +282,10 @@ class Node:
         self._pulls.posting_ended(event)
         self._pushes.posting_ended(event)
         self._serving.posting_ended()
+
+    def _summed(self, event: Summed) -> None:
+        self._pulls.summed(event)
+        self._serving.sums.summed(event)
 
     def _give_turns(self) -> None:
         """Whoever waits for its turn has it, by priority, while there is room."""

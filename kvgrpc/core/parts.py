@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvgrpc.core.descriptors import Ids, Runs, holds, plan_runs
+from kvgrpc.core.chunks import Chunk
+from kvgrpc.core.descriptors import Ids, holds
 from kvgrpc.core.events import LayerRange
 from kvgrpc.core.layout import Group, PoolLayout
 from kvgrpc.core.pins import Blocks
@@ -162,16 +163,16 @@ class Progress:
         return tuple((int(first), int(end - first)) for first, end in zip(edges[::2], edges[1::2], strict=True))
 
 
-def plan_parts(parts: Sequence[Part], source: PoolLayout, destination: PoolLayout, target: Blocks, tokens: int) -> Runs:
+def chunks_of(parts: Sequence[Part], source: PoolLayout, target: Blocks, tokens: int) -> list[Chunk]:
     """What these parts move into a target: of each group its last blocks of the first `tokens` tokens."""
-    planned = []
+    chunks = []
     for part in parts:
         cuts = [
             _cut(part.starts[i], part.blocks[i], target[i], group.blocks_of(tokens))
             for i, group in enumerate(source.groups)
         ]
-        planned.append(plan_runs(source, destination, [c[0] for c in cuts], [c[1] for c in cuts], part.layers))
-    return Runs(*(np.concatenate([getattr(runs, name) for runs in planned]) for name in ("src", "dst", "nbytes")))
+        chunks.append(Chunk(tuple(c[0] for c in cuts), tuple(c[1] for c in cuts), part.layers))
+    return chunks
 
 
 def _cut(start: int, ids: Ids, target: Ids, end: int) -> tuple[Ids, Ids]:

@@ -187,6 +187,28 @@ class RegisterAnswered:
     retryable: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class ChecksumBlocks:
+    """A peer asks for the checksums of blocks that it reads."""
+
+    call: Call
+    engine_id: str
+    incarnation: int
+    access_id: bytes
+    blocks: tuple[tuple[BlockLists, LayerRange | None], ...]
+    """Block ids of this engine; of these layers, or of all."""
+
+
+@dataclass(frozen=True)
+class ChecksumsAnswered:
+    """The source summed up what a round reads; a `retryable` error is asked again."""
+
+    name: str
+    result: tuple[bytes, ...] | KVGrpcError
+    """Of each rank, as in Summed."""
+    retryable: bool = False
+
+
 @dataclass(frozen=True)
 class RenewAnswered:
     """The issuer renewed, or refused, the lease of one of our pulls."""
@@ -197,6 +219,8 @@ class RenewAnswered:
 
 __all__ = [
     "AccessAnswered",
+    "ChecksumBlocks",
+    "ChecksumsAnswered",
     "CloseAccess",
     "CloseAnswered",
     "Closing",

@@ -97,6 +97,10 @@ class PinTable:
         self._pins[owner, PinKind.QUARANTINE] = Pin(owner, PinKind.QUARANTINE, pin.blocks, now)
         self._count_quarantined(pin.blocks, 1)
 
+    def blocks(self, owner: str, kind: PinKind) -> Blocks:
+        """What an owner has pinned so; it has such a pin."""
+        return self._pins[owner, kind].blocks
+
     def has(self, owner: str, kind: PinKind) -> bool:
         return (owner, kind) in self._pins
 

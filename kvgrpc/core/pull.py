@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.chunks import Chunk
 from kvgrpc.core.content import Claim
-from kvgrpc.core.descriptors import Runs, plan_runs
 from kvgrpc.core.events import Opened, Settling
+from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.moves import Move
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.timers import Timer
@@ -29,6 +29,7 @@ NEXT_STEPS: dict[Reason, Next] = {
     Reason.TRANSFER_TIMEOUT: Next.RETRY_HERE,
     Reason.SETTLE_TIMEOUT: Next.RETRY_HERE,
     Reason.DATA_PATH_FAILED: Next.RETRY_HERE,
+    Reason.CHECKSUM_MISMATCH: Next.RETRY_HERE,
     Reason.DEADLINE: Next.RETRY_HERE,
 }
 """What would help after a failed pull; RECOMPUTE where nothing is listed."""
@@ -76,11 +77,11 @@ class Pull(Move):
     def last_round(self) -> bool:
         return True
 
-    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
+    def chunks(self, source: PoolLayout) -> list[Chunk]:  # noqa: ARG002 - it has no parts
         assert self.opened is not None
         assert self.destination is not None
-        source = [ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True)]
-        return plan_runs(there.pool, here.pool, source, self.destination)
+        blocks = tuple(ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True))
+        return [Chunk(blocks, self.destination, None)]
 
     def begin_round(self) -> None:
         """It has one round only."""

@@ -11,13 +11,15 @@ is one to write. Where the destination does, nothing is posted here: it is told 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvgrpc.core.chunks import Chunk
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.content import Content
-from kvgrpc.core.descriptors import Runs, check_ids
+from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import Opened, ReadyPart, Settling
 from kvgrpc.core.grants import read_claims
+from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.moves import Move, MoveTable, Stage
-from kvgrpc.core.parts import Parts, Progress, plan_parts
+from kvgrpc.core.parts import Parts, Progress, chunks_of
 from kvgrpc.core.pins import Blocks
 from kvgrpc.errors import KVGrpcError
 
@@ -116,10 +118,10 @@ class Registration(Move):
         parts = self.push.parts
         return parts is not None and parts.complete and self.posted == len(parts)
 
-    def runs(self, here: EngineDescription, there: EngineDescription) -> Runs:
+    def chunks(self, source: PoolLayout) -> list[Chunk]:
         assert self.opened is not None
         fresh = self.parts.since(self.posted)[: self.ready - self.posted]
-        return plan_parts(fresh, here.pool, there.pool, self.target, self.opened.token_count)
+        return chunks_of(fresh, source, self.target, self.opened.token_count)
 
     def begin_round(self) -> None:
         self.posted = self.ready

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
@@ -69,4 +70,13 @@ class Rekey:
     rank: int
 
 
-__all__ = ["AwaitEnd", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A rank sums up blocks of its memory: answered by Summed."""
+
+    rank: int
+    name: str
+    pieces: Pieces
+
+
+__all__ = ["AwaitEnd", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "Sum", "UnmapPeer"]

@@ -69,4 +69,16 @@ class Rekeyed:
     """Empty: nothing that peers wrote by the old ones lands any more. Else why that is not proved."""
 
 
-__all__ = ["EndpointOffered", "PeerMapped", "PostingEnded", "ProcessEnded", "Rekeyed", "StepDone"]
+@dataclass(frozen=True)
+class Summed:
+    """A rank has summed up blocks of its memory."""
+
+    rank: int
+    name: str
+    values: bytes
+    """CRC-32C of each block asked for, uint32, little-endian, one after the other."""
+    message: str = ""
+    """Why there are none; empty: there are."""
+
+
+__all__ = ["EndpointOffered", "PeerMapped", "PostingEnded", "ProcessEnded", "Rekeyed", "StepDone", "Summed"]

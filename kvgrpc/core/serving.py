@@ -6,7 +6,7 @@ A verdict is given once. What an access meant for its lease is decided when it c
 from kvgrpc.core.accesses import Access, AccessState, Opening, Verdict
 from kvgrpc.core.actions import Closings, Expect, Verdicts
 from kvgrpc.core.delivering import Deliveries
-from kvgrpc.core.events import CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
+from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import OnAbort, read_claims, verify
 from kvgrpc.core.handover import HandOver
@@ -18,6 +18,7 @@ from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.sums import Sums
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 
@@ -31,6 +32,7 @@ class Serving:
         self._deliveries = deliveries
         self._pushes = pushes
         self.spent = SpentIds(state)
+        self.sums = Sums(state)
         self._openings = OpenAccesses(state, self.spent, deliveries)
         self._early: dict[str, dict[bytes, None]] = {}
         """Accesses that were closed before their lease was announced, by lease id."""
@@ -58,6 +60,10 @@ class Serving:
         peer = self._caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
+
+    def checksum(self, event: ChecksumBlocks) -> None:
+        """ChecksumBlocks: see `sums`."""
+        self.sums.ask(event, self._caller(event.engine_id, event.incarnation))
 
     def parts_ready(self, event: PartsReady) -> None:
         """PartsReady: see `delivering`."""
@@ -132,6 +138,7 @@ class Serving:
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused, and no read is expected any more."""
         self._openings.end_all(error)
+        self.sums.end_all(error)
         self._early.clear()
         self.spent.clear()
         for access in self._state.accesses.values():

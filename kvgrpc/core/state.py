@@ -58,9 +58,10 @@ ENGINE = "engine"
 class NodeState:
     """What a node knows. `now` is the time of the event being handled."""
 
-    def __init__(self, limits: Limits, writers: frozenset[str]) -> None:
+    def __init__(self, limits: Limits, writers: frozenset[str], *, checksums: bool = False) -> None:
         self.limits = limits
         self.writers = writers
+        self.checksums = checksums
         self.now = 0.0
         self.actions: list[Action] = []
         self.peers: dict[str, Peer] = {}

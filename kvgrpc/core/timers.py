@@ -39,6 +39,8 @@ class Timer(Enum):
     ALLOCATION = "allocation"
     QUARANTINE = "quarantine"
     REKEY = "rekey"
+    SUMS = "sums"
+    SUMS_RETRY = "sums_retry"
 
 
 Key = tuple[Timer, str]

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from kvgrpc.core import events
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import Event
@@ -12,6 +13,7 @@ from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.sums import Sums
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ class LocalRank:
         paths: list[DataPath],
         feed: Callable[[Event], None],
         bandwidth_limit_bytes_per_s: float | None = None,
+        copy_threads: int = 2,
     ) -> None:
         self.memory = memory
         self._rank = rank
@@ -78,6 +81,7 @@ class LocalRank:
         self._makes_progress = any(path.needs_polling for path in paths)
         self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
         self._mover.start()
+        self._sums = Sums(rank, memory, copy_threads, self._report)
 
     def offer(self, key: str) -> None:
         self._mover.offer(key)
@@ -106,6 +110,9 @@ class LocalRank:
     def rekey(self) -> None:
         self._mover.rekey()
 
+    def sum(self, name: str, pieces: Pieces) -> None:
+        self._sums.start(name, pieces)
+
     def progress_age_s(self) -> float:
         return self._mover.progress_age_s()
 
@@ -118,6 +125,7 @@ class LocalRank:
         """Ends the mover and its paths; whether the memory is at rest. It is let go of only then, else kept for ever:
         a library that still reads or writes freed memory would hit somebody else's.
         """
+        self._sums.close()
         if self._mover.close(deadline_s):
             self.memory.close()
             return True
@@ -151,5 +159,7 @@ class LocalRank:
                 self._feed(events.ProcessEnded(self._rank, report.peer, report.drained))
             case reports.Rekeyed():
                 self._feed(events.Rekeyed(self._rank, report.error))
+            case reports.Summed():
+                self._feed(events.Summed(self._rank, report.name, report.values, report.error))
             case reports.Disconnected():
                 pass  # nobody waits for it: a peer is mapped again under a new handshake

@@ -97,4 +97,15 @@ class Rekeyed:
     """Empty: no access of before follows. Else why that is not proved."""
 
 
-Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected | ProcessEnded | Rekeyed
+@dataclass(frozen=True)
+class Summed:
+    """Blocks of this rank's memory were summed up, or cannot be."""
+
+    name: str
+    """As given to `sum`."""
+    values: bytes
+    """CRC-32C of each, uint32, little-endian."""
+    error: str = ""
+
+
+Report = Offered | Connected | ConnectFailed | PostingEnded | Disconnected | ProcessEnded | Rekeyed | Summed

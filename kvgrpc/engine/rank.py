@@ -118,7 +118,7 @@ class Rank:
             self._map(descriptor)
             return
         paths, _ = make_paths(memory, data_paths, copy_threads)
-        mover = LocalRank(self.rank, memory, paths, self._report)
+        mover = LocalRank(self.rank, memory, paths, self._report, copy_threads=copy_threads)
         self._at_rest = False
         self._thread = threading.Thread(target=self._obey, args=(mover,), name=f"kvgrpc-rank-{self.rank}", daemon=True)
         self._thread.start()
@@ -185,5 +185,7 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.await_end(command.await_end.peer)
         case "rekey":
             mover.rekey()
+        case "sum":
+            mover.sum(command.sum.name, wire.pieces_of(command.sum))
         case _:
             return  # of a newer lead, which knows from the attach what this worker can

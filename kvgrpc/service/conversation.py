@@ -19,7 +19,7 @@ from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.rpc import check_readable
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import answers, requests
+from kvgrpc.wire import accesses, answers, requests
 from kvgrpc.wire.accesses import call_error
 
 _log = logging.getLogger(__name__)
@@ -62,6 +62,12 @@ def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.Parts
     into.header.CopyFrom(header)
 
 
+def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_pb2.ChecksumBlocksResponse) -> None:
+    """ChecksumBlocks."""
+    into.header.CopyFrom(header)
+    accesses.put_checksums(answer.by_rank, into)
+
+
 _METHODS = {
     "open_access": _Method(
         "OpenAccess", lambda lead, row, call: requests.open_access(row, call, lead.block_limit), put_openings
@@ -70,6 +76,9 @@ _METHODS = {
     "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
     "parts_ready": _Method(
         "PartsReady", lambda lead, row, call: requests.parts_ready(row, call, lead.block_limit), put_widened
+    ),
+    "checksum_blocks": _Method(
+        "ChecksumBlocks", lambda lead, row, call: requests.checksum_blocks(row, call, lead.block_limit), put_checksums
     ),
 }
 

@@ -11,7 +11,7 @@ from kvgrpc.core.peers import PeerState
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.service import status
-from kvgrpc.service.conversation import Conversation, put_closings, put_openings, put_verdicts
+from kvgrpc.service.conversation import Conversation, put_checksums, put_closings, put_openings, put_verdicts
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.wire import requests
@@ -70,6 +70,22 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             lambda call: requests.parts_ready(request, call, lead.block_limit),
         )
         return peer_pb2.PartsReadyResponse(header=header)
+
+    @unary
+    async def ChecksumBlocks(
+        self, request: peer_pb2.ChecksumBlocksRequest, trace: str
+    ) -> peer_pb2.ChecksumBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Checksums,
+            "ChecksumBlocks",
+            request,
+            trace,
+            lambda call: requests.checksum_blocks(request, call, lead.block_limit),
+        )
+        reply = peer_pb2.ChecksumBlocksResponse()
+        put_checksums(header, answer, reply)
+        return reply
 
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         """Answers are written by the conversation itself, when they are known."""

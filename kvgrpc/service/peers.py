@@ -71,6 +71,7 @@ _FIELDS = {
     "SettleAccess": "settle_access",
     "CloseAccess": "close_access",
     "PartsReady": "parts_ready",
+    "ChecksumBlocks": "checksum_blocks",
 }
 """Where a call stands in a PeerCall."""
 
@@ -230,6 +231,20 @@ class PeerChannels:
             call,
             lambda _: accesses.parts_request(self._caller(action.peer), action.access_id, action.parts),
             lambda _: None,
+            answered,
+        )
+
+    def checksum_blocks(self, action: actions.SendChecksums) -> None:
+        call = _Call("ChecksumBlocks", action.peer, action.trace, self._limits.transfer_timeout_s)
+
+        def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.ChecksumsAnswered(action.name, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.checksum_request(self._caller(action.peer), action.access_id, action.blocks),
+            accesses.checksums,
             answered,
         )
 

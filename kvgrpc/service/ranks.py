@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from kvgrpc.core import actions
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
@@ -24,6 +25,8 @@ class Rank(Protocol):
     def await_end(self, peer: str) -> None: ...
 
     def rekey(self) -> None: ...
+
+    def sum(self, name: str, pieces: Pieces) -> None: ...
 
 
 class Ranks:
@@ -57,3 +60,6 @@ class Ranks:
 
     def rekey(self, action: actions.Rekey) -> None:
         self.ranks[action.rank].rekey()
+
+    def sum(self, action: actions.Sum) -> None:
+        self.ranks[action.rank].sum(action.name, action.pieces)

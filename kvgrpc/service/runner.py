@@ -41,6 +41,8 @@ class PeerPort(Protocol):
 
     def renew_leases(self, action: actions.SendRenew) -> None: ...
 
+    def checksum_blocks(self, action: actions.SendChecksums) -> None: ...
+
 
 class RankPort(Protocol):
     """Commands to the ranks of this engine."""
@@ -58,6 +60,8 @@ class RankPort(Protocol):
     def await_end(self, action: actions.AwaitEnd) -> None: ...
 
     def rekey(self, action: actions.Rekey) -> None: ...
+
+    def sum(self, action: actions.Sum) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -106,6 +110,8 @@ class Runner:
             actions.Expect: ranks.expect,
             actions.AwaitEnd: ranks.await_end,
             actions.Rekey: ranks.rekey,
+            actions.Sum: ranks.sum,
+            actions.SendChecksums: peers.checksum_blocks,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
             actions.WeightsUnknown: lambda action: _log.warning(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvgrpc.core import events
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
@@ -58,6 +59,9 @@ class WorkerRank:
 
     def rekey(self) -> None:
         self._send(wire.rekey_command())
+
+    def sum(self, name: str, pieces: Pieces) -> None:
+        self._send(wire.sum_command(name, pieces))
 
     def _send(self, command: rank_pb2.RankCommand) -> None:
         if self._writer is None:

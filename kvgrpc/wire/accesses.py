@@ -6,10 +6,12 @@ from typing import TypeVar
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
+from kvgrpc.core.pins import Blocks
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.wire.packed import put_runs
+from kvgrpc.wire.packed import packed_sums, put_runs, unpacked_sums
 from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
@@ -67,6 +69,34 @@ def parts_request(caller: peer_pb2.Caller, access_id: bytes, parts: Sequence[Rea
     request = peer_pb2.PartsReadyRequest(caller=caller, access_id=access_id)
     _put_parts(parts, request.parts)
     return request
+
+
+def checksum_request(
+    caller: peer_pb2.Caller, access_id: bytes, blocks: Sequence[tuple[Blocks, LayerRange | None]]
+) -> peer_pb2.ChecksumBlocksRequest:
+    """ChecksumBlocks."""
+    request = peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=access_id)
+    for lists, layers in blocks:
+        row = request.blocks.add()
+        for group, ids in enumerate(lists):
+            if len(ids):
+                put_runs(ids, row.blocks.add(group=group).blocks)
+        if layers is not None:
+            row.layers.first, row.layers.count = layers
+    return request
+
+
+def checksums(reply: peer_pb2.ChecksumBlocksResponse) -> tuple[bytes, ...]:
+    """Of each rank. Raises what is wrong with the answer."""
+    if [row.rank for row in reply.ranks] != list(range(len(reply.ranks))):
+        raise PreconditionFailed(Reason.PEER_FAILED, "the peer's checksums are not those of its ranks in their order")
+    return tuple(packed_sums(row.values) for row in reply.ranks)
+
+
+def put_checksums(by_rank: Sequence[bytes], reply: peer_pb2.ChecksumBlocksResponse) -> None:
+    """The inverse of `checksums`."""
+    for rank, values in enumerate(by_rank):
+        reply.ranks.add(rank=rank, values=unpacked_sums(values))
 
 
 def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer[peer_pb2.ReadyPart]) -> None:

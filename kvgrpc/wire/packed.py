@@ -1,8 +1,10 @@
-"""Block runs into a message, written by numpy: from Python lists every number costs six times as much.
+"""Many numbers into a message, and out of it, by numpy: from Python lists every number costs six times as much.
 
-What is written here is the wire format of `kvgrpc.v1.BlockRuns`, two packed fields of uint32; a test compares it with
+What `put_runs` writes is the wire format of `kvgrpc.v1.BlockRuns`, two packed fields of uint32; a test compares it with
 what protobuf writes.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,17 @@ def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
         into.counts.extend(counts.tolist())
     else:
         into.MergeFromString(_field(_STARTS, starts) + _field(_COUNTS, counts))
+
+
+def packed_sums(values: Sequence[int]) -> bytes:
+    """Checksums as the core has them: uint32, little-endian, one after the other."""
+    return np.array(values, dtype="<u4").tobytes()
+
+
+def unpacked_sums(values: bytes) -> list[int]:
+    """The inverse of `packed_sums`."""
+    found: list[int] = np.frombuffer(values, dtype="<u4").tolist()
+    return found
 
 
 def varints(values: NDArray[np.uint32]) -> NDArray[np.uint8]:

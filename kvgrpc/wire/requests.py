@@ -284,6 +284,13 @@ def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: i
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
+def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
+    """ChecksumBlocks."""
+    blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
+    caller = request.caller
+    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
+
+
 def _parts(rows: Iterable[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
     return tuple(
         events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last) for row in rows

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvgrpc.core import actions, events
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
+from kvgrpc.wire.packed import packed_sums, unpacked_sums
 from kvgrpc.wire.values import duration, failure, layer_ranges
 
 _OPERATION = {
@@ -88,6 +90,23 @@ def rekey_command() -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(rekey=rank_pb2.RekeyCommand())
 
 
+def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
+    """Sum up blocks."""
+    return rank_pb2.RankCommand(
+        sum=rank_pb2.SumCommand(
+            name=name,
+            offsets=pieces.offsets.tolist(),
+            nbytes=pieces.nbytes.tolist(),
+            counts=pieces.counts.tolist(),
+        )
+    )
+
+
+def pieces_of(command: rank_pb2.SumCommand) -> Pieces:
+    """The inverse of `sum_command`."""
+    return Pieces(_ids(command.offsets), _ids(command.nbytes), _ids(command.counts))
+
+
 def check_peer_rank(
     rank: int,
     message: rank_pb2.ConnectCommand | rank_pb2.DisconnectCommand | rank_pb2.PostCommand | rank_pb2.ConnectReport,
@@ -140,6 +159,8 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             event = events.ProcessEnded(rank, report.process.peer, report.process.drained)
         case "rekey":
             event = events.Rekeyed(rank, report.rekey.message)
+        case "sum":
+            event = events.Summed(rank, report.sum.name, packed_sums(report.sum.values), report.sum.message)
     return event
 
 
@@ -159,21 +180,18 @@ def step_report(step: int, layers: tuple[int, int] | None = None) -> rank_pb2.St
 
 def event_to_report(event: events.Event) -> rank_pb2.RankReport:
     """The inverse of `report_to_event`, in the worker."""
+    report = rank_pb2.RankReport()
     match event:
         case events.EndpointOffered():
-            return rank_pb2.RankReport(
-                offer=rank_pb2.OfferReport(key=event.key, endpoint=endpoint_to_proto(event.endpoint))
-            )
+            report.offer.CopyFrom(rank_pb2.OfferReport(key=event.key, endpoint=endpoint_to_proto(event.endpoint)))
         case events.PeerMapped():
             rejected = [rank_pb2.RejectedPath(data_path=name, why=why) for name, why in event.rejected]
-            return rank_pb2.RankReport(
-                connect=rank_pb2.ConnectReport(
-                    peer=event.peer, data_path=event.data_path, why=event.why, rejected=rejected
-                )
+            report.connect.CopyFrom(
+                rank_pb2.ConnectReport(peer=event.peer, data_path=event.data_path, why=event.why, rejected=rejected)
             )
         case events.PostingEnded():
-            return rank_pb2.RankReport(
-                posting=rank_pb2.PostingReport(
+            report.posting.CopyFrom(
+                rank_pb2.PostingReport(
                     posting_id=event.posting_id,
                     done=event.done,
                     nbytes=event.nbytes,
@@ -184,14 +202,17 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
                 )
             )
         case events.StepDone():
-            return rank_pb2.RankReport(step=step_report(event.step, event.layers))
+            report.step.CopyFrom(step_report(event.step, event.layers))
         case events.ProcessEnded():
-            process = rank_pb2.ProcessReport(peer=event.peer, drained=event.drained)
-            return rank_pb2.RankReport(process=process)
+            report.process.CopyFrom(rank_pb2.ProcessReport(peer=event.peer, drained=event.drained))
         case events.Rekeyed():
-            return rank_pb2.RankReport(rekey=rank_pb2.RekeyReport(message=event.message))
+            report.rekey.CopyFrom(rank_pb2.RekeyReport(message=event.message))
+        case events.Summed():
+            values = unpacked_sums(event.values)
+            report.sum.CopyFrom(rank_pb2.SumReport(name=event.name, values=values, message=event.message))
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")
+    return report
 
 
 def _ids(values: Sequence[int]) -> Ids:

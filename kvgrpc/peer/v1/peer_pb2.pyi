@@ -699,6 +699,7 @@ class PeerCall(_message.Message):
     SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
     PARTS_READY_FIELD_NUMBER: _builtins.int
+    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Chosen by the caller; not used again while it is not answered."""
     traceparent: _builtins.str
@@ -719,6 +720,10 @@ class PeerCall(_message.Message):
     def parts_ready(self) -> Global___PartsReadyRequest:
         """As PartsReady."""
 
+    @_builtins.property
+    def checksum_blocks(self) -> Global___ChecksumBlocksRequest:
+        """As ChecksumBlocks."""
+
     def __init__(
         self,
         *,
@@ -728,12 +733,13 @@ class PeerCall(_message.Message):
         settle_access: Global___SettleAccessRequest | None = ...,
         close_access: Global___CloseAccessRequest | None = ...,
         parts_ready: Global___PartsReadyRequest | None = ...,
+        checksum_blocks: Global___ChecksumBlocksRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -775,6 +781,7 @@ class PeerAnswer(_message.Message):
     SETTLE_ACCESS_FIELD_NUMBER: _builtins.int
     CLOSE_ACCESS_FIELD_NUMBER: _builtins.int
     PARTS_READY_FIELD_NUMBER: _builtins.int
+    CHECKSUM_BLOCKS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """The call's."""
     @_builtins.property
@@ -797,6 +804,10 @@ class PeerAnswer(_message.Message):
     def parts_ready(self) -> Global___PartsReadyResponse:
         """As of PartsReady."""
 
+    @_builtins.property
+    def checksum_blocks(self) -> Global___ChecksumBlocksResponse:
+        """As of ChecksumBlocks."""
+
     def __init__(
         self,
         *,
@@ -806,12 +817,13 @@ class PeerAnswer(_message.Message):
         settle_access: Global___SettleAccessResponse | None = ...,
         close_access: Global___CloseAccessResponse | None = ...,
         parts_ready: Global___PartsReadyResponse | None = ...,
+        checksum_blocks: Global___ChecksumBlocksResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "call_id", b"call_id", "checksum_blocks", b"checksum_blocks", "close_access", b"close_access", "error", b"error", "open_access", b"open_access", "parts_ready", b"parts_ready", "settle_access", b"settle_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["error", "open_access", "settle_access", "close_access", "parts_ready", "checksum_blocks"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
@@ -894,3 +906,127 @@ class KeepLivenessResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeepLivenessResponse: _TypeAlias = KeepLivenessResponse  # noqa: Y015
+
+@_typing.final
+class BlocksOfLayers(_message.Message):
+    """Blocks of the issuer, in some layers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+        """One entry a group."""
+
+    @_builtins.property
+    def layers(self) -> _common_pb2.LayerRange:
+        """Unset means all."""
+
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        layers: _common_pb2.LayerRange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "layers", b"layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlocksOfLayers: _TypeAlias = BlocksOfLayers  # noqa: Y015
+
+@_typing.final
+class ChecksumBlocksRequest(_message.Message):
+    """Which blocks to sum up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLER_FIELD_NUMBER: _builtins.int
+    ACCESS_ID_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    access_id: _builtins.bytes
+    """Required. The access under which the caller reads."""
+    @_builtins.property
+    def caller(self) -> Global___Caller:
+        """Required. Who calls."""
+
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlocksOfLayers]:
+        """Blocks of the issuer."""
+
+    def __init__(
+        self,
+        *,
+        caller: Global___Caller | None = ...,
+        access_id: _builtins.bytes = ...,
+        blocks: _abc.Iterable[Global___BlocksOfLayers] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "blocks", b"blocks", "caller", b"caller"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChecksumBlocksRequest: _TypeAlias = ChecksumBlocksRequest  # noqa: Y015
+
+@_typing.final
+class RankChecksums(_message.Message):
+    """The checksums of one rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The rank."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32C (Castagnoli) of each block, over the rank's bytes of it in those layers, region by region: in the order of
+        the request, its groups, and their blocks.
+        """
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankChecksums: _TypeAlias = RankChecksums  # noqa: Y015
+
+@_typing.final
+class ChecksumBlocksResponse(_message.Message):
+    """The checksums."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankChecksums]:
+        """Of every rank, in their order."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        ranks: _abc.Iterable[Global___RankChecksums] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChecksumBlocksResponse: _TypeAlias = ChecksumBlocksResponse  # noqa: Y015

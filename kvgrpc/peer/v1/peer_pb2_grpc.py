@@ -60,6 +60,11 @@ class PeerServiceStub:
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
                 _registered_method=True)
+        self.ChecksumBlocks = channel.unary_unary(
+                '/kvgrpc.peer.v1.PeerService/ChecksumBlocks',
+                request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
+                _registered_method=True)
         self.Converse = channel.stream_stream(
                 '/kvgrpc.peer.v1.PeerService/Converse',
                 request_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ConverseRequest.SerializeToString,
@@ -136,8 +141,24 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChecksumBlocks(self, request, context):
+        """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+        arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+        the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+        * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+        * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Converse(self, request_iterator, context):
-        """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
         Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
         the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
         are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -180,6 +201,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.PartsReady,
                     request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.FromString,
                     response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.SerializeToString,
+            ),
+            'ChecksumBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChecksumBlocks,
+                    request_deserializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.FromString,
+                    response_serializer=kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.SerializeToString,
             ),
             'Converse': grpc.stream_stream_rpc_method_handler(
                     servicer.Converse,
@@ -306,6 +332,33 @@ class PeerService:
             '/kvgrpc.peer.v1.PeerService/PartsReady',
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyRequest.SerializeToString,
             kvgrpc_dot_peer_dot_v1_dot_peer__pb2.PartsReadyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChecksumBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.peer.v1.PeerService/ChecksumBlocks',
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksRequest.SerializeToString,
+            kvgrpc_dot_peer_dot_v1_dot_peer__pb2.ChecksumBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -78,8 +78,20 @@ class PeerServiceStub:
       this push.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     """
+    ChecksumBlocks: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ChecksumBlocksRequest, _peer_pb2.ChecksumBlocksResponse]
+    """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+    arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+    the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+    * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+    * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+    """
     Converse: _grpc.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]
-    """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
     Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
     the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
     are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -143,8 +155,20 @@ class PeerServiceAsyncStub(PeerServiceStub):
       this push.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     """
+    ChecksumBlocks: _aio.UnaryUnaryMultiCallable[_peer_pb2.ChecksumBlocksRequest, _peer_pb2.ChecksumBlocksResponse]  # type: ignore[assignment]
+    """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+    arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+    the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+
+    Errors:
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+    * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+    * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+    * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+    """
     Converse: _aio.StreamStreamMultiCallable[_peer_pb2.ConverseRequest, _peer_pb2.ConverseResponse]  # type: ignore[assignment]
-    """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+    """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
     Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
     the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
     are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -231,12 +255,30 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def ChecksumBlocks(
+        self,
+        request: _peer_pb2.ChecksumBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.ChecksumBlocksResponse, _abc.Awaitable[_peer_pb2.ChecksumBlocksResponse]]:
+        """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+        arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+        the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+
+        Errors:
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+        * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+        * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+        * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+        """
+
+    @_abc_1.abstractmethod
     def Converse(
         self,
         request_iterator: _MaybeAsyncIterator[_peer_pb2.ConverseRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.ConverseResponse], _abc.AsyncIterator[_peer_pb2.ConverseResponse]]:
-        """The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+        """The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
         Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
         the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
         are not answered: all are idempotent, so the caller asks again, here or by the calls above.

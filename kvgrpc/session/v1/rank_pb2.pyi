@@ -59,6 +59,7 @@ class RankCommand(_message.Message):
     EXPECT_FIELD_NUMBER: _builtins.int
     AWAIT_END_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferCommand:
         """Make an endpoint for one peer."""
@@ -87,6 +88,10 @@ class RankCommand(_message.Message):
     def rekey(self) -> Global___RekeyCommand:
         """Begin the data paths anew by which peers write."""
 
+    @_builtins.property
+    def sum(self) -> Global___SumCommand:
+        """Sum up blocks of the memory."""
+
     def __init__(
         self,
         *,
@@ -97,12 +102,13 @@ class RankCommand(_message.Message):
         expect: Global___ExpectCommand | None = ...,
         await_end: Global___AwaitEndCommand | None = ...,
         rekey: Global___RekeyCommand | None = ...,
+        sum: Global___SumCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_end", b"await_end", "command", b"command", "connect", b"connect", "disconnect", b"disconnect", "expect", b"expect", "offer", b"offer", "post", b"post", "rekey", b"rekey", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["offer", "connect", "disconnect", "post", "expect", "await_end", "rekey", "sum"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -326,6 +332,46 @@ class RekeyCommand(_message.Message):
 Global___RekeyCommand: _TypeAlias = RekeyCommand  # noqa: Y015
 
 @_typing.final
+class SumCommand(_message.Message):
+    """Sums up bytes of the commanded rank's memory, by CRC-32C; answered by SumReport."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    NBYTES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the answer."""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where each piece begins."""
+
+    @_builtins.property
+    def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its length."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sum i is over the next counts[i] pieces."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        nbytes: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "name", b"name", "nbytes", b"nbytes", "offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumCommand: _TypeAlias = SumCommand  # noqa: Y015
+
+@_typing.final
 class RankReport(_message.Message):
     """What a rank tells its lead."""
 
@@ -337,6 +383,7 @@ class RankReport(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     REKEY_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def offer(self) -> Global___OfferReport:
         """An endpoint."""
@@ -361,6 +408,10 @@ class RankReport(_message.Message):
     def rekey(self) -> Global___RekeyReport:
         """The data paths began anew."""
 
+    @_builtins.property
+    def sum(self) -> Global___SumReport:
+        """Blocks were summed up."""
+
     def __init__(
         self,
         *,
@@ -370,12 +421,13 @@ class RankReport(_message.Message):
         step: Global___StepReport | None = ...,
         process: Global___ProcessReport | None = ...,
         rekey: Global___RekeyReport | None = ...,
+        sum: Global___SumReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connect", b"connect", "offer", b"offer", "posting", b"posting", "process", b"process", "rekey", b"rekey", "report", b"report", "step", b"step", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["offer", "connect", "posting", "step", "process", "rekey", "sum"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -606,3 +658,35 @@ class RekeyReport(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RekeyReport: _TypeAlias = RekeyReport  # noqa: Y015
+
+@_typing.final
+class SumReport(_message.Message):
+    """Blocks were summed up, or cannot be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the command."""
+    message: _builtins.str
+    """Why there are none."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32C (Castagnoli) of each, in their order; none when there is a message."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SumReport: _TypeAlias = SumReport  # noqa: Y015

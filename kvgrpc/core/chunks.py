@@ -1,0 +1,92 @@
+"""What one round of a move takes from where to where, in blocks; and its blocks as bytes to sum up, one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvgrpc.core.calls import LayerRange
+from kvgrpc.core.descriptors import Ids, Runs, holds, plan_runs
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.pins import Blocks
+from kvgrpc.core.rank_events import Summed
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Blocks of each group of the source, and those of the destination that they fill, in `layers` (None: all)."""
+
+    source: Blocks
+    destination: Blocks
+    layers: LayerRange | None
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Bytes of a rank's memory to sum up: sum i is over the next `counts[i]` pieces, of `nbytes` from `offsets` on.
+
+    Shapes [pieces], [pieces] and [sums], int64.
+    """
+
+    offsets: Ids
+    nbytes: Ids
+    counts: Ids
+
+
+@dataclass(eq=False)
+class Summing:
+    """Sums that were asked of all ranks of this engine."""
+
+    left: set[int]
+    """Ranks that have not answered."""
+    values: dict[int, bytes] = field(default_factory=dict)
+    """By rank: uint32, little-endian, one after the other."""
+    error: str = ""
+
+    def take(self, event: Summed) -> bool:
+        """What a rank says; whether it was the last one."""
+        self.left.discard(event.rank)
+        self.values[event.rank] = event.values
+        self.error = self.error or event.message
+        return not self.left
+
+    def by_rank(self) -> tuple[bytes, ...]:
+        return tuple(self.values[rank] for rank in sorted(self.values))
+
+
+def plan_chunks(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayout) -> Runs:
+    """What each rank moves. Raises as `plan_runs`."""
+    runs = [plan_runs(source, destination, c.source, c.destination, c.layers) for c in chunks]
+    return Runs(*(np.concatenate([getattr(some, name) for some in runs]) for name in ("src", "dst", "nbytes")))
+
+
+def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]) -> Pieces:
+    """One sum for each block: in the order of the list, of the groups, and of the blocks; over its regions in order."""
+    offsets, nbytes, counts = [], [], []
+    for lists, layers in blocks:
+        for group, ids in enumerate(lists):
+            regions = [r for r in pool.regions if r.group == group and (layers is None or holds(r, layers))]
+            if not len(ids) or not regions:
+                continue
+            starts = np.array([region.offset for region in regions], dtype=np.int64)
+            strides = np.array([region.stride_bytes for region in regions], dtype=np.int64)
+            offsets.append((starts + ids[:, None] * strides).ravel())
+            nbytes.append(np.tile(np.array([region.block_bytes for region in regions], dtype=np.int64), len(ids)))
+            counts.append(np.full(len(ids), len(regions), dtype=np.int64))
+    nothing: Ids = np.empty(0, dtype=np.int64)
+    return Pieces(*(np.concatenate(part) if part else nothing for part in (offsets, nbytes, counts)))
+
+
+def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
+    """The block that sum `number` of the chunks is of, for people."""
+    for chunk in chunks:
+        for group, ids in enumerate(chunk.source):
+            regions = [r for r in pool.regions if r.group == group and (chunk.layers is None or holds(r, chunk.layers))]
+            if not regions:
+                continue
+            if number < len(ids):
+                layers = f", layers {chunk.layers[0]} +{chunk.layers[1]}" if chunk.layers else ""
+                block, here = int(ids[number]), int(chunk.destination[group][number])
+                return f"block {block} of group {group}{layers}, received into block {here}"
+            number -= len(ids)
+    raise AssertionError("there is no such sum")

@@ -1,0 +1,84 @@
+"""The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from kvgrpc.core.chunks import Pieces
+from kvgrpc.datapath.base import Memory
+from kvgrpc.datapath.crc32c import Summer
+from kvgrpc.datapath.reports import Summed
+from kvgrpc.errors import KVGrpcError
+
+_log = logging.getLogger(__name__)
+
+
+class Sums:
+    """Sums up what it is asked for; `report` gets one Summed for each, from any thread."""
+
+    def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[Summed], None]) -> None:
+        self._memory = memory
+        self._report = report
+        self._threads = ThreadPoolExecutor(threads, f"kvgrpc-sum-{rank}")
+        self._summer: Summer | None = None
+
+    def start(self, name: str, pieces: Pieces) -> None:
+        """Never blocks. Pieces that do not lie in the memory are an error of the report."""
+        try:
+            summer = self._summer = self._summer or Summer(self._memory.segments)
+            slices = summer.slices(pieces)
+        except KVGrpcError as error:
+            self._report(Summed(name, b"", error.message))
+            return
+        if not slices:
+            self._report(Summed(name, b""))
+            return
+        job = _Job(name, summer, pieces, slices, self._report)
+        try:
+            for number in range(len(slices)):
+                self._threads.submit(job.run, number)
+        except RuntimeError:  # closed: nobody is left to care
+            _log.debug("the rank is closed; %s is not summed up", name)
+
+    def close(self) -> None:
+        """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Job:
+    """What was asked for once, slice by slice."""
+
+    def __init__(
+        self,
+        name: str,
+        summer: Summer,
+        pieces: Pieces,
+        slices: list[tuple[int, int]],
+        report: Callable[[Summed], None],
+    ) -> None:
+        self._name = name
+        self._summer = summer
+        self._pieces = pieces
+        self._slices = slices
+        self._report = report
+        self._values = np.zeros(len(pieces.counts), dtype="<u4")
+        self._lock = threading.Lock()
+        self._left = len(slices)
+        self._error = ""
+
+    def run(self, number: int) -> None:
+        """Sums up one slice; the last one to end reports."""
+        first, end = self._slices[number]
+        try:
+            self._values[first:end] = self._summer.sums(self._pieces, first, end)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
+            _log.exception("%s could not be summed up", self._name)
+            self._error = self._error or f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._report(Summed(self._name, b"" if self._error else self._values.tobytes(), self._error))
