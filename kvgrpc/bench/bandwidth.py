@@ -19,6 +19,8 @@ class Move:
     memcpy: float
     nixl: dict[str, float]
     """By mode; empty without NIXL."""
+    without: float | None
+    """Without checksums; None where ours is."""
     uncoalesced: dict[str, float]
     """As `nixl`, with one descriptor a block; empty where that is the same."""
 
@@ -63,11 +65,19 @@ class Bandwidth:
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
         ours = await pools.caller.pull(case.ids("source"), case.ids("destination"))
         pools.check_path(case, ours)
+        without = await self._without_checksums(case, pools) if self._plan.checksum else None
         nixl = {mode: pair.move(case) for mode, pair in pools.pairs.items()}
         uncoalesced = {}
         if case.layout == "contiguous" and case.block_bytes == min(self._plan.block_bytes):
             uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pools.pairs.items()}
-        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, uncoalesced)
+        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, without, uncoalesced)
+
+    async def _without_checksums(self, case: Case, pools: Pools) -> float:
+        pools.destination.ask("compare", on=False)
+        try:
+            return (await pools.caller.pull(case.ids("source"), case.ids("destination"))).seconds
+        finally:
+            pools.destination.ask("compare", on=True)
 
 
 def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullCase:
@@ -88,4 +98,7 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
         raw_nixl_gbps=gbps(lambda move: move.nixl[mode]) if mode else None,
         ratio_raw_nixl=statistics.median(move.nixl[mode] / move.ours for move in moves) if mode else None,
         raw_nixl_mode=mode,
+        ratio_without=statistics.median((move.without or 0.0) / move.ours for move in moves)
+        if moves[0].without is not None
+        else None,
     )

@@ -76,6 +76,8 @@ class Plan:
     repeats: int = 9
     copy_threads: int = 2
     quick: bool = False
+    checksum: bool = False
+    """Everything that moves is measured with checksums and without."""
 
     def cases(self, data_path: str, block_bytes: int) -> list[Case]:
         """The cases of one pool over one data path."""

@@ -49,7 +49,13 @@ class Serving:
         await self.stop()
 
     async def start(
-        self, data_paths: list[str], block_bytes: int, blocks: int, copy_threads: int, stamped: bool = False
+        self,
+        data_paths: list[str],
+        block_bytes: int,
+        blocks: int,
+        copy_threads: int,
+        stamped: bool = False,
+        checksums: bool = False,
     ) -> Answer:
         """A server with a pool. Gives its address and the pool's descriptor. `stamped`: for `stamps`."""
         await self.stop()
@@ -57,6 +63,7 @@ class Serving:
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
             config = Config(
                 source_writes="KVGRPC_SOURCE_WRITES" in os.environ,
+                checksums=checksums,
                 listen="127.0.0.1:0",
                 data_paths=tuple(data_paths),
                 pool=None,
@@ -73,6 +80,12 @@ class Serving:
         calm_collector()
         fd, nbytes = self._server.shared_memory(0)
         return {"address": self._server.address, "nbytes": nbytes}, [fd]
+
+    async def compare(self, on: bool) -> Answer:
+        """Whether what arrives is compared by checksums: the same server on the same memory with and without."""
+        assert self._server is not None
+        self._server._node.state.checksums = on  # noqa: SLF001 - no setting changes while a server runs
+        return {}, []
 
     async def stop(self) -> Answer:
         """Ends the server."""

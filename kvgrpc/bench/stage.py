@@ -82,6 +82,7 @@ class Pools:
     caller: Caller
     """All blocks of both pools are its own."""
     baseline: Host
+    destination: Host
     pairs: dict[str, RawPair]
     """Raw NIXL on the same memory, by mode; what does not work here is left out."""
 
@@ -128,6 +129,7 @@ class Stage:
         blocks = self._plan.pool_bytes // block_bytes
         arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
         arguments |= {"copy_threads": self._plan.copy_threads, "data_paths": [path_of(data_path)]}
+        arguments["checksums"] = self._plan.checksum
         source, source_fd = self.source.ask_fd("start", **arguments)
         destination, destination_fd = self.destination.ask_fd("start", **arguments)
         try:
@@ -135,7 +137,7 @@ class Stage:
             with self._raw(source_fd, destination_fd, MODES if raw else ()) as pairs:
                 async with Caller(source["address"], destination["address"]) as caller:
                     await caller.allocate(blocks)
-                    yield Pools(caller, self.baseline, pairs)
+                    yield Pools(caller, self.baseline, self.destination, pairs)
         finally:
             os.close(source_fd)
             os.close(destination_fd)

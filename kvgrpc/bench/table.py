@@ -39,7 +39,7 @@ def _pulls(cases: Sequence[PullCase]) -> Table:
     table = _table(
         "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
         ("path", "blocks", "layout"),
-        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio"),
+        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", "without"),
     )
     for case in cases:
         targets = {target.name: target for target in case.targets()}
@@ -55,6 +55,7 @@ def _pulls(cases: Sequence[PullCase]) -> Table:
             _ratio(case.ratio_memcpy, targets.get("ratio_memcpy")),
             "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",
             _ratio(case.ratio_raw_nixl, targets.get("ratio_raw_nixl")),
+            _ratio(case.ratio_without, targets.get("ratio_without")),
         )
     return table
 

@@ -41,6 +41,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str, typer.Option(help="What to measure.")] = "bandwidth,latency,leases",
+    checksum: Annotated[
+        bool, typer.Option("--checksum", help="With checksums, and each pull without them right after it.")
+    ] = False,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
     copy_threads: CopyThreads = 2,
@@ -63,6 +66,8 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
     plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=_choice("parts", parts, PARTS))
+    if checksum:
+        plan = replace(plan, checksum=True, parts=("bandwidth",))
     _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
 
 

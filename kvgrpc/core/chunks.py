@@ -54,6 +54,39 @@ class Summing:
         return tuple(self.values[rank] for rank in sorted(self.values))
 
 
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """What of a round is posted by itself."""
+
+    runs: Runs
+    pieces: Pieces | None
+    """What is summed up at the destination when it has moved, by blocks that it completes; None: nothing is."""
+
+
+def slices_of(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayout, most: int) -> list[Slice]:
+    """The chunks in slices of whole blocks, of `most` bytes or one block: while one moves, the last is summed up."""
+    found = []
+    for chunk in chunks:
+        for group, ids in enumerate(chunk.source):
+            regions = [r for r in source.regions if r.group == group and (not chunk.layers or holds(r, chunk.layers))]
+            step = max(most // max(sum(region.block_bytes for region in regions), 1), 1)
+            for first in range(0, len(ids), step):
+                part = Chunk(
+                    _only(chunk.source, group, first, first + step),
+                    _only(chunk.destination, group, first, first + step),
+                    chunk.layers,
+                )
+                runs = plan_chunks([part], source, destination)
+                if len(runs):
+                    found.append(Slice(runs, pieces_of(destination, [(part.destination, part.layers)])))
+    return found
+
+
+def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:
+    """Some blocks of one group."""
+    return tuple(ids[first:end] if i == group else ids[:0] for i, ids in enumerate(blocks))
+
+
 def plan_chunks(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayout) -> Runs:
     """What each rank moves. Raises as `plan_runs`."""
     runs = [plan_runs(source, destination, c.source, c.destination, c.layers) for c in chunks]

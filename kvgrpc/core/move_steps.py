@@ -10,7 +10,7 @@ import numpy as np
 
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle
-from kvgrpc.core.chunks import pieces_of, place_of, plan_chunks
+from kvgrpc.core.chunks import Slice, place_of, plan_chunks, slices_of
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Comparing, Move, MoveTable, Stage, posting_name
 from kvgrpc.core.operation import Operation
@@ -21,6 +21,9 @@ from kvgrpc.core.sums import begin
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Phase, State, TransferPath
 from kvgrpc.errors import KVGrpcError, Reason
+
+SUMMED_BYTES = 32 * 1024 * 1024
+"""Of a slice that is summed up by itself: some milliseconds of work, which goes on beside the next slice's bytes."""
 
 M = TypeVar("M", bound=Move)
 M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
@@ -102,6 +105,11 @@ class MoveSteps(ABC, Generic[M]):
 
     def moved(self, move: M) -> None:
         """Everything that was posted has moved."""
+        comparing = move.comparing
+        if comparing is not None and comparing.under_way is not None:
+            name = f"{comparing.name}.{len(comparing.here)}"
+            comparing.here.append(begin(self._state, name, comparing.under_way))
+            comparing.under_way = None
         if move.left is None:
             self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
@@ -120,11 +128,12 @@ class MoveSteps(ABC, Generic[M]):
         """Settles once the checksums of both sides are there and the same."""
         comparing = move.comparing
         assert comparing is not None
-        if comparing.here is None or comparing.here.left or comparing.there is None:
+        waits = move.left is not None or comparing.under_way is not None or any(part.left for part in comparing.here)
+        if waits or comparing.there is None:
             return
-        here, there = comparing.here.by_rank(), comparing.there
-        if comparing.here.error:
-            self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.here.error}")
+        here, there = comparing.by_rank(), comparing.there
+        if comparing.error:
+            self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
         elif list(map(len, here)) != list(map(len, there)):
             self._ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
         elif here != there:
@@ -147,10 +156,8 @@ class MoveSteps(ABC, Generic[M]):
         if comparing is None:
             self.settle(move)
             return
-        state = self._state
-        mine = pieces_of(state.pool.pool, [(chunk.destination, chunk.layers) for chunk in comparing.chunks])
-        comparing.here = begin(state, comparing.name, mine)
-        state.change(move.transfer_id, waiting_for="checksums", phases=self._phase(move, "checksum"))
+        self._state.change(move.transfer_id, waiting_for="checksums", phases=self._phase(move, "checksum"))
+        self.compare(move)
 
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
@@ -229,7 +236,7 @@ class MoveSteps(ABC, Generic[M]):
             self.settle(move)
             return
         move.move(Stage.WIRE)
-        move.left = runs
+        move.left = [Slice(runs, None)]
         move.planned += runs.total_bytes
         move.descriptors += len(runs)
         state.timers.clear(Timer.QUEUE, move.name)
@@ -247,6 +254,9 @@ class MoveSteps(ABC, Generic[M]):
         )
         if state.checksums and reads:
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", chunks)
+            move.left = slices_of(
+                chunks, source.pool, destination.pool, min(SUMMED_BYTES, state.limits.in_flight_bytes)
+            )
             self.ask_checksums(move)
         self._post_slice(move)
 
@@ -254,7 +264,13 @@ class MoveSteps(ABC, Generic[M]):
         """Posts as much as may be in flight at once; the rest has another turn."""
         state = self._state
         assert move.left is not None
-        runs, move.left = move.left.split(state.limits.in_flight_bytes)
+        first = move.left.pop(0)
+        runs, rest = first.runs.split(state.limits.in_flight_bytes)
+        if rest is not None:
+            move.left.insert(0, Slice(rest, first.pieces))
+        elif move.comparing is not None:
+            move.comparing.under_way = first.pieces
+        move.left = move.left or None
         state.turns.began(move.name, runs.total_bytes)
         move.posted_at = state.now
         for rank in range(state.pool.world_size):

@@ -22,8 +22,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from kvgrpc.core.calls import LayerRange
-from kvgrpc.core.chunks import Chunk, Summing
-from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.chunks import Chunk, Pieces, Slice, Summing
 from kvgrpc.core.events import Settling
 from kvgrpc.core.grants import Claims
 from kvgrpc.core.layout import PoolLayout
@@ -80,14 +79,25 @@ class Comparing:
 
     name: str
     chunks: list[Chunk]
-    here: Summing | None = None
-    """None while they are not asked for."""
+    under_way: Pieces | None = None
+    """To be summed up when what is in flight has moved."""
+    here: list[Summing] = field(default_factory=list)
+    """Slice by slice, as they moved."""
     there: tuple[bytes, ...] | None = None
 
     @property
     def blocks(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
         """Those of the source."""
         return tuple((chunk.source, chunk.layers) for chunk in self.chunks)
+
+    @property
+    def error(self) -> str:
+        return next((summing.error for summing in self.here if summing.error), "")
+
+    def by_rank(self) -> tuple[bytes, ...]:
+        """The sums of this side, of each rank, in the order of the blocks."""
+        parts = [summing.by_rank() for summing in self.here]
+        return tuple(b"".join(rank) for rank in zip(*parts, strict=True))
 
 
 @dataclass(eq=False)
@@ -124,7 +134,7 @@ class Move(ABC):
     """Rounds that were posted."""
     comparing: Comparing | None = field(default=None, kw_only=True)
     """The checksums of the round, while they are compared."""
-    left: Runs | None = field(default=None, kw_only=True)
+    left: list[Slice] | None = field(default=None, kw_only=True)
     """What of the round is still to be posted."""
     planned: int = field(default=0, kw_only=True)
     """Bytes that were posted, by each rank."""

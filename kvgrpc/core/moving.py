@@ -165,11 +165,13 @@ class Moving(ABC, Generic[M]):
             self._ends.fail(move, event.result)
 
     def summed(self, event: Summed) -> None:
-        """A rank of ours says what a round brought."""
-        move = self._comparing(event.name)
-        if move is None or move.comparing is None or move.comparing.here is None:
+        """A rank of ours says what a slice of a round brought."""
+        name, _, number = event.name.rpartition(".")
+        move = self._comparing(name)
+        if move is None or move.comparing is None:
             return
-        if move.comparing.here.take(event):
+        slices = move.comparing.here
+        if number.isdecimal() and int(number) < len(slices) and slices[int(number)].take(event):
             self._steps.compare(move)
 
     def _comparing(self, name: str) -> M | None:

@@ -1,28 +1,73 @@
-"""CRC-32C of blocks of a rank's memory, with google-crc32c's library: a thread's work that holds no lock.
+"""CRC-32C of blocks of a rank's memory, by the library of google-crc32c, without holding the interpreter lock.
 
-Its Python function would hold the interpreter lock for as long as a block takes, 0.1 ms a megabyte, and everybody else
-would wait. The C library beneath it is called directly where it is found.
+Its Python function sums up one run of bytes and holds the lock for as long as that takes: 0.1 ms a megabyte for which
+everybody else waits. Called directly from Python the C function lets go of the lock, but has to win it back after
+every run, which beside other threads takes longer than a run of 16 KB. So a loop of machine code calls it for many
+runs; where there is none, Python does.
 """
 
 import ctypes
+import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import Segment
+from kvgrpc.datapath import machine_code
 from kvgrpc.datapath.addresses import check_runs, to_rows
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.memory import is_host, memory_bytes
 
-Extend = Callable[[int, int, int], int]
-"""The CRC of what came before, an address and a length to the CRC of both."""
+Sums = NDArray[np.uint32]
+Rows = NDArray[np.int64]
+"""Shape [n, 3], contiguous: address, bytes, and the address of the uint32 sum that goes on with them."""
+SumRows = Callable[[Rows], None]
+
 SLICE_BYTES = 4 << 20
 """Of blocks that one piece of work sums up: half a millisecond."""
+_CHECK = b"123456789"
+_CHECK_CRC = 0xE3069283
+"""What every CRC-32C makes of these nine characters."""
+
+# void sum_rows(const int64_t (*rows)[3], uint64_t count, uint32_t (*extend)(uint32_t, const void *, size_t))
+# Calling convention of System V. Each line: bytes, listing.
+SUM_ROWS = """
+f30f1efa        endbr64
+55              push rbp
+4889e5          mov rbp, rsp
+53              push rbx
+4154            push r12
+4155            push r13
+4156            push r14                # five: calls want the stack at a multiple of 16
+4889fb          mov rbx, rdi            # row
+4989f4          mov r12, rsi            # rows left
+4989d5          mov r13, rdx            # extend
+4d85e4          test r12, r12
+741d            je done
+                next:
+4c8b7310        mov r14, [rbx + 16]
+418b3e          mov edi, [r14]          # the sum so far
+488b33          mov rsi, [rbx]
+488b5308        mov rdx, [rbx + 8]
+41ffd5          call r13
+418906          mov [r14], eax
+4883c318        add rbx, 24
+49ffcc          dec r12
+75e3            jne next
+                done:
+415e            pop r14
+415d            pop r13
+415c            pop r12
+5b              pop rbx
+5d              pop rbp
+c3              ret
+"""
 
 
 class Summer:
@@ -32,7 +77,7 @@ class Summer:
         if not is_host(segments):
             raise DataPathUnavailable("checksums are of host memory only, and this rank's is on a device")
         self._segments = tuple(segments)
-        self._extend = _library()
+        self._sum = summer()
 
     def slices(self, pieces: Pieces) -> list[tuple[int, int]]:
         """Ranges (first, end) of sums that are worth a thread's turn. Raises DataPathFailed for pieces out of range."""
@@ -45,35 +90,54 @@ class Summer:
         bounds = [0, *sorted({int(edge) for edge in edges if edge < len(ends)}), len(ends)]
         return list(itertools.pairwise(bounds))
 
-    def sums(self, pieces: Pieces, first: int, end: int) -> list[int]:
+    def sums(self, pieces: Pieces, first: int, end: int) -> Sums:
         """The sums from `first` to `end`."""
-        edges = np.concatenate(([0], np.cumsum(pieces.counts)))
-        found = []
-        for begin, stop in zip(edges[first:end].tolist(), edges[first + 1 : end + 1].tolist(), strict=True):
-            crc = 0
-            for address, nbytes in self._spans(pieces, begin, stop):
-                crc = self._extend(crc, address, nbytes)
-            found.append(crc)
+        edges: Ids = np.concatenate(([0], np.cumsum(pieces.counts)))
+        begin, stop = int(edges[first]), int(edges[end])
+        offsets, nbytes = pieces.offsets[begin:stop], pieces.nbytes[begin:stop]
+        found: Sums = np.zeros(end - first, dtype=np.uint32)
+        rows = to_rows(Runs(offsets, offsets, nbytes), self._segments, self._segments, 1 << 40)
+        # A piece that lies in two segments has two rows: which piece a row is of follows from the bytes before it.
+        piece = np.searchsorted(np.cumsum(nbytes), np.cumsum(rows[:, 2]) - rows[:, 2], side="right")
+        number = np.searchsorted(edges[first + 1 : end + 1] - begin, piece, side="right")
+        asked = np.empty((len(rows), 3), dtype=np.int64)
+        asked[:, 0], asked[:, 1] = rows[:, 1], rows[:, 2]
+        asked[:, 2] = found.ctypes.data + number * found.itemsize
+        self._sum(asked)
         return found
 
-    def _spans(self, pieces: Pieces, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Addresses and lengths; a piece that lies in two segments has two."""
-        offsets = pieces.offsets[begin:end]
-        runs = Runs(offsets, offsets, pieces.nbytes[begin:end])
-        for _, address, nbytes in to_rows(runs, self._segments, self._segments, 1 << 40).tolist():
-            yield address, nbytes
 
-
-def _library() -> Extend:
+@functools.cache
+def summer() -> SumRows:
+    """The function that sums up rows. Raises DataPathUnavailable without google-crc32c."""
     try:
         import google_crc32c
     except ImportError as error:
         raise DataPathUnavailable("checksums need google-crc32c: pip install 'kvgrpc[server]'") from error
-    found = re.search(r"/\S*/libcrc32c\b\S*", Path("/proc/self/maps").read_text())
-    if found is None:
-        return lambda crc, address, nbytes: google_crc32c.extend(crc, ctypes.string_at(address, nbytes))
-    function = ctypes.CDLL(found[0]).crc32c_extend
-    function.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t]
-    function.restype = ctypes.c_uint32
-    extend: Extend = function
-    return extend
+    library = re.search(r"/\S*/libcrc32c\b\S*", Path("/proc/self/maps").read_text())
+    call = machine_code.load(machine_code.parse(SUM_ROWS)[0]) if library else None
+    if library and call is not None:
+        extend = ctypes.cast(ctypes.CDLL(library[0]).crc32c_extend, ctypes.c_void_p).value
+        assert extend is not None
+
+        def sum_rows(rows: Rows) -> None:
+            call(rows.ctypes.data, len(rows), extend)
+
+        if sums_up(sum_rows):
+            return sum_rows
+
+    def sum_in_loop(rows: Rows) -> None:
+        for address, nbytes, to in rows.tolist():
+            so_far = ctypes.c_uint32.from_address(to)
+            so_far.value = google_crc32c.extend(so_far.value, ctypes.string_at(address, nbytes))
+
+    return sum_in_loop
+
+
+def sums_up(sum_rows: SumRows) -> bool:
+    """Whether it makes of nine characters, whole and in parts, what every CRC-32C does."""
+    data = np.frombuffer(_CHECK, dtype=np.uint8)
+    found: Sums = np.zeros(2, dtype=np.uint32)
+    at, to = data.ctypes.data, found.ctypes.data
+    sum_rows(np.array([(at, 9, to), (at, 4, to + 4), (at + 4, 0, to + 4), (at + 4, 5, to + 4)], dtype=np.int64))
+    return bool((found == _CHECK_CRC).all())

@@ -6,26 +6,19 @@ yet the C library's memmove first loads every line that it is about to overwrite
 above some 200 MB): a third of the memory traffic. Together that is 1.4 to 6 times a loop of
 memmove. Only instructions that every x86-64 processor has; other machines copy as `copying` says.
 
-Rules: written to a page of its own that is then executable and no longer writable; tried out before
-use; refused by the system (SELinux, systemd's MemoryDenyWriteExecute), it is simply not used.
+It is tried out before use; see `machine_code` for what else guards it.
 """
 
 import functools
-import mmap
-import platform
-import struct
-import sys
 from collections.abc import Callable
 
-import numpy as np
-
-from kvgrpc.datapath import libc
+from kvgrpc.datapath import libc, machine_code
 from kvgrpc.datapath.addresses import Rows
 
 # void copy_rows(const int64_t (*rows)[3], uint64_t count, void *(*memmove)(void *, void *, size_t))
 # A row is (destination, source, bytes). Calling convention of System V. Each line: bytes, listing.
 # It keeps a frame pointer, so that debuggers and profilers can walk over it.
-_COPY_ROWS = """
+COPY_ROWS = """
 f30f1efa        endbr64
 55              push rbp
 4889e5          mov rbp, rsp
@@ -79,28 +72,14 @@ c3              ret
 """
 
 
-def machine_code() -> tuple[bytes, str]:
-    """The bytes, and the listing that an assembler makes them from."""
-    lines = [(line[:16].strip(), line[16:].partition("#")[0]) for line in _COPY_ROWS.splitlines()]
-    return bytes.fromhex("".join(code for code, _ in lines)), "\n".join(text for _, text in lines)
-
-
 @functools.cache
 def stream_copier() -> Callable[[Rows], None] | None:
     """The function that copies rows which do not overlap; None where this machine has none."""
-    usable = platform.machine() == "x86_64" and struct.calcsize("P") == 8
-    if sys.platform != "linux" or not usable:
+    call = machine_code.load(machine_code.parse(COPY_ROWS)[0])
+    if call is None:
         return None
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        page.write(machine_code()[0])
-        address = int(np.frombuffer(page, dtype=np.uint8).ctypes.data)
-        libc.make_executable(address, mmap.PAGESIZE)
-    except OSError:
-        return None
-    call = libc.row_function(address)
 
-    def copy(rows: Rows, _page: mmap.mmap = page) -> None:  # the page lives as long as the function
+    def copy(rows: Rows) -> None:
         call(rows.ctypes.data, len(rows), libc.MEMMOVE_ADDRESS)
 
     return copy

@@ -10,7 +10,9 @@ import pytest
 
 from kvgrpc.datapath import copying, libc
 from kvgrpc.datapath.copying import CopyMethod
-from kvgrpc.datapath.stream_copy import machine_code
+from kvgrpc.datapath.crc32c import SUM_ROWS
+from kvgrpc.datapath.machine_code import parse
+from kvgrpc.datapath.stream_copy import COPY_ROWS
 
 METHODS = copying.available_methods()
 
@@ -65,8 +67,9 @@ def test_there_is_always_a_way_to_copy() -> None:
     shutil.which("as") is None or platform.machine() != "x86_64",
     reason="there is no assembler for x86-64",
 )
-def test_the_machine_code_is_what_its_listing_says(tmp_path: Path) -> None:
-    code, listing = machine_code()
+@pytest.mark.parametrize("source", [COPY_ROWS, SUM_ROWS], ids=["copy", "sum"])
+def test_the_machine_code_is_what_its_listing_says(tmp_path: Path, source: str) -> None:
+    code, listing = parse(source)
     text, binary = tmp_path / "copy.s", tmp_path / "copy.bin"
     text.write_text(f".intel_syntax noprefix\n{listing}\n")
     subprocess.run(["as", "--64", text, "-o", tmp_path / "copy.o"], check=True)

@@ -35,7 +35,7 @@ def test_what_is_the_same_at_both_sides_succeeds(start: Start, path: str) -> Non
 
 
 def test_a_block_that_arrived_as_another_one_fails_the_pull_and_is_named(start: Start) -> None:
-    """What changes under a read is what a broken transport makes of it: the bytes differ from those that were summed."""
+    """What changes under a read is like what a broken transport makes of it: other bytes than were summed up."""
     source, destination = pair_of(start, "shm", *SLOW)
     blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
     source.write(blocks, seed=3)

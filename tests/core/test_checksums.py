@@ -1,0 +1,287 @@
+"""Checksums of blocks: planned, asked for, given, and compared before a round is settled."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.chunks import Chunk, pieces_of, place_of
+from kvgrpc.core.layout import uniform_layout
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.node import Node
+from kvgrpc.core.sums import WAITING_MAX
+from kvgrpc.core.transfers import Disposition, State
+from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
+from tests.core.nodes import (
+    Lead,
+    access_id,
+    answer_of,
+    claim,
+    describe,
+    full,
+    grant,
+    hybrid,
+    ids,
+    lists,
+    refused,
+)
+from tests.core.pairs import Pair
+
+UNAVAILABLE = Exhausted(Reason.LIMIT_EXCEEDED, "busy", retry_delay_s=0.1)
+
+
+def sums(*values: int) -> bytes:
+    return np.array(values, dtype="<u4").tobytes()
+
+
+# ---- what is summed up
+
+
+def test_a_sum_is_over_the_regions_of_a_block_in_their_order_and_of_those_layers_only() -> None:
+    pool = uniform_layout(full(8, layers=3).groups[0], 8)
+    regions = pool.regions
+    found = pieces_of(pool, [((ids(5, 2),), None), ((ids(1),), (1, 1))])
+    assert found.counts.tolist() == [len(regions)] * 2 + [1]
+    assert found.offsets.tolist() == [r.offset + block * r.stride_bytes for block in (5, 2) for r in regions] + [
+        regions[1].offset + regions[1].stride_bytes
+    ]
+    assert found.nbytes.tolist() == [regions[0].block_bytes] * (2 * len(regions) + 1)
+
+
+def test_nothing_is_summed_of_groups_without_blocks_or_without_those_layers() -> None:
+    pool = hybrid()
+    found = pieces_of(pool, [((ids(), ids(3)), None), ((ids(), ids()), None)])
+    assert found.counts.tolist() == [1]
+    assert not len(pieces_of(pool, []).counts)
+
+
+def test_a_difference_is_named_by_its_block_at_both_sides() -> None:
+    pool = full(8, layers=3)
+    chunks = [Chunk((ids(5, 2),), (ids(0, 1),), None), Chunk((ids(7),), (ids(4),), (1, 2))]
+    assert place_of(pool, chunks, 1) == "block 2 of group 0, received into block 1"
+    assert place_of(pool, chunks, 2) == "block 7 of group 0, layers 1 +2, received into block 4"
+    two = hybrid()
+    late = [Chunk((ids(1), ids(2)), (ids(3), ids(4)), None)]
+    assert place_of(two, late, 1) == "block 2 of group 1, received into block 4"
+
+
+# ---- at the source
+
+
+class Source(Lead):
+    """A lead of which a peer reads blocks 8 and 9."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        super().__init__(describe("p", 1, world_size=ranks))
+        self.peer = describe("d", 2, world_size=ranks)
+        self.admit(self.peer)
+        self.handed = self.finish(32, (8, 9))
+        self.opened(self.peer, Opening(access_id(), self.handed.token, claim(32)))
+
+    def ask_sums(self, *blocks: int, number: int = 1, layers: Any = None, peer: Any = None) -> int:
+        who = peer or self.peer
+        rows = ((lists(blocks), layers),)
+        return self.ask(
+            lambda c: events.ChecksumBlocks(c, who.engine_id, who.incarnation, access_id(number), rows), "peer"
+        )
+
+
+def test_a_peer_gets_the_sums_of_every_rank_in_their_order() -> None:
+    lead = Source(ranks=2)
+    call = lead.ask_sums(9, 8)
+    asked = lead.seen(actions.Sum)
+    assert [action.rank for action in asked] == [0, 1]
+    assert asked[0].pieces.counts.tolist() == [2, 2]
+    lead.feed(events.Summed(1, asked[0].name, sums(3, 4)))
+    assert lead.answer(call) is None
+    lead.feed(events.Summed(0, asked[0].name, sums(1, 2)))
+    assert lead.answer(call) == actions.Checksums((sums(1, 2), sums(3, 4)))
+    lead.feed(events.Summed(0, asked[0].name, sums(1, 2)))
+
+
+def test_only_blocks_of_a_valid_access_of_ones_own_are_summed_up() -> None:
+    lead = Source()
+    stranger = describe("e", 3)
+    lead.admit(stranger)
+    for call, reason in (
+        (lead.ask_sums(8, number=7), Reason.ACCESS_NOT_FOUND),
+        (lead.ask_sums(8, peer=stranger), Reason.ACCESS_NOT_FOUND),
+        (lead.ask_sums(8, 10), Reason.NOT_OWNER),
+        (lead.ask_sums(64), Reason.BLOCK_OUT_OF_RANGE),
+    ):
+        with refused(reason):
+            lead.answer(call)
+    lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(lead.handed.lease.id)))
+    with refused(Reason.LEASE_RELEASED):
+        lead.answer(lead.ask_sums(8))
+    lead.close(lead.peer)
+    with refused(Reason.LEASE_RELEASED):
+        lead.answer(lead.ask_sums(8))
+
+
+def test_a_rank_that_cannot_sum_up_or_takes_too_long_fails_the_call() -> None:
+    lead = Source()
+    call = lead.ask_sums(8)
+    lead.feed(events.Summed(0, lead.one(actions.Sum).name, b"", "no library"))
+    with refused(Reason.DATA_PATH_FAILED):
+        lead.answer(call)
+    late = lead.ask_sums(8)
+    lead.call(lambda c: events.RenewLeases(c, (events.LeaseRef(lead.handed.lease.id),), 60.0))
+    lead.tick(30.0)
+    with refused(Reason.DEADLINE):
+        lead.answer(late)
+
+
+def test_calls_that_wait_for_sums_are_bounded_and_end_with_the_life() -> None:
+    lead = Source()
+    lead.checked = False
+    calls = [lead.ask_sums(8) for _ in range(WAITING_MAX)]
+    with refused(Reason.LIMIT_EXCEEDED):
+        lead.answer(lead.ask_sums(8))
+    lead.begin(describe("p", 5))
+    with refused(Reason.ENGINE_LOST):
+        lead.answer(calls[0])
+
+
+# ---- at the destination
+
+
+class Comparing(Lead):
+    """A destination that pulls two blocks and compares them."""
+
+    def __init__(self, ranks: int = 1, **limits: Any) -> None:
+        super().__init__(describe("d", 2, world_size=ranks))
+        self.node = Node(Limits(**limits), checksums=True)
+        self.begin(describe("d", 2, world_size=ranks))
+        self.source = describe("p", 1, world_size=ranks)
+        self.pulled = self.pull(grant(self.source), 32, (8, 9))
+        self.connect(self.source)
+        self.feed(events.AccessAnswered(access_id(), answer_of(self.source, 32, (3, 4))))
+        self.asked = self.one(actions.SendChecksums)
+        self.posted = self.seen(actions.Post)
+
+    def move(self) -> None:
+        for post in self.posted:
+            self.feed(events.PostingEnded(post.posting_id, done=True, nbytes=1))
+
+    def here(self, *values: int, rank: int = 0, message: str = "", part: int | str = 0) -> None:
+        self.feed(events.Summed(rank, f"{self.asked.name}.{part}", sums(*values), message))
+
+    def there(self, result: Any, retryable: bool = False) -> None:
+        self.feed(events.ChecksumsAnswered(self.asked.name, result, retryable))
+
+    def end(self) -> tuple[State, Disposition, Any]:
+        found = self.transfer(self.pulled.id)
+        return found.state, found.memory, found.failure and found.failure.reason
+
+
+def test_the_source_is_asked_while_the_bytes_move_and_settled_with_when_both_agree() -> None:
+    lead = Comparing()
+    ((blocks, layers),) = lead.asked.blocks
+    assert ([found.tolist() for found in blocks], layers) == ([[3, 4]], None)
+    lead.here(1, 2)
+    lead.move()
+    assert lead.one(actions.Sum).pieces.offsets.tolist()[:1] == [8 * 8]
+    assert lead.transfer(lead.pulled.id).waiting_for == "checksums"
+    lead.here(1, 2)
+    assert not lead.seen(actions.SendSettle)
+    lead.there((sums(1, 2),))
+    assert lead.one(actions.SendSettle)
+
+
+def test_slices_are_summed_up_one_by_one_while_the_next_one_moves() -> None:
+    """Each of the two blocks has 8 bytes in each of its two layers."""
+    lead = Comparing(in_flight_bytes=16)
+    (first,) = lead.posted
+    assert first.runs.total_bytes == 16
+    lead.there((sums(1, 2),))
+    lead.feed(events.PostingEnded(first.posting_id, done=True, nbytes=16))
+    (asked, second) = lead.one(actions.Sum), lead.one(actions.Post)
+    assert len(asked.pieces.counts) == 1
+    lead.here(1)
+    assert not lead.seen(actions.SendSettle)
+    lead.feed(events.PostingEnded(second.posting_id, done=True, nbytes=16))
+    for nonsense in (2, "x"):
+        lead.here(2, part=nonsense)
+    assert not lead.seen(actions.SendSettle)
+    lead.here(2, part=1)
+    assert lead.one(actions.SendSettle)
+
+
+def test_a_block_that_is_larger_than_what_may_be_in_flight_is_summed_up_when_all_of_it_moved() -> None:
+    lead = Comparing(in_flight_bytes=8)
+    for moved in range(4):
+        (post,) = lead.posted
+        assert post.runs.total_bytes == 8
+        lead.feed(events.PostingEnded(post.posting_id, done=True, nbytes=8))
+        assert len(lead.seen(actions.Sum)) == moved % 2
+        lead.posted = lead.seen(actions.Post)
+    assert not lead.posted
+
+
+@pytest.mark.parametrize("first", ["here", "there"])
+def test_a_difference_fails_the_pull_whoever_is_first(first: str) -> None:
+    lead = Comparing(ranks=2)
+    theirs = (sums(1, 2), sums(3, 4))
+    if first == "there":
+        lead.there(theirs)
+    lead.move()
+    lead.here(1, 2)
+    lead.here(3, 5, rank=1)
+    if first == "here":
+        lead.there(theirs)
+    assert lead.end() == (State.FAILED, Disposition.RETURNED, Reason.CHECKSUM_MISMATCH)
+    failure = lead.transfer(lead.pulled.id).failure
+    assert failure is not None
+    assert failure.message.startswith(
+        "1 blocks of rank 1 differ from their source's: block 4 of group 0, received into"
+    )
+
+
+def test_sums_that_cannot_be_had_or_compared_fail_the_pull() -> None:
+    for there, message, reason in (
+        ((sums(1, 2),), "no library", Reason.DATA_PATH_FAILED),
+        ((sums(1),), "", Reason.PEER_FAILED),
+        ((), "", Reason.PEER_FAILED),
+    ):
+        lead = Comparing()
+        lead.move()
+        lead.there(there)
+        lead.here(*(() if message else (1, 2)), message=message)
+        assert lead.end()[2] is reason
+    lead = Comparing()
+    lead.there(PreconditionFailed(Reason.LEASE_EXPIRED, "too late"))
+    assert lead.end()[2] is Reason.LEASE_EXPIRED
+    lead.here(1, 2)
+    lead.there((sums(1, 2),))
+
+
+def test_an_answer_that_may_come_yet_is_asked_for_again_within_the_transfer_timeout() -> None:
+    lead = Comparing()
+    lead.there(UNAVAILABLE, retryable=True)
+    lead.tick(0.2)
+    assert lead.one(actions.SendChecksums).name == lead.asked.name
+    lead.there(UNAVAILABLE, retryable=True)
+    lead.tick(30.0)
+    assert lead.end()[2] is Reason.TRANSFER_TIMEOUT
+
+
+def test_what_is_pushed_is_compared_round_by_round() -> None:
+    pair = Pair()
+    pair.d.node = Node(Limits(), checksums=True)
+    pair.d.begin(pair.d.me if pair.d.node.state.description else describe("d", 2))
+    pair.meet()
+    pair.deaf = {actions.SendChecksums, actions.Sum}
+    pair.register(pair.reserve(32, (3, 4)).token)
+    for number, block in enumerate((1, 2)):
+        pair.finish(32, (block,), last=number == 1)
+        pair.moved()
+        names = {action.name for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
+        name = max(names)
+        pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
+        assert pair.both()[1].state is State.ACTIVE
+        pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(7),)))
+        pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(8),)))
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
