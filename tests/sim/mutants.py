@@ -210,9 +210,9 @@ MUTANTS = (
     ),
     Mutant("two postings write into one block", pull_steps.PullSteps, "_post_slice", _posted_twice, 20),
     Mutant("a source posts twice into one block", push_steps.PushSteps, "_post_slice", _posted_twice, 20),
-    Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 60),
-    Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 60),
-    Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 60),
+    Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 20),
+    Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 20),
+    Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 20),
     Mutant("a send concludes", push_steps.PushSteps, "_post", _concluded, 20),
 )  # fmt: skip
 
