@@ -165,6 +165,7 @@ fuzz: venv ## Give servers a million inputs that nobody meant (FUZZ_INPUTS, FUZZ
 	@echo "seed $(FUZZ_SEED)"
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_S=$(FUZZ_S) FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q tests/fuzz -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
 # Where `make sim-long` begins, and how long it goes on. It says with which seed to go on after it.
 SIM_SEED ?= 0
 SIM_SECONDS ?= 3600
