@@ -341,6 +341,7 @@ class Host:
         world = self._world
         watcher = world.watcher
         world.steps += 1
+        world.handled = event
         if watcher:
             watcher.event(self.address, world.agenda.now, event)
         self.audit.hears(event)

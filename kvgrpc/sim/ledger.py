@@ -96,6 +96,8 @@ class Ledger:
             what = f"end of {news.transfer_id}"
         elif isinstance(news, BlocksReturned) and news.transfer_id:
             what = f"return of {news.transfer_id}"
+            if f"end of {news.transfer_id}" in self._untold:
+                broken(Rule.R5, f"the engine is told of the {what}, and not before of its end", news.transfer_id)
         else:
             return
         if self._untold.pop(what, None) is None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+from kvgrpc.core.events import Event
 from kvgrpc.core.limits import Limits
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
@@ -48,6 +49,11 @@ class World:
     def steps(self) -> int:
         """Events that nodes handled."""
         return self._around.steps
+
+    @property
+    def handled(self) -> Event | None:
+        """The event that a node handled last."""
+        return self._around.handled
 
     def rng(self, part: str) -> Random:
         """The source of randomness of one part: parts do not disturb each other."""
