@@ -125,10 +125,11 @@ class Engine:
         if made.start_over is not None and rng.random() < REPLACE:
             made.start_over()
             return
+        if made.handed:
+            self._plant.take_back(made.lease_id)
+            self._lead.void(made.lease_id)
         made.taken_back = True
         made.handed = False
-        self._plant.take_back(made.lease_id)
-        self._lead.void(made.lease_id)
         self._plant.free(made.blocks)
         if made.start_over is not None and rng.random() < START_OVER:
             self._lead.later(rng.expovariate(20.0), made.start_over)

@@ -103,12 +103,11 @@ class Memory:
         """Cells into which a posting writes, and whether it still can."""
         self._burnt = False
 
-    def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
-        """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
+    def compute(self, blocks: Blocks, prompt: Prompt) -> None:
+        """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
         for number, region in enumerate(self._pool.regions):
-            size = self._pool.groups[region.group].block_tokens
-            row = self._store.row(prompt, number, self._rank, size)
-            for block, kv in zip(blocks[region.group].tolist(), row[first_token // size :], strict=False):
+            row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
+            for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
                 cell = region.offset + block * region.stride_bytes
                 if cell in self._targets:
                     self._in_use("used", cell)
