@@ -65,10 +65,11 @@ class KvStore:
         key = prompt, region, rank, size
         row = self._rows.get(key)
         if row is None:
-            count = len(prompt.tokens)
-            ends = [min(end, count) for end in range(size, count + size, size)]
-            row = [self.number(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, rank)) for end in ends]
-            self._rows[key] = row
+            first, count = len(self._cells), len(prompt.tokens)
+            # Equal KV may have several numbers: looking for one costs more than another cell.
+            for end in range(size, count + size, size):
+                self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, rank))
+            row = self._rows[key] = list(range(first, len(self._cells)))
         return row
 
     def tells(self, number: int) -> str:

@@ -106,9 +106,13 @@ class World:
             broken(Rule.END, "something goes on for ever")
 
     def _go(self, until: float, steps: float = float("inf")) -> None:
-        around, agenda = self._around, self.agenda
-        while around.steps < steps and agenda.next(until):
+        around = self._around
+
+        def go_on() -> bool:
             if around.steps - self._audited >= AUDIT_STEPS:
                 self._audited = around.steps
                 for host in self.hosts:
                     host.check()
+            return around.steps < steps
+
+        self.agenda.run(until, go_on)
