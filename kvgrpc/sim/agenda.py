@@ -31,7 +31,7 @@ class Agenda:
         self.at(self.now + delay_s, do)
 
     def run(self, until: float, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Does all that is due up to `until`, as long as `go_on` says so after each; True when nothing is left at all."""
+        """Does all that is due up to `until`, while `go_on` says so after each; True when nothing is left at all."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             self.now, _, do = heapq.heappop(queue)
