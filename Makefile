@@ -166,6 +166,19 @@ fuzz: venv ## Give servers a million inputs that nobody meant (FUZZ_INPUTS, FUZZ
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_S=$(FUZZ_S) FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q tests/fuzz -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# Where `make sim-long` begins, and how long it goes on. It says with which seed to go on after it.
+SIM_SEED ?= 0
+SIM_SECONDS ?= 3600
+SIM_STEPS ?= 20000
+
+.PHONY: sim-long
+sim-long: venv ## Run simulated worlds on all processors (SIM_SEED=0 SIM_SECONDS=3600 SIM_STEPS=20000 in each)
+	@$(BIN)/kvgrpc sim --first-seed $(SIM_SEED) --seeds 0 --seconds $(SIM_SECONDS) --steps $(SIM_STEPS) --jobs 0 $(ARGS)
+
+.PHONY: sim-mutants
+sim-mutants: venv ## Plant bugs in the core, one at a time, and show how soon the simulator finds each
+	@$(BIN)/python -m tests.sim.mutants $(ARGS)
+
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvgrpc.sim import Outcome, Violation
 
 STEPS = 5_000
+PROGRESS_S = 30.0
 AHEAD = 4
 """Worlds that wait for each worker, so that none is idle."""
 
@@ -146,13 +147,26 @@ def _run(first: int, most: int, steps: int, seconds: float, jobs: int) -> Report
                 return
             yield seed
 
+    said = began
     for seed, outcome, processor_s in _worlds(wanted(), steps, jobs):
         report.done.add(seed)
         report.outcome.add(outcome)
         report.processor_s += processor_s
+        now = time.monotonic()
+        if outcome.violations or now - said >= PROGRESS_S:
+            said = now
+            _progress(report, outcome)
     report.outcome.violations.sort(key=lambda violation: violation.seed)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _progress(report: Report, outcome: "Outcome") -> None:
+    """A long run says where it is, and at once what it found."""
+    for violation in outcome.violations:
+        typer.echo(f"seed {violation.seed}: {violation.rule}: {violation.message}", err=True)
+    steps, violations = report.outcome.steps, len(report.outcome.violations)
+    typer.echo(f"... {steps:,} steps, {violations} violations; go on with seed {report.next_seed}", err=True)
 
 
 def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, "Outcome", float]]:

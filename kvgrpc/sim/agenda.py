@@ -30,17 +30,13 @@ class Agenda:
         """Does it after a delay."""
         self.at(self.now + delay_s, do)
 
-    def run(self, until: float) -> bool:
-        """Does all that is due up to `until`; True when nothing is left at all."""
-        while self.next(until):
-            pass
-        return self.idle
-
-    def next(self, until: float = float("inf")) -> bool:
-        """Does what comes next, if that is due by `until`; False when nothing is."""
-        if not self._queue or self._queue[0][0] > until:
-            return False
-        self.now, _, do = heapq.heappop(self._queue)
-        self.events += 1
-        do()
-        return True
+    def run(self, until: float, go_on: Callable[[], bool] = lambda: True) -> bool:
+        """Does all that is due up to `until`, while `go_on` says so after each; True when nothing is left at all."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            self.now, _, do = heapq.heappop(queue)
+            self.events += 1
+            do()
+            if not go_on():
+                break
+        return not queue

@@ -5,7 +5,9 @@ believes is compared with what another one said, what movers do, and what engine
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from kvgrpc.core import grants
 from kvgrpc.core.actions import Action, Openings, Post, Renewed, Reply, SendOpen, TransferChanged
@@ -49,24 +51,24 @@ class Audit:
         """Leases of RenewLeases calls, and their deadlines before; 0 where they were over."""
         self._consumers: defaultdict[bytes, set[str]] = defaultdict(set)
         """Engines that had to do with a transfer key, as consumers."""
+        self._ears: dict[type[Event], Callable[[Any], None]] = {
+            OpenAccess: self._opening,
+            CloseAccess: lambda event: self._consume(event.engine_id, *(row.token for row in event.closings)),
+            RegisterPush: lambda event: self._register(event.token),
+            RenewLeases: self._renewing,
+            AccessAnswered: self._answered,
+        }
 
     def hears(self, event: Event) -> None:
         """Before the node handles an event."""
-        if isinstance(event, OpenAccess):
-            self._openings[event.call.id] = event
-            self._consume(event.engine_id, *(opening.token for opening in event.openings))
-        elif isinstance(event, CloseAccess):
-            self._consume(event.engine_id, *(row.token for row in event.closings if row.token))
-        elif isinstance(event, RegisterPush):
-            self._register(event.token)
-        elif isinstance(event, RenewLeases):
-            self._renewals[event.call.id] = tuple(map(self._deadline, event.leases))
-        elif isinstance(event, AccessAnswered) and isinstance(event.result, Opened):
-            fills = self._asked.get(event.access_id) or event.result.transfer_id
-            self._access[fills] = event.access_id
+        hear = self._ears.get(type(event))
+        if hear is not None:
+            hear(event)
 
     def says(self, actions: list[Action]) -> None:
         """After the node handled it, and before anything is done of what it asks for."""
+        if not self._openings and not self._renewals:
+            return
         for action in actions:
             if not isinstance(action, Reply):
                 continue
@@ -135,6 +137,18 @@ class Audit:
             for block in ids.tolist():
                 if not engine.uses(group, block):
                     broken(Rule.R1, f"{pin.kind.value} {pin.owner} pins block {block}, which is free", pin.owner)
+
+    def _opening(self, event: OpenAccess) -> None:
+        self._openings[event.call.id] = event
+        self._consume(event.engine_id, *(opening.token for opening in event.openings))
+
+    def _renewing(self, event: RenewLeases) -> None:
+        self._renewals[event.call.id] = tuple(map(self._deadline, event.leases))
+
+    def _answered(self, event: AccessAnswered) -> None:
+        if isinstance(event.result, Opened):
+            fills = self._asked.get(event.access_id) or event.result.transfer_id
+            self._access[fills] = event.access_id
 
     def _granted(self, event: OpenAccess, answer: Openings) -> None:
         for opening, row in zip(event.openings, answer.rows, strict=True):

@@ -1,9 +1,11 @@
 """What befalls whole hosts and links: crashes, lost engines and ranks, processes that are stopped, and cut links."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from random import Random
 
+from kvgrpc.sim.faults import Range
 from kvgrpc.sim.host import Host
 from kvgrpc.sim.world import World
 
@@ -14,6 +16,12 @@ STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
 DOOM_EVENTS = 40
 """A lead that is doomed crashes in the middle of one of its next events."""
+
+
+def _lasts(rng: Random, span: Range) -> float:
+    """A duration; short ones are as likely as long ones, on a logarithmic scale."""
+    low, high = span
+    return low * math.exp(rng.random() * math.log(high / low))
 
 
 @dataclass(frozen=True)
@@ -88,14 +96,14 @@ class Chaos:
             agenda.at(when, befall)
 
     def _crash(self, rng: Random) -> None:
-        host, down_s = self._host(rng), rng.uniform(*DOWN_S)
+        host, down_s = self._host(rng), _lasts(rng, DOWN_S)
         if host.up:
             self._world.seen["crash"] += 1
             host.crash()
             self._restart(host, down_s)
 
     def _crash_in_event(self, rng: Random) -> None:
-        host, events, down_s = self._host(rng), rng.randrange(DOOM_EVENTS), rng.uniform(*DOWN_S)
+        host, events, down_s = self._host(rng), rng.randrange(DOOM_EVENTS), _lasts(rng, DOWN_S)
         if host.up:
             self._world.seen["crash_in_event"] += 1
             host.doom(events)
@@ -117,7 +125,7 @@ class Chaos:
             host.reattach()
 
     def _lose_rank(self, rng: Random) -> None:
-        host, rank, down_s = self._host(rng), rng.randrange(self._world.ranks), rng.uniform(*RANK_DOWN_S)
+        host, rank, down_s = self._host(rng), rng.randrange(self._world.ranks), _lasts(rng, RANK_DOWN_S)
         if host.ready and not host.stopped:
             self._world.seen["lose_rank"] += 1
             host.lose_rank(rank, down_s)
@@ -126,10 +134,10 @@ class Chaos:
         one, other = (host.address for host in rng.sample(self._world.hosts, 2))
         self._world.seen["cut_one_way" if one_way else "cut"] += 1
         self._world.network.cut(one, other, one_way=one_way)
-        self._world.agenda.after(rng.uniform(*CUT_S), lambda: self._world.network.mend(one, other))
+        self._world.agenda.after(_lasts(rng, CUT_S), lambda: self._world.network.mend(one, other))
 
     def _stop(self, rng: Random) -> None:
-        host, for_s, movers = self._host(rng), rng.uniform(*STOP_S), rng.random() < 0.5
+        host, for_s, movers = self._host(rng), _lasts(rng, STOP_S), rng.random() < 0.5
         if host.up and not host.stopped:
             self._world.seen["stop"] += 1
             host.stop(for_s, movers=movers)

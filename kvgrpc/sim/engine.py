@@ -29,7 +29,7 @@ from kvgrpc.sim.jobs import HandOver, Lead, content_of
 from kvgrpc.sim.memory import Memory
 from kvgrpc.sim.network import Result
 from kvgrpc.sim.plant import Plant
-from kvgrpc.sim.pushes import Pushes
+from kvgrpc.sim.pushes import AGAIN_S, Pushes
 from kvgrpc.sim.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.rules import Rule, broken
 
@@ -125,9 +125,11 @@ class Engine:
         if made.start_over is not None and rng.random() < REPLACE:
             made.start_over()
             return
+        if made.handed:
+            self._plant.take_back(made.lease_id)
+            self._lead.void(made.lease_id)
         made.taken_back = True
         made.handed = False
-        self._lead.void(made.lease_id)
         self._plant.free(made.blocks)
         if made.start_over is not None and rng.random() < START_OVER:
             self._lead.later(rng.expovariate(20.0), made.start_over)
@@ -141,10 +143,9 @@ class Engine:
         elif isinstance(news, Failed) and news.transfer_id in self._offers:
             self._offers[news.transfer_id].over = True
         elif isinstance(news, BlocksReturned):
-            self._pushes.returned(news.lease_id)
             self._returned(news)
         elif isinstance(news, PartsReturned):
-            self._pushes.returned(news.lease_id)
+            self._plant.returned(news.lease_id)
         elif isinstance(news, LayersReceived):
             self._fetches.layers(news)
 
@@ -156,9 +157,8 @@ class Engine:
         """Everything came back."""
         if self._offers:
             broken(Rule.END, "hand-overs were never returned", *self._offers)
-        self._pushes.check_idle()
         self._fetches.check_idle()
-        self._plant.blocks.check_idle()
+        self._plant.check_idle()
 
     def _mint(self, offer: Offer, made: HandOver) -> bytes:
         me = self._description
@@ -205,6 +205,8 @@ class Engine:
             if result.token != token:
                 broken(Rule.R10, "lead and engine mint different grants", made.lease_id)
             self._offers[result.transfer.id] = made
+            made.handed = True
+            self._plant.lend(made.lease_id, made.blocks)
             self._lead.soon(lambda: self._lead.call(ask, ENGINE, lambda again: give_again(result, again), **key))
 
         def give_again(first: Result, result: Result) -> None:
@@ -214,12 +216,17 @@ class Engine:
         self._lead.call(ask, ENGINE, give, **key)
 
     def _returned(self, news: BlocksReturned) -> None:
+        made = self._offers.get(news.transfer_id)
+        if made is not None and made.asking:
+            # What it has said meanwhile is answered first: that may be about the same blocks.
+            self._lead.later(AGAIN_S, lambda: self._returned(news))
+            return
+        self._plant.returned(news.lease_id)
         self._fetches.returned(news)
-        made = self._offers.pop(news.transfer_id, None)
         if made is None:
             return
+        del self._offers[news.transfer_id]
         made.over = True
-        if made.asking:
-            made.owed = True
-        elif not made.taken_back:
+        if not (made.handed or made.taken_back):
+            made.taken_back = True
             self._plant.free(made.blocks)

@@ -75,7 +75,7 @@ class Host:
     @property
     def description(self) -> EngineDescription:
         """Of its present life, with the memory generation of now."""
-        return self._world.lives[self.life]
+        return self._life.description
 
     @property
     def engine(self) -> Engine:
@@ -341,12 +341,15 @@ class Host:
         world = self._world
         watcher = world.watcher
         world.steps += 1
+        world.handled = event
         if watcher:
             watcher.event(self.address, world.agenda.now, event)
         self.audit.hears(event)
         actions = self.node.handle(event, max(self.clock(), not_before))
-        if self.node.state.description is not None:
-            world.lives[self.life] = self.node.state.description
+        life, description = self._life, self.node.state.description
+        if description is not None and description is not life.description:
+            # The memory has another generation.
+            life.description = world.lives[life.key] = description
         if watcher:
             watcher.actions(self.address, world.agenda.now, actions)
         if not self._doomed_in:

@@ -24,7 +24,7 @@ class HandOver:
     step: int
     """The step that computes it; 0 when that is over."""
     handed: bool = False
-    """Of a push: a part of this epoch is, or was, the lead's."""
+    """The lead has, or had, a part of this epoch, or all of it."""
     taken_back: bool = False
     """The engine preempted it: the blocks are its own again already."""
     part_epoch: int = 0
@@ -32,8 +32,6 @@ class HandOver:
     """Of a push: its prefill begins anew."""
     asking: int = 0
     """Of a push: parts of which the lead has not said yet whether it takes them."""
-    owed: bool = False
-    """Of a push: it ended meanwhile, and the blocks of those parts come back with their answer, if they are refused."""
     over: bool = False
 
 

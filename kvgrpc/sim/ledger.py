@@ -23,6 +23,9 @@ class Ledger:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._answer_s = max(limits.open_wait_s, limits.connect_timeout_s) + SLACK_S
+        """No call waits longer for its answer, but one for a re-key."""
+        self._rekey_s = self._answer_s + limits.transfer_timeout_s + ANSWER_S
         self._calls: dict[int, tuple[Give, float]] = {}
         """What is done with the answer, and how long it is waited for."""
         self._last_call = 0
@@ -54,10 +57,8 @@ class Ledger:
 
     def called(self, give: Give, now: float = 0.0, *, rekeys: bool = False) -> int:
         """A call that must be answered once; its number. `rekeys`: it may wait for a re-key."""
-        limits = self._limits
-        waits_s = max(limits.open_wait_s, limits.connect_timeout_s, rekeys * (limits.transfer_timeout_s + ANSWER_S))
         self._last_call += 1
-        self._calls[self._last_call] = give, now + waits_s + SLACK_S
+        self._calls[self._last_call] = give, now + (self._rekey_s if rekeys else self._answer_s)
         return self._last_call
 
     def answered(self, call_id: int, answer: Answer | KVGrpcError) -> None:
@@ -95,6 +96,8 @@ class Ledger:
             what = f"end of {news.transfer_id}"
         elif isinstance(news, BlocksReturned) and news.transfer_id:
             what = f"return of {news.transfer_id}"
+            if f"end of {news.transfer_id}" in self._untold:
+                broken(Rule.R5, f"the engine is told of the {what}, and not before of its end", news.transfer_id)
         else:
             return
         if self._untold.pop(what, None) is None:

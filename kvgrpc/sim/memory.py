@@ -50,6 +50,7 @@ class KvStore:
     def __init__(self) -> None:
         self._numbers: dict[Cell, int] = {}
         self._cells: list[Cell | None] = [None]
+        self._rows: dict[tuple[Prompt, int, int, int], list[int]] = {}
 
     def number(self, cell: Cell) -> int:
         """The number of that KV, the same every time."""
@@ -58,6 +59,18 @@ class KvStore:
             number = self._numbers[cell] = len(self._cells)
             self._cells.append(cell)
         return number
+
+    def row(self, prompt: Prompt, region: int, rank: int, size: int) -> list[int]:
+        """The numbers of a prompt's blocks of `size` tokens."""
+        key = prompt, region, rank, size
+        row = self._rows.get(key)
+        if row is None:
+            first, count = len(self._cells), len(prompt.tokens)
+            # Equal KV may have several numbers: looking for one costs more than another cell.
+            for end in range(size, count + size, size):
+                self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, rank))
+            row = self._rows[key] = list(range(first, len(self._cells)))
+        return row
 
     def tells(self, number: int) -> str:
         """What a number stands for, for people."""
@@ -91,12 +104,15 @@ class Memory:
         """Cells into which a posting writes, and whether it still can."""
         self._burnt = False
 
-    def compute(self, blocks: Blocks, prompt: Prompt, first_token: int = 0) -> None:
-        """The engine's own work: writes the KV of a prompt from `first_token` on into blocks that start there."""
-        for cell, wanted in self._expected(blocks, prompt, len(prompt.tokens), first_token):
-            if cell in self._targets:
-                self._in_use("used", cell)
-            self.cells[cell] = self._store.number(wanted)
+    def compute(self, blocks: Blocks, prompt: Prompt) -> None:
+        """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
+        for number, region in enumerate(self._pool.regions):
+            row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
+            for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
+                cell = region.offset + block * region.stride_bytes
+                if cell in self._targets:
+                    self._in_use("used", cell)
+                self.cells[cell] = kv
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
         """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
@@ -163,7 +179,7 @@ class Memory:
         rule: Rule = Rule.R2, about: str = "",
     ) -> None:  # fmt: skip
         """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""
-        for cell, wanted in self._expected(blocks, prompt, use_tokens, 0):
+        for cell, wanted in self._expected(blocks, prompt, use_tokens):
             layer = self._pool.regions[wanted.region].first_layer
             if not any(first <= layer < first + count for first, count in layers):
                 continue
@@ -190,11 +206,11 @@ class Memory:
         owner = self._targets.get(cell, "the engine")
         broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
 
-    def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int, first_token: int) -> list[tuple[int, Cell]]:
+    def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> list[tuple[int, Cell]]:
         found = []
         for number, region in enumerate(self._pool.regions):
             size = self._pool.groups[region.group].block_tokens
-            for i, block in enumerate(blocks[region.group].tolist(), first_token // size):
+            for i, block in enumerate(blocks[region.group].tolist()):
                 end = min((i + 1) * size, use_tokens)
                 kv = Prompt(prompt.tokens[:end], prompt.salt)
                 found.append((region.offset + block * region.stride_bytes, Cell(kv, number, self._rank)))

@@ -96,10 +96,12 @@ class Mover:
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
         posting.can = lambda: not writes or door.open
-        posting.sink.fill(posting.filled, posting.owner, posting.can)
+        if posting.can():
+            posting.sink.fill(posting.filled, posting.owner, posting.can)
         self._postings[posting] = None
-        # A data path writes in any order.
-        self._rng.shuffle(posting.cells)
+        # A data path writes in an order of its own.
+        at = self._rng.randrange(len(posting.cells))
+        posting.cells = posting.cells[at:] + posting.cells[:at]
         posting.breaks_at = self._somewhere(posting, "break_posting")
         posting.lost_at = self._somewhere(posting, "lose_posting")
         posting.stalls_at = self._somewhere(posting, "stall")

@@ -22,6 +22,8 @@ class Plant:
         self.description = description
         self.memories = memories
         self.blocks = BlockManager(description.pool)
+        self._lent: dict[str, Blocks] = {}
+        """Blocks that were handed over, by their lease."""
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
@@ -40,6 +42,26 @@ class Plant:
         """Queues work on blocks, which are not reused before it is done; the step's number."""
         self.blocks.share(blocks)
         return self._steps.queue(Work(do, lambda: self.free(blocks)))
+
+    def lend(self, lease_id: str, blocks: Blocks) -> None:
+        """The lead has them, until it returns that lease."""
+        self._lent[lease_id] = blocks
+
+    def take_back(self, lease_id: str) -> None:
+        """They are not waited for any more."""
+        self._lent.pop(lease_id, None)
+
+    def returned(self, lease_id: str) -> None:
+        """A lease has ended: its blocks, unless they were taken back before, are the engine's again."""
+        blocks = self._lent.pop(lease_id, None)
+        if blocks is not None:
+            self.free(blocks)
+
+    def check_idle(self) -> None:
+        """Nothing is in use."""
+        if self._lent:
+            broken(Rule.END, "blocks that were handed over were never returned", *self._lent)
+        self.blocks.check_idle()
 
     def free(self, blocks: Blocks) -> None:
         """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""

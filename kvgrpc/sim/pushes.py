@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from kvgrpc.core.actions import HandedOver
 from kvgrpc.core.events import Call, FinishedBlocks, WaitsFor
-from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.jobs import HandOver, content_of
 from kvgrpc.sim.network import Result
 from kvgrpc.sim.plant import Plant
 from kvgrpc.sim.requests import Offer, PartPlan
-from kvgrpc.sim.rules import Rule, broken
 
 AGAIN_S = 0.05
 """How soon a prefill that cannot start over yet tries again."""
@@ -23,8 +21,6 @@ class Pushes:
     def __init__(self, plant: Plant, offers: dict[str, HandOver]) -> None:
         self._plant = plant
         self._offers = offers
-        self._replaced: dict[str, Blocks] = {}
-        """Blocks of parts that were replaced, by their lease."""
 
     def start(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
         """Computes a prompt and hands it over to be pushed, part by part."""
@@ -34,17 +30,6 @@ class Pushes:
         made = HandOver(offer.prompt, blocks, "", self._plant.compute(blocks, offer))
         made.start_over = lambda: self._start_over(offer, made, plans)
         self._hand_over(offer, made, plans)
-
-    def returned(self, lease_id: str) -> None:
-        """The blocks of parts that were replaced, if these are some, are the engine's again."""
-        blocks = self._replaced.pop(lease_id, None)
-        if blocks is not None:
-            self._plant.free(blocks)
-
-    def check_idle(self) -> None:
-        """Everything came back."""
-        if self._replaced:
-            broken(Rule.END, "parts that were replaced were never returned", *self._replaced)
 
     def _hand_over(self, offer: Offer, made: HandOver, plans: Sequence[PartPlan]) -> None:
         at_s, epoch = 0.0, made.part_epoch
@@ -60,9 +45,7 @@ class Pushes:
         blocks = None if made.over else self._plant.blocks.take(len(offer.prompt.tokens))
         if blocks is None:
             return
-        if made.handed:
-            self._replaced[made.lease_id] = made.blocks
-        elif not made.taken_back:
+        if not made.handed and not made.taken_back:
             self._plant.free(made.blocks)
         made.blocks, made.step = blocks, self._plant.compute(blocks, offer)
         made.part_epoch += 1
@@ -99,9 +82,13 @@ class Pushes:
             elif isinstance(result, HandedOver):
                 assert result.transfer is not None
                 self._offers[result.transfer.id] = made
+                if made.handed and made.lease_id != result.lease.id:
+                    # The push had ended, so this part is one of another push: each returns the blocks.
+                    self._plant.blocks.share(made.blocks)
                 made.handed, made.lease_id = True, result.lease.id
-            owed = made.owed and not made.asking and made not in self._offers.values()
-            if (plan.last and not made.handed) or (owed and not made.taken_back):
+                self._plant.lend(made.lease_id, made.blocks)
+            nobody_comes = plan.last or (made.over and not made.asking)
+            if nobody_comes and not made.handed and not made.taken_back:
                 made.taken_back = True
                 self._plant.free(made.blocks)
 

@@ -8,6 +8,7 @@ from kvgrpc.sim.chaos import Chaos
 from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.setup import Setup
 from kvgrpc.sim.surroundings import Watcher
+from kvgrpc.sim.trace import tell
 from kvgrpc.sim.traffic import Traffic
 from kvgrpc.sim.world import World
 
@@ -22,7 +23,7 @@ class Violation:
     step: int
     """After how many events."""
     about: tuple[str, ...] = ()
-    """The names that it is about."""
+    """What names what it is about."""
 
 
 @dataclass
@@ -87,5 +88,5 @@ def _found(live: Callable[[], None], world: World) -> list[Violation]:
             at = at.tb_next
         where = "" if at is None else f" in {at.tb_frame.f_code.co_qualname}"
         message = f"a lead is stopped by {type(error).__name__}{where}: {error}"
-        return [Violation(world.seed, Rule.R6, message, world.steps)]
+        return [Violation(world.seed, Rule.R6, message, world.steps, (tell(world.handled),))]
     return []

@@ -95,13 +95,15 @@ class Story:
     # -- pulls
 
     def _hand_over(self, source: Host, consumers: list[Host], prompt: Prompt) -> None:
+        if not source.ready:
+            return
         rng = self._rng
         offer = replace(
             self._offer(prompt, consumers),
             ttl_s=rng.choice(TTLS_S),
             announce_after_s=rng.choice((0.0, 0.0, 0.0, 0.01, 1.0)),
         )
-        token = source.engine.offer(offer) if source.ready else None
+        token = source.engine.offer(offer)
         if token is None:
             return
         self._library.grants.append(token)

@@ -47,4 +47,6 @@ class Surroundings:
     """What transfer keys stand for."""
     steps: int = 0
     """Events that nodes handled."""
+    handled: Event | None = None
+    """The one that a node handled last."""
     watcher: Watcher | None = None

@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+from kvgrpc.core.events import Event
 from kvgrpc.core.limits import Limits
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
@@ -48,6 +49,11 @@ class World:
     def steps(self) -> int:
         """Events that nodes handled."""
         return self._around.steps
+
+    @property
+    def handled(self) -> Event | None:
+        """The event that a node handled last."""
+        return self._around.handled
 
     def rng(self, part: str) -> Random:
         """The source of randomness of one part: parts do not disturb each other."""
@@ -100,9 +106,13 @@ class World:
             broken(Rule.END, "something goes on for ever")
 
     def _go(self, until: float, steps: float = float("inf")) -> None:
-        around, agenda = self._around, self.agenda
-        while around.steps < steps and agenda.next(until):
+        around = self._around
+
+        def go_on() -> bool:
             if around.steps - self._audited >= AUDIT_STEPS:
                 self._audited = around.steps
                 for host in self.hosts:
                     host.check()
+            return around.steps < steps
+
+        self.agenda.run(until, go_on)

@@ -29,7 +29,7 @@ from kvgrpc.core import (
     state,
 )
 from kvgrpc.core.accesses import AccessState, Verdict
-from kvgrpc.core.actions import Post, Verdicts
+from kvgrpc.core.actions import Failed, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened
 from kvgrpc.core.landing import Landing
 from kvgrpc.core.leases import LeaseState
@@ -171,6 +171,10 @@ def _concluded(post: Any) -> Any:
     return _post
 
 
+def _untold(tell: Any) -> Any:
+    return lambda self, owner, news: None if isinstance(news, Failed) else tell(self, owner, news)
+
+
 def _proved_anyway(rekeyed: Any) -> Any:
     return lambda self, event: rekeyed(self, replace(event, message=""))
 
@@ -184,36 +188,37 @@ def _freed_under_write(lease_ended: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("settle is skipped", pull_steps.PullSteps, "settle", _settled_at_once, 20),
-    Mutant("bytes move before the access is open", pulling.Pulls, "access_answered", _from_memory, 20),
-    Mutant("a write does not wait for a step", delivering.Deliveries, "misses_step", lambda _: lambda *_: False, 20),
-    Mutant("steps of the engine are not waited for", state.NodeState, "step_done", lambda _: lambda *_: 1 << 60, 20),
-    Mutant("consumers are counted by message", serving.Serving, "_count", _by_access, 20),
-    Mutant("blocks are freed at expiry during a read", pull_ends.PullEnds, "end", _free_when_over, 20),
+    Mutant("settle is skipped", pull_steps.PullSteps, "settle", _settled_at_once, 30),
+    Mutant("bytes move before the access is open", pulling.Pulls, "access_answered", _from_memory, 30),
+    Mutant("a write does not wait for a step", delivering.Deliveries, "misses_step", lambda _: lambda *_: False, 30),
+    Mutant("steps of the engine are not waited for", state.NodeState, "step_done", lambda _: lambda *_: 1 << 60, 30),
+    Mutant("consumers are counted by message", serving.Serving, "_count", _by_access, 30),
+    Mutant("blocks are freed at expiry during a read", pull_ends.PullEnds, "end", _free_when_over, 30),
     Mutant(
         "blocks are freed at expiry during a write", Landing, "busy",
-        lambda _: property(lambda self: bool(self.postings)), 20,
+        lambda _: property(lambda self: bool(self.postings)), 30,
     ),
-    Mutant("a source frees blocks under its own write", push_ends.PushEnds, "lease_ended", _freed_under_write, 20),
-    Mutant("another incarnation vouches", serving.Serving, "settle", _any_life, 20),
-    Mutant("a source vouches after its lease ended", serving, "_verdict", lambda _: lambda access: Verdict(True), 20),
-    Mutant("leases never expire", handover.HandOver, "due", lambda _: lambda *_: None, 20),
-    Mutant("an expired lease is revived", handover.HandOver, "_renew_one", _revived, 20),
-    Mutant("a cancel is lost", state.NodeState, "bury_key", lambda _: lambda *_, **__: None, 20),
-    Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", lambda _: lambda *_: False, 20),
-    Mutant("a renewal shortens", leases.Lease, "renew", _shortening, 20),
-    Mutant("content is not compared", open_access, "check", lambda _: lambda *_: None, 20),
-    Mutant("a released handle is trusted", pulling.Pulls, "posting_ended", _at_rest, 20),
+    Mutant("a source frees blocks under its own write", push_ends.PushEnds, "lease_ended", _freed_under_write, 30),
+    Mutant("another incarnation vouches", serving.Serving, "settle", _any_life, 30),
+    Mutant("a source vouches after its lease ended", serving, "_verdict", lambda _: lambda access: Verdict(True), 30),
+    Mutant("leases never expire", handover.HandOver, "due", lambda _: lambda *_: None, 30),
+    Mutant("an expired lease is revived", handover.HandOver, "_renew_one", _revived, 30),
+    Mutant("a cancel is lost", state.NodeState, "bury_key", lambda _: lambda *_, **__: None, 30),
+    Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", lambda _: lambda *_: False, 30),
+    Mutant("a failure is not told", state.NodeState, "tell", _untold, 30),
+    Mutant("a renewal shortens", leases.Lease, "renew", _shortening, 30),
+    Mutant("content is not compared", open_access, "check", lambda _: lambda *_: None, 30),
+    Mutant("a released handle is trusted", pulling.Pulls, "posting_ended", _at_rest, 30),
     Mutant(
         "a closing that proves nothing is trusted", delivering.Deliveries, "closed",
-        lambda closed: lambda self, access, **fields: closed(self, access, **(fields | {"quiesced": True})), 20,
+        lambda closed: lambda self, access, **fields: closed(self, access, **(fields | {"quiesced": True})), 30,
     ),
-    Mutant("two postings write into one block", pull_steps.PullSteps, "_post_slice", _posted_twice, 20),
-    Mutant("a source posts twice into one block", push_steps.PushSteps, "_post_slice", _posted_twice, 20),
-    Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 60),
-    Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 60),
-    Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 60),
-    Mutant("a send concludes", push_steps.PushSteps, "_post", _concluded, 20),
+    Mutant("two postings write into one block", pull_steps.PullSteps, "_post_slice", _posted_twice, 30),
+    Mutant("a source posts twice into one block", push_steps.PushSteps, "_post_slice", _posted_twice, 30),
+    Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 30),
+    Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 30),
+    Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 30),
+    Mutant("a send concludes", push_steps.PushSteps, "_post", _concluded, 30),
 )  # fmt: skip
 
 

@@ -8,16 +8,10 @@ import pytest
 from kvgrpc.sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
-RARE = 20
-"""A mutant that is stated to need more seeds than this is left to the slow tests."""
-SOUND = 15
+SOUND = 12
 
 
-@pytest.mark.parametrize(
-    "mutant",
-    [pytest.param(m, marks=pytest.mark.slow if m.seeds > RARE else ()) for m in MUTANTS],
-    ids=[m.what for m in MUTANTS],
-)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     assert hunt(mutant).seeds is not None
 

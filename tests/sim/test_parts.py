@@ -1,23 +1,27 @@
 """The parts of the simulator, each by itself: what it models, and what it reports."""
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import Expect, MapPeer, Post, UnmapPeer
+from kvgrpc.core.actions import BlocksReturned, Expect, Failed, MapPeer, Post, UnmapPeer
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.operation import Operation
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.transfers import Direction, Disposition, Failure, State, Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.blocks import BlockManager
-from kvgrpc.sim.faults import Faults
+from kvgrpc.sim.faults import Faults, Luck
 from kvgrpc.sim.ledger import Ledger
 from kvgrpc.sim.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
 from kvgrpc.sim.mover import Mover
+from kvgrpc.sim.rules import Rule, Violated
 from tests.core.nodes import endpoint, ids
 
 POOL = layout(8)
@@ -175,9 +179,10 @@ def test_a_posting_copies_everything() -> None:
 
 def test_a_posting_sees_what_changes_under_it() -> None:
     bench = Bench()
+    bench.source.compute((ids(*range(8)), ids(*range(8))), Prompt(tuple(range(256))))
     bench.agenda.after(0.01, bench.source.burn)
     bench.post()
-    assert 0 < sum(cell != UNWRITTEN for cell in bench.own.cells) < sum(bench.own.cells[i] >= 0 for i in range(24))
+    assert 0 < sum(cell != UNWRITTEN for cell in bench.own.cells) < 24
 
 
 def test_a_broken_posting_ends_in_the_middle() -> None:
@@ -215,6 +220,65 @@ def test_a_mover_that_was_stopped_says_and_writes_nothing() -> None:
     bench.agenda.run(until=1.0)
     bench.agenda.after(0.001, bench.mover.stop)
     assert bench.post() == []
+
+
+def test_the_end_of_a_posting_may_be_reported_late() -> None:
+    bench = Bench(report_late=1.0, slow_s=(50.0, 50.0))
+    assert bench.post() == [PostingEnded("t/0", True, 24)]
+    assert bench.agenda.now > 50.0
+
+
+def test_a_mover_that_is_paused_goes_on_afterwards() -> None:
+    bench = Bench()
+    bench.agenda.after(0.005, lambda: bench.mover.pause(30.0))
+    assert bench.post() == [PostingEnded("t/0", True, 24)]
+    assert 30.0 < bench.agenda.now < 31.0
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed: bool) -> None:
+    bench = Bench(land_late=1.0, slow_s=(5.0, 5.0))
+    bench.source.give((ids(*range(8)), ids(*range(8))), "theirs")
+    door = Door("p@1/0.0", bench.source)
+    bench.mover.map(MapPeer(0, "p@1", endpoint()), door)
+    rest: list[float] = []
+
+    def die() -> None:
+        bench.mover.retire(lambda: rest.append(bench.agenda.now))
+        bench.mover.stop()
+        door.renewed = rekeyed
+
+    bench.mover.post(Post(0, "t/0", "p@1", bench.runs, "t", Operation.WRITE, "theirs"))
+    bench.agenda.after(0.001, die)
+    before = list(bench.source.cells)
+    bench.own.cells = [1] * 24
+    bench.agenda.run(until=1.0)
+    assert bench.source.cells == before
+    assert not rest
+    bench.agenda.run(until=10.0)
+    assert (bench.source.cells != before) is not rekeyed
+    assert rest == [pytest.approx(5.001)]
+
+
+def test_a_rank_dies_without_the_others() -> None:
+    bench = Bench()
+    bench.mover.stop_rank(1)
+    assert bench.post() == [PostingEnded("t/0", True, 24)]
+
+
+# -- luck
+
+
+def test_what_goes_wrong_is_counted_and_what_never_does_draws_nothing() -> None:
+    seen: Counter[str] = Counter()
+    luck = Luck(Random(1), Faults(slow=0.5), seen)
+    state = luck.rng.getstate()
+    assert not luck.strikes("stall")
+    assert luck.rng.getstate() == state
+    struck = sum(luck.strikes("slow") for _ in range(100))
+    assert 0 < struck < 100
+    assert seen == {"slow": struck}
+    assert Faults(slow=0.5, stall=0.1).without("slow") == Faults(stall=0.1)
 
 
 # -- ledger
@@ -280,6 +344,44 @@ def test_a_call_is_answered_once() -> None:
 
 def _answer() -> Any:
     return object()
+
+
+def test_a_call_that_is_not_answered_in_time_is_found() -> None:
+    limits = Limits()
+    ledger = Ledger(limits)
+    ledger.called(lambda _: None, 100.0)
+    ledger.check_waits(100.0 + limits.connect_timeout_s)
+    with pytest.raises(Violated, match="not answered") as found:
+        ledger.check_waits(101.0 + limits.connect_timeout_s)
+    assert found.value.rule is Rule.R7
+
+
+def test_a_transfer_that_does_not_end_is_found() -> None:
+    ledger = Ledger(Limits())
+    ledger.changed(transfer(seq=1), 0.0)
+    ledger.check_waits(600.0)
+    with pytest.raises(Violated, match="has not ended"):
+        ledger.check_waits(601.0)
+
+
+def test_an_engine_is_told_of_every_end_and_return_once() -> None:
+    ledger = Ledger(Limits())
+    owned = {"owner": ENGINE, "direction": Direction.SEND}
+    ledger.changed(transfer(**owned, seq=1), 0.0, attached=True)
+    ledger.check_told()
+    failed = {**OVER, **owned, "state": State.FAILED, "failure": FAILURE}
+    ledger.changed(transfer(**failed), 5.0, attached=True)
+    with pytest.raises(Violated, match="not told of the return"):
+        ledger.check_told()
+    with pytest.raises(Violated, match="not before of its end"):
+        ledger.told(BlocksReturned("t", "r", "l"))
+    ledger.told(Failed("t", "r", FAILURE, cancelled=False))
+    with pytest.raises(Violated, match="not told of the return"):
+        ledger.check_told()
+    ledger.told(BlocksReturned("t", "r", "l"))
+    ledger.check_told()
+    with pytest.raises(Violated, match="told before"):
+        ledger.told(Failed("t", "r", FAILURE, cancelled=False))
 
 
 @pytest.mark.parametrize("ends", [Ledger.check_idle, Ledger.life_began])

@@ -1,11 +1,15 @@
 """Worlds made by hand: what a healthy one does, and what is reported of one that never rests."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from kvgrpc.core.actions import Failed
 from kvgrpc.core.content import chain
+from kvgrpc.errors import Reason
 from kvgrpc.sim import Traffic, Violated, World
+from kvgrpc.sim.host import Host
 from kvgrpc.sim.memory import Prompt
 from kvgrpc.sim.requests import Offer, Wish
 
@@ -22,6 +26,54 @@ def test_one_pull_between_two_engines() -> None:
     assert ends == [None]
     world.finish()
     assert world.ends() == Counter({"receive succeeded": 1, "send succeeded": 1})
+
+
+def pulled(world: World, at_s: float, befall: Callable[[Host], None]) -> list[object]:
+    """A pull between two engines; something befalls the source at that time."""
+    source, consumer = world.hosts
+    prompt = Prompt(tuple(range(40)))
+    token = source.engine.offer(Offer(b"k" * 16, "r", prompt))
+    assert token is not None
+    ends: list[object] = []
+    consumer.engine.pull(Wish("r", prompt, b"a" * 16), token, ends.append)
+    world.agenda.after(at_s, lambda: befall(source))
+    world.run(30.0)
+    world.finish()
+    return ends
+
+
+def test_what_happens_while_a_host_is_stopped_it_learns_then() -> None:
+    world = World(seed=1)
+    assert pulled(world, 0.0, lambda host: host.stop(0.5, movers=True)) == [None]
+    assert world.ends() == Counter({"receive succeeded": 1, "send succeeded": 1})
+
+
+@pytest.mark.parametrize("events", range(12))
+def test_a_lead_may_crash_in_the_middle_of_any_event(events: int) -> None:
+    world = World(seed=events)
+
+    def befall(host: Host) -> None:
+        host.doom(events)
+        world.agenda.after(5.0, lambda: None if host.up else host.start())
+
+    (end,) = pulled(world, 0.0, befall)
+    assert end is None or isinstance(end, Failed)
+
+
+def test_a_rank_that_dies_ends_the_life_of_its_engine() -> None:
+    world = World(seed=1, ranks=2)
+    (end,) = pulled(world, 0.003, lambda host: host.lose_rank(1, back_after_s=1.0))
+    assert isinstance(end, Failed)
+    assert all(host.ready for host in world.hosts)
+
+
+def test_nothing_passes_over_a_link_that_is_cut_one_way() -> None:
+    world = World(seed=1)
+    p, d = (host.address for host in world.hosts)
+    world.network.cut(p, d, one_way=True)
+    (end,) = pulled(world, 60.0, lambda host: None)
+    assert isinstance(end, Failed)
+    assert end.failure.reason is Reason.PEER_UNREACHABLE
 
 
 def test_in_a_healthy_world_a_pull_fails_only_for_what_was_asked() -> None:
