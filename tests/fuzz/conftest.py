@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 
 from tests.fuzz.target import LIMITS, Target
 from tests.service.conftest import starting
@@ -23,6 +24,10 @@ RUN_S = 7 * 24 * 3600
 
 Run = Callable[[Callable[[Random], None], int], None]
 """Gives that many inputs to a function that makes each from random choices."""
+
+
+class _Enough(BaseException):
+    """Hypothesis tries more than it is asked for. No Exception, which it would look into."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,15 @@ def run(until: float, record_property: Callable[[str, object], None]) -> Run:
     def rounds(take: Callable[[Random], None], inputs: int) -> None:
         done = 0
 
+        def enough() -> bool:
+            return done == inputs or time.monotonic() > until
+
         def one(random: Random) -> None:
             nonlocal done
-            if time.monotonic() < until:
-                done += 1
-                take(random)
+            if enough():
+                raise _Enough
+            done += 1
+            take(random)
 
         first = int(os.environ.get("FUZZ_SEED", "0"))
         for number, start in enumerate(range(0, inputs, ROUND_INPUTS)):
@@ -67,7 +76,11 @@ def run(until: float, record_property: Callable[[str, object], None]) -> Run:
                 phases=[Phase.generate, Phase.shrink],
                 suppress_health_check=list(HealthCheck),
             )
-            seed(f"{first} {number}")(limits(given(st.randoms(use_true_random=False))(one)))()
+            try:
+                seed(f"{first} {number}")(limits(given(st.randoms(use_true_random=False))(one)))()
+            except (_Enough, FlakyStrategyDefinition):  # that it did not get what it tried again
+                if not enough():
+                    raise
         record_property("inputs", done)
 
     return rounds

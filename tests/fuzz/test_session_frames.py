@@ -165,7 +165,7 @@ class Target:
 
     def close(self) -> None:
         self.check_sound()
-        assert self._at_rest().same(self._before), (self._before, self._at_rest())
+        wait_until(lambda: self._at_rest().same(self._before), what=lambda: (self._before, self._at_rest()))
 
     def _at_rest(self) -> Footprint:
         """Of the lead without an engine: the memory of the last one is given back."""

@@ -86,7 +86,7 @@ class ServeProcess:
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self._log.read_text(errors="replace")  # gRPC logs bytes that it was sent
 
     def wait_ready(self) -> dict[str, Any]:
         """What the readiness file says. Fails when the process ends instead."""
