@@ -166,6 +166,13 @@ fuzz: venv ## Give servers a million inputs that nobody meant (FUZZ_INPUTS, FUZZ
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_S=$(FUZZ_S) FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q tests/fuzz -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+SOAK_TRANSFERS ?= 100000
+SOAK_PATH ?= shm
+
+.PHONY: soak
+soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothing may leak (SOAK_TRANSFERS, SOAK_PATH)
+	@SOAK_TRANSFERS=$(SOAK_TRANSFERS) SOAK_PATH=$(SOAK_PATH) $(BIN)/pytest -q tests/soak $(ARGS)
+
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it
 	@$(BIN)/pytest -q tests/core --cov=kvgrpc.core --cov-branch --cov-fail-under=100 $(ARGS)

@@ -4,13 +4,8 @@ A refusal is typed, and one that the schema lists; it changed nothing. Whatever 
 of its threads with it, a pull brings its bytes, and once everything is ended every block is free.
 """
 
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +18,7 @@ from tests.fuzz.scene import Scene
 from tests.service.api import Api, read_refusal
 from tests.service.contract import errors_of
 from tests.service.engines import SUCCEEDED, Engine, wait_until
+from tests.service.footprint import footprint
 from tests.service.values import ids_of, prompt
 
 SCENE_INPUTS = 250
@@ -44,36 +40,6 @@ registration_timeout_s = 5.0
 peer_grace_s = 3.0
 transfer_history = 64
 """
-
-
-POOL_THREADS_MAX = (os.cpu_count() or 1) + 4
-"""What asyncio makes for calls that block, as it needs them; they stay."""
-
-IDLE_SOCKETS_MAX = 4
-"""Connections of peers, which they close when they like: not one for each of hundreds of lives."""
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What of a process must be as before."""
-
-    threads: int
-    descriptors: Counter[str]
-    """By kind."""
-
-    def same(self, before: "Footprint") -> bool:
-        """Whether no descriptor is left, no thread is gone, and none is left but those of a pool."""
-        left = self.descriptors - before.descriptors - Counter({"socket:": IDLE_SOCKETS_MAX})
-        return not left and 0 <= self.threads - before.threads <= POOL_THREADS_MAX
-
-
-def footprint(pid: int) -> Footprint:
-    """Of a process as it is now."""
-    kinds: Counter[str] = Counter()
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            kinds[str(link.readlink()).partition("[")[0]] += 1
-    return Footprint(len(list(Path(f"/proc/{pid}/task").iterdir())), kinds)
 
 
 class Target:

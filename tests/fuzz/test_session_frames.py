@@ -18,8 +18,9 @@ from tests.engine.support import Lead, Side, received, tokens
 from tests.engine.test_session_socket import ATTACH, Client
 from tests.fuzz.conftest import Budget, Run
 from tests.fuzz.messages import Known, Maker
-from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, Footprint, changes_nothing, digest, footprint
+from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, changes_nothing, digest
 from tests.service.engines import wait_until
+from tests.service.footprint import Footprint, footprint
 from tests.service.values import content as content_message
 from tests.service.values import dur, group
 
