@@ -153,7 +153,11 @@ test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long
-	@$(BIN)/pytest -q -m slow $(ARGS)
+	@$(BIN)/pytest -q -m "slow and not chaos" $(ARGS)
+
+.PHONY: chaos
+chaos: venv ## Kill, stop and cut off every process at every step over every data path
+	@$(BIN)/pytest -q tests/chaos -n $(WORKERS) --dist load $(ARGS)
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
 FUZZ_INPUTS ?= 1000000

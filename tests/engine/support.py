@@ -225,12 +225,12 @@ class EngineProcess(Asked):
 
 
 class Workers:
-    """Makes workers with private memory: see tests/engine/workers.py."""
+    """Makes processes that answer JSON lines; unless another module says how, workers with private memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.engine.workers") -> None:
         self._control, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-m", "tests.engine.workers", str(there.fileno())]
+            command = [sys.executable, "-m", module, str(there.fileno())]
             self._popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
         self._made: list[Asked] = []
 
