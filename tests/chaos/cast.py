@@ -78,6 +78,7 @@ class Player:
 
     def kill(self, part: str) -> None:
         self._killed.add(part)
+        self._stopped.discard(self.pids(part))
         if part == "lead":
             self.lead.process.kill()
             return
