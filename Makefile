@@ -158,6 +158,9 @@ slowtest: venv ## Run the tests that take long
 .PHONY: chaos
 chaos: venv ## Kill, stop and cut off every process at every step over every data path
 	@$(BIN)/pytest -q tests/chaos -n $(WORKERS) --dist load $(ARGS)
+	@if unshare -rn true 2>/dev/null; then \
+	  CHAOS_NAMESPACE=1 unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -q tests/chaos -k "network and cut"'; \
+	else echo "cuts in a network namespace: SKIP: this user may not make one"; fi
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
 FUZZ_INPUTS ?= 1000000

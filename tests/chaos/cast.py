@@ -10,7 +10,7 @@ from typing import Any
 
 from kvgrpc.v1 import admin_pb2, transfer_pb2
 from tests.chaos.actor import SLOW_BYTES_PER_S
-from tests.chaos.network import Proxy
+from tests.chaos.network import NAMESPACE, Proxy, set_loopback
 from tests.e2e.conftest import PATHS
 from tests.e2e.pushing import LIMITS
 from tests.engine.support import Asked, Lead, Workers
@@ -45,6 +45,7 @@ class Player:
         self._lives = 0
         self._stopped: set[int] = set()
         self._killed: set[str] = set()
+        self.reachable = True
         self.proxy = Proxy()
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.proxy.target = free.getsockname()
@@ -71,6 +72,21 @@ class Player:
         assert self.worker.ask(op="work", ticket=ticket, private=self._private, path=data_path) == "attached"
 
     # -- what happens to it
+
+    def cut(self) -> None:
+        """Its peers do not reach it, nor it them; nor does the test, where the whole network is cut."""
+        self.reachable = not NAMESPACE
+        if NAMESPACE:
+            set_loopback("down")
+        else:
+            self.proxy.cut()
+
+    def mend(self) -> None:
+        self.reachable = True
+        if NAMESPACE:
+            set_loopback("up")
+        else:
+            self.proxy.mend()
 
     def pids(self, part: str) -> int:
         """The process that plays that part."""
@@ -150,6 +166,7 @@ class Player:
         wait_until(self.lead.at_rest, what=lambda: (self.lead.status(), self.quarantine()))
 
     def close(self) -> None:
+        self.mend()
         self.resume()
         for actor in (self.scheduler, self.worker):
             with suppress(OSError):

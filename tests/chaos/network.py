@@ -1,16 +1,28 @@
-"""A network between leads that can be cut: a proxy before each of them, at the address that it tells its peers.
+"""A network between leads that can be cut: a proxy before each of them, at the address that it tells its peers; or, in
+a network namespace of the tests' own, the loopback device, by which the bytes of NIXL over TCP go, too.
 
-Cut, it swallows: connections stay, nothing comes through, and new ones are taken and not served. As soon as it is
+Cut, a proxy swallows: connections stay, nothing comes through, and new ones are taken and not served. As soon as it is
 mended all goes on where it was, which is the hardest for both sides: what was sent long ago arrives.
 """
 
+import os
 import selectors
 import socket
+import subprocess
 import threading
 from contextlib import suppress
 
 CHUNK_BYTES = 64 * 1024
 TURN_S = 0.05
+
+
+NAMESPACE = "CHAOS_NAMESPACE" in os.environ
+"""Whether these tests have a network namespace of their own. `make chaos` gives them one where it may."""
+
+
+def set_loopback(state: str) -> None:
+    """ "up" or "down"; down, nothing in this namespace reaches anything but by unix sockets."""
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
 
 
 class Proxy:

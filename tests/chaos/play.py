@@ -124,7 +124,7 @@ def check_over(player: Player, name: str) -> str:
             return str(mine[-1])
         if ["LeadDied", "", ""] in events:
             return "LeadDied"
-        if "Failed" in mine and player.quarantine():
+        if "Failed" in mine and (not player.reachable or player.quarantine()):
             return ""
     raise AssertionError(
         f"{player.name}: {name} is not over: {player.ask('events', wait_s=0.0)} {player.lead.status()}"

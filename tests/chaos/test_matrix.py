@@ -96,8 +96,8 @@ def cast(
 def do(case: Case, source: Player, destination: Player) -> None:
     """What happens to the victim."""
     if (case.who, case.part) == NETWORK:
-        source.proxy.cut()
-        destination.proxy.cut()
+        source.cut()
+        destination.cut()
         return
     victim = source if case.who == "P" else destination
     (victim.kill if case.deed == "killed" else victim.stop)(case.part)
@@ -141,7 +141,7 @@ def test_who_survives_is_never_wrong_and_never_stuck(case: Case, cast: tuple[Pla
                 player.paint(blocks, NEW)
                 kept[player.name] = blocks
     for player in cast:
-        player.proxy.mend()
+        player.mend()
         player.resume()
     lives = [player.revive() for player in cast]
     for player, new_life in zip(cast, lives, strict=True):
