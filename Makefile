@@ -153,7 +153,14 @@ test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long
-	@$(BIN)/pytest -q -m slow $(ARGS)
+	@$(BIN)/pytest -q -m "slow and not chaos" $(ARGS)
+
+.PHONY: chaos
+chaos: venv ## Kill, stop and cut off every process at every step over every data path
+	@$(BIN)/pytest -q tests/chaos -n $(WORKERS) --dist load $(ARGS)
+	@if unshare -rn true 2>/dev/null; then \
+	  CHAOS_NAMESPACE=1 unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -q tests/chaos -k "network and cut"'; \
+	else echo "cuts in a network namespace: SKIP: this user may not make one"; fi
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
 FUZZ_INPUTS ?= 1000000
@@ -178,6 +185,13 @@ sim-long: venv ## Run simulated worlds on all processors (SIM_SEED=0 SIM_SECONDS
 .PHONY: sim-mutants
 sim-mutants: venv ## Plant bugs in the core, one at a time, and show how soon the simulator finds each
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)
+
+SOAK_TRANSFERS ?= 100000
+SOAK_PATH ?= shm
+
+.PHONY: soak
+soak: venv ## Move blocks between two servers 100,000 times, with aborts; nothing may leak (SOAK_TRANSFERS, SOAK_PATH)
+	@SOAK_TRANSFERS=$(SOAK_TRANSFERS) SOAK_PATH=$(SOAK_PATH) $(BIN)/pytest -q tests/soak $(ARGS)
 
 .PHONY: cover
 cover: venv ## Fail when the tests of the core miss a line or a branch of it

@@ -77,6 +77,7 @@ class PeerChannel:
         """One stream: beats every fifth of the grace, and expects as many."""
         interval_s = self._limits.peer_grace_s / 5
         stream = self.stub.KeepLiveness()
+        over = asyncio.ensure_future(stream.code())  # between two beats nobody reads
         try:
             while True:
                 with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
@@ -87,6 +88,7 @@ class PeerChannel:
                 if not first.done():
                     first.set_result(None)
                 self._runner.feed(events.PeerAlive(self.peer))
-                await asyncio.sleep(interval_s)
+                await asyncio.wait((over,), timeout=interval_s)
         finally:
             stream.cancel()
+            over.cancel()

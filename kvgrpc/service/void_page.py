@@ -59,7 +59,8 @@ class VoidPage:
         """The leases whose flag is set, and that have not ended."""
         if not self._slots or not self._flags.any():
             return ()
-        found = (self._leases.get(slot, "") for slot in (np.flatnonzero(self._flags) + 1).tolist())
+        # Of a copy: numpy raises where flags change while it counts them, and the engine may set one at any moment.
+        found = (self._leases.get(slot, "") for slot in (np.flatnonzero(self._flags.copy()) + 1).tolist())
         return tuple(lease_id for lease_id in found if lease_id)
 
     def close(self) -> None:

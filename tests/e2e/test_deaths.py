@@ -22,6 +22,7 @@ from tests.service.values import prompt
 ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 DEAD = handshake_pb2.PEER_STATE_DEAD
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
+SUSPECT = handshake_pb2.PEER_STATE_SUSPECT
 TOKENS = prompt(256)
 BLOCKS = 16
 # 16 blocks of 2 KiB take half a second.
@@ -34,6 +35,8 @@ transfer_timeout_s = 3.0
 settle_timeout_s = 1.0
 """
 PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
+BEAT_S = 3.0
+"""Less than from one beat to the next, where the grace is that long."""
 
 
 def peer_states(engine: Engine) -> list[int]:
@@ -76,6 +79,13 @@ def test_a_source_that_is_killed_while_it_is_read_fails_the_pull_in_time(start: 
     }
     assert all_free(destination)
     wait_until(lambda: peer_states(destination) == [DEAD])
+
+
+def test_a_source_that_is_killed_is_suspect_before_its_next_beat_is_due(start: Start) -> None:
+    source, destination = start((), (), settings=PATIENT)
+    check_a_good_pull(source, destination)
+    source.process.kill()
+    wait_until(lambda: peer_states(destination) == [SUSPECT], BEAT_S)
 
 
 def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:

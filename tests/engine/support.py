@@ -70,6 +70,12 @@ class Lead:
         request = transfer_pb2.GetTransferRequest(transfer_id=transfer_id)
         return self.api.transfers.GetTransfer(request).transfer
 
+    def at_rest(self) -> bool:
+        """Whether nothing is under way, and no memory is held for anybody."""
+        found = self.status().counts
+        under_way = found.transfers_pending + found.transfers_active + found.leases + found.open_accesses
+        return not under_way + found.pinned_blocks + found.quarantined_blocks
+
     def wait_for(self, transfer_id: str, waiting_for: str) -> None:
         """Until a transfer says that it waits for that."""
         wait_until(
@@ -219,12 +225,12 @@ class EngineProcess(Asked):
 
 
 class Workers:
-    """Makes workers with private memory: see tests/engine/workers.py."""
+    """Makes processes that answer JSON lines; unless another module says how, workers with private memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.engine.workers") -> None:
         self._control, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-m", "tests.engine.workers", str(there.fileno())]
+            command = [sys.executable, "-m", module, str(there.fileno())]
             self._popen = subprocess.Popen(command, cwd=ROOT, pass_fds=[there.fileno()])
         self._made: list[Asked] = []
 

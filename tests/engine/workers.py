@@ -11,15 +11,13 @@ One process imports torch, which takes seconds, and forks a worker for every des
 
 import hashlib
 import json
-import os
-import signal
 import socket
-import sys
 from typing import Any
 
 import torch
 
 from kvgrpc.engine import LeadDied, Rank, RankTicket
+from tests.engine.forked import fork_for_each
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, made_bytes
 
 
@@ -68,29 +66,5 @@ def serve(fd: int) -> None:
     worker.detach({})
 
 
-def main() -> None:
-    """Forks workers until the test hangs up; fails if one of them did."""
-    pids = []
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        while True:
-            wanted, fds, _, _ = socket.recv_fds(control, 1, 1)
-            if not wanted:
-                break
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                code = 1
-                try:
-                    serve(fds[0])
-                    code = 0
-                finally:
-                    os._exit(code)
-            os.close(fds[0])
-            pids.append(pid)
-            control.sendall(f"{pid}\n".encode())
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    sys.exit(any(code not in (0, -signal.SIGKILL) for code in codes))
-
-
 if __name__ == "__main__":
-    main()
+    fork_for_each(serve)

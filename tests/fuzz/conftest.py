@@ -6,13 +6,13 @@ The same inputs in every run; another FUZZ_SEED makes other ones.
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyStrategyDefinition
 
 from tests.fuzz.target import LIMITS, Target
 from tests.service.conftest import starting
@@ -21,42 +21,30 @@ ROUND_INPUTS = 5_000
 """Of one run of Hypothesis, which keeps all that it has tried."""
 RUN_S = 7 * 24 * 3600
 
-Run = Callable[[Callable[[Random], None], int], None]
-"""Gives that many inputs to a function that makes each from random choices."""
+Run = Callable[[Callable[[Random], None], float], None]
+"""Gives its share of all inputs to a function that makes each from random choices."""
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Inputs of a whole run."""
-
-    whole: int
-
-    def inputs(self, share: float) -> int:
-        """So many are a share of them."""
-        return max(1, round(self.whole * share))
-
-
-@pytest.fixture(scope="session")
-def budget() -> Budget:
-    return Budget(int(os.environ.get("FUZZ_INPUTS", "10000")))
-
-
-@pytest.fixture(scope="session")
-def until() -> float:
-    """When no more inputs are made."""
-    return time.monotonic() + float(os.environ.get("FUZZ_S", RUN_S))
+class _Enough(BaseException):
+    """Hypothesis tries more than it is asked for. No Exception, which it would look into."""
 
 
 @pytest.fixture
-def run(until: float, record_property: Callable[[str, object], None]) -> Run:
-    def rounds(take: Callable[[Random], None], inputs: int) -> None:
+def run(record_property: Callable[[str, object], None]) -> Run:
+    def rounds(take: Callable[[Random], None], share: float) -> None:
+        inputs = max(1, round(share * int(os.environ.get("FUZZ_INPUTS", "10000"))))
+        until = time.monotonic() + share * float(os.environ.get("FUZZ_S", RUN_S))
         done = 0
+
+        def enough() -> bool:
+            return done == inputs or time.monotonic() > until
 
         def one(random: Random) -> None:
             nonlocal done
-            if time.monotonic() < until:
-                done += 1
-                take(random)
+            if enough():
+                raise _Enough
+            done += 1
+            take(random)
 
         first = int(os.environ.get("FUZZ_SEED", "0"))
         for number, start in enumerate(range(0, inputs, ROUND_INPUTS)):
@@ -67,7 +55,12 @@ def run(until: float, record_property: Callable[[str, object], None]) -> Run:
                 phases=[Phase.generate, Phase.shrink],
                 suppress_health_check=list(HealthCheck),
             )
-            seed(f"{first} {number}")(limits(given(st.randoms(use_true_random=False))(one)))()
+            try:
+                seed(f"{first} {number}")(limits(given(st.randoms(use_true_random=False))(one)))()
+            except (_Enough, FlakyStrategyDefinition):  # that it did not get what it tried again
+                if not enough():
+                    raise
+                break
         record_property("inputs", done)
 
     return rounds

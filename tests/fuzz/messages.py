@@ -36,6 +36,7 @@ TEXTS = (
 )
 _INTS = {
     FieldDescriptor.TYPE_UINT32: UNSIGNED,
+    FieldDescriptor.TYPE_FIXED32: UNSIGNED,
     FieldDescriptor.TYPE_UINT64: (*UNSIGNED, 1 << 63, (1 << 64) - 1),
     FieldDescriptor.TYPE_FIXED64: (*UNSIGNED, 1 << 63, (1 << 64) - 1),
     FieldDescriptor.TYPE_INT32: SIGNED,

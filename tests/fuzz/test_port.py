@@ -2,7 +2,7 @@
 
 from random import Random
 
-from tests.fuzz.conftest import Budget, Run
+from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Maker
 from tests.fuzz.target import Target
 from tests.fuzz.test_rpcs import bodies_for
@@ -41,11 +41,11 @@ def connection(random: Random, target: Target) -> bytes:
     return maker.garbled(whole) if random.random() < 0.5 else whole
 
 
-def test_no_bytes_on_the_port_stop_the_server_or_leak_a_block(target: Target, run: Run, budget: Budget) -> None:
+def test_no_bytes_on_the_port_stop_the_server_or_leak_a_block(target: Target, run: Run) -> None:
     def connect(random: Random) -> None:
         data = connection(random, target)
         with connected(target.engine) as socket:
             target.send_bytes(lambda: send(socket, data))
 
-    run(connect, budget.inputs(0.08))
+    run(connect, 0.08)
     target.check_sound()

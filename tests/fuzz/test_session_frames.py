@@ -16,10 +16,11 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.frames import encode
 from tests.engine.support import Lead, Side, received, tokens
 from tests.engine.test_session_socket import ATTACH, Client
-from tests.fuzz.conftest import Budget, Run
+from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Known, Maker
-from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, Footprint, changes_nothing, digest, footprint
+from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, changes_nothing, digest
 from tests.service.engines import wait_until
+from tests.service.footprint import Footprint, footprint
 from tests.service.values import content as content_message
 from tests.service.values import dur, group
 
@@ -165,7 +166,7 @@ class Target:
 
     def close(self) -> None:
         self.check_sound()
-        assert self._at_rest().same(self._before), (self._before, self._at_rest())
+        wait_until(lambda: self._at_rest().same(self._before), what=lambda: (self._before, self._at_rest()))
 
     def _at_rest(self) -> Footprint:
         """Of the lead without an engine: the memory of the last one is given back."""
@@ -208,7 +209,7 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         made.close()
 
 
-def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: Run, budget: Budget) -> None:
+def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: Run) -> None:
     def frame(random: Random) -> None:
         sessions.input()
         maker = Maker(random, sessions.known)
@@ -238,4 +239,4 @@ def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: R
                 attach.attach.world_size %= RANKS_MAX
                 sessions.attach(attach, private=random.random() < 0.5)
 
-    run(frame, budget.inputs(0.12))
+    run(frame, 0.12)

@@ -1,6 +1,8 @@
 """The lead's end of the void page: which lease a flag is about, whatever an engine names and sets."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -64,3 +66,25 @@ def test_the_slot_of_a_hand_over_that_was_refused_is_free(page: VoidPage) -> Non
 def test_nobody_can_shrink_the_page_under_its_reader(page: VoidPage) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(page.fd, 0)
+
+
+# An engine as a process of its own: it sets and clears all flags as fast as it can, until it is killed.
+ENGINE = f"""
+import mmap, sys
+page = mmap.mmap(int(sys.argv[1]), {SLOTS})
+print(flush=True)
+while True:
+    page[:] = bytes({SLOTS})
+    page[:] = b"\\1" * {SLOTS}
+"""
+
+
+def test_an_engine_may_set_flags_at_any_moment(page: VoidPage) -> None:
+    page.name(1, "l-1")
+    with subprocess.Popen([sys.executable, "-c", ENGINE, str(page.fd)], pass_fds=[page.fd], stdout=-1) as engine:
+        assert engine.stdout is not None
+        engine.stdout.readline()
+        try:
+            assert {page.voided() for _ in range(2000)} <= {(), ("l-1",)}
+        finally:
+            engine.kill()

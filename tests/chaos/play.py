@@ -1,0 +1,131 @@
+"""What is played: a pull, a push, or a push layer by layer, brought to a step; and its end on whoever survives."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvgrpc.v1 import transfer_pb2
+from tests.chaos.cast import Player
+from tests.service.engines import CANCELLED, FAILED, SUCCEEDED, wait_until
+from tests.service.values import prompt
+
+COUNT = 16
+TOKENS = prompt(COUNT * 16)
+BLOCKS, TARGET = list(range(COUNT)), list(range(20, 20 + COUNT))
+OVER = (SUCCEEDED, FAILED, CANCELLED)
+KV, NEW, NEXT = 7, 100, 50
+"""What blocks hold: the KV that moves, what their engine puts into them afterwards, and the KV of what is next."""
+BOUND_S = 20.0
+"""Until a transfer is over: far above the sum of all that it may wait for."""
+
+STEPS = {
+    "pull": ("before they have met", "waiting for blocks", "bytes on their way", "before the settle"),
+    "push": ("registered", "between two parts", "bytes on their way"),
+    "layers": ("between two layers", "bytes on their way"),
+}
+
+
+@dataclass
+class Play:
+    """One transfer from P to D."""
+
+    source: Player
+    destination: Player
+    mode: str
+    name: str = "first"
+    grant: str = ""
+    _asked: list[Player] = field(default_factory=list)
+
+    def bring_to(self, step: str) -> None:
+        """Everything up to a step. P's blocks are full of KV, D's of zeros."""
+        self.source.paint(BLOCKS, KV)
+        if self.mode == "pull":
+            self._pull(step)
+        else:
+            self._push(step)
+
+    def _pull(self, step: str) -> None:
+        self.grant = self._ask(self.source, "hand_over", blocks=BLOCKS, tokens=TOKENS)
+        if step == "before they have met":
+            return
+        self._ask(self.destination, "pull", grant=self.grant, tokens=TOKENS)
+        self._until(lambda: self.received.waiting_for == "blocks")
+        if step == "waiting for blocks":
+            return
+        self.destination.ask("start", name=self.name, blocks=TARGET)
+        self._until(lambda: self._on_the_wire() or self.received.state in OVER)
+        if step == "before the settle":
+            # Its lead answers no more; who moves the bytes needs it no more.
+            self.source.stop("lead")
+            self._until(lambda: self.received.phases[-1].name == "settle" or self.received.state in OVER)
+
+    def go_on(self) -> None:
+        """D asks only now, where it has not."""
+        if self.mode == "pull" and self.destination not in self._asked and self.destination.sound("scheduler"):
+            self._ask(self.destination, "pull", grant=self.grant, tokens=TOKENS)
+            self.destination.ask("start", name=self.name, blocks=TARGET)
+
+    def knows(self, player: Player) -> bool:
+        """Whether its engine has the transfer."""
+        return player in self._asked
+
+    def _ask(self, player: Player, op: str, **request: object) -> str:
+        self._asked.append(player)
+        return str(player.ask(op, name=self.name, **request))
+
+    def _push(self, step: str) -> None:
+        key = os.urandom(16).hex()
+        grant = self._ask(self.destination, "reserve", blocks=TARGET, tokens=TOKENS, key=key)
+        self._ask(self.source, "push", key=key, tokens=TOKENS, grant=grant)
+        self._until(lambda: bool(self.source.ask("id", name=self.name)))
+        if step == "registered":
+            return
+        if step == "between two parts":
+            self._part(BLOCKS[:2], last=False)
+            self._until(lambda: self.received.waiting_for == "parts" and self.received.bytes_done > 0)
+        elif step == "between two layers":
+            self._part(BLOCKS, layers=[0, 1], last=False)
+            self._until(lambda: len(self.received.layers_done) == 1)
+        elif self.mode == "layers":
+            self._part(BLOCKS, layers=[0, 1], last=False)
+            self._part(BLOCKS, layers=[1, 1], last=True)
+            self._until(self._on_the_wire)
+        else:
+            self._part(BLOCKS, last=True)
+            self._until(self._on_the_wire)
+
+    def _part(self, blocks: list[int], *, last: bool, layers: list[int] | None = None) -> None:
+        self.source.ask("part", name=self.name, blocks=blocks, layers=layers, last=last)
+
+    def _on_the_wire(self) -> bool:
+        return any(
+            end.phases and end.phases[-1].name == "wire" for end in (self.received, self.source.transfer(self.name))
+        )
+
+    @property
+    def received(self) -> transfer_pb2.Transfer:
+        return self.destination.transfer(self.name)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, what=lambda: self.received)
+
+
+def check_over(player: Player, name: str) -> str:
+    """The last event of a player's transfer, which comes within its bounds; "" while some memory is in quarantine,
+    which says for want of which proof.
+    """
+    until, ends = time.monotonic() + BOUND_S, ("Received", "BlocksReturned")
+    while time.monotonic() < until:
+        events = player.ask("events", wait_s=0.1)
+        mine = [kind for kind, about, _ in events if about == name]
+        if mine and mine[-1] in ends:
+            assert sum(kind in ends for kind in mine) == 1, events
+            return str(mine[-1])
+        if ["LeadDied", "", ""] in events:
+            return "LeadDied"
+        if "Failed" in mine and (not player.reachable or player.quarantine()):
+            return ""
+    raise AssertionError(
+        f"{player.name}: {name} is not over: {player.ask('events', wait_s=0.0)} {player.lead.status()}"
+    )

@@ -1,0 +1,325 @@
+"""Two engines that pull from and push to each other without end, and change their minds all the time.
+
+Every block that an engine hands over is painted with the number of its transfer; what arrives must be that number in
+every word. Blocks are reused as soon as they are said to be free, as sources and as targets: a byte that comes late
+shows as wrong content of somebody else's.
+"""
+
+import os
+import select
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.grants import OnAbort
+from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, Push, Received, Reservation, Reserved, content
+from kvgrpc.engine.handles import Content, Handle
+from kvgrpc.v1 import admin_pb2, transfer_pb2
+from tests.engine.made import BLOCK_TOKENS, LAYER_BYTES, LAYERS, layout
+from tests.engine.support import Lead, Side
+from tests.service.engines import wait_until
+
+BLOCKS = 2048
+BLOCKS_MAX = 16
+"""Of one transfer."""
+AT_ONCE = 64
+QUIET_S = 60.0
+"""Something happens within this time, or the traffic is stuck."""
+# What is kept for a time, or up to a number, is as full as it gets after some thousand transfers.
+SETTINGS = """[limits]
+lease_ttl_s = 5.0
+queue_timeout_s = 5.0
+transfer_timeout_s = 5.0
+settle_timeout_s = 2.0
+registration_timeout_s = 1.0
+open_wait_s = 1.0
+idempotency_s = 2.0
+ended_leases = 2048
+transfer_history = 512
+tombstones = 1024
+"""
+_OTHER = content(opaque_id=b"another prompt", tokens=BLOCK_TOKENS)
+
+PULLS = Counter({
+    "to its end": 50, "cancelled there": 8, "cancelled here": 8, "cancelled by key": 3, "cancelled before blocks": 5,
+    "all found": 3, "taken back": 6, "of other content": 3, "never asked for": 3, "expired": 1,
+})  # fmt: skip
+"""What becomes of a pull, by weight. Here is its source, there its destination."""
+PUSHES = Counter({
+    "to its end": 50, "in parts": 15, "layer by layer": 10, "cancelled there": 8, "cancelled here": 8,
+    "cancelled by key": 3, "given up": 5, "started over": 6, "never registered": 1, "never handed over": 1,
+})  # fmt: skip
+
+
+class Pool:
+    """An engine's own block manager."""
+
+    def __init__(self, lead: Lead) -> None:
+        self.side = Side(lead, pool=layout(BLOCKS))
+        self.free = list(range(BLOCKS))
+        self._words: NDArray[np.uint64] = self.side.view().view(np.uint64).reshape(LAYERS, BLOCKS, LAYER_BYTES // 8)
+
+    def take(self, count: int) -> list[int]:
+        taken, self.free = self.free[:count], self.free[count:]
+        return taken
+
+    def paint(self, blocks: list[int], number: int) -> None:
+        self._words[:, blocks] = number
+
+    def holds(self, blocks: list[int], number: int) -> bool:
+        return bool((self._words[:, blocks] == number).all())
+
+
+@dataclass(eq=False)
+class Move:
+    """One transfer, as its two engines know it. A handle is None when its blocks are back, or there never was one."""
+
+    number: int
+    source: Pool
+    destination: Pool
+    mine: list[int]
+    target: list[int]
+    key: bytes
+    content: Content
+    fate: str
+    on_abort: OnAbort
+    give: HandOver | Push | None = None
+    take: Pull | Reservation | None = None
+    retried: bool = field(default=False)
+
+
+class Traffic:
+    """Transfers between two leads."""
+
+    def __init__(self, leads: tuple[Lead, Lead], seed: int) -> None:
+        self._random = Random(seed)
+        self._pools = Pool(leads[0]), Pool(leads[1])
+        self._moves: dict[Handle, Move] = {}
+        """By both handles."""
+        self._open: set[Move] = set()
+        self.ends: Counter[str] = Counter()
+        self.begun = 0
+
+    def run(self, count: int) -> None:
+        """So many transfers, to the end of the last one. Fails for wrong content, and when nothing happens any more."""
+        last, heard = self.begun + count, time.monotonic()
+        while self.begun < last or self._open:
+            while self.begun < last and len(self._open) < AT_ONCE:
+                self._begin()
+            for pool in self._pools:
+                pool.side.engine.flush()
+            select.select([pool.side.engine for pool in self._pools], [], [], 0.01)
+            events = [event for pool in self._pools for event in pool.side.engine.poll()]
+            for event in events:
+                self._take(event)
+            heard = time.monotonic() if events else heard
+            assert time.monotonic() - heard < QUIET_S, list(self._open)
+
+    def check_whole(self) -> None:
+        """Every block is its engine's again, and the leads agree."""
+        for pool in self._pools:
+            lead = pool.side.lead
+            assert sorted(pool.free) == list(range(BLOCKS))
+            # A source that learned of a push, and whose engine never did, waits for it a little longer.
+            wait_until(lambda lead=lead: lead.at_rest(), what=lead.status)  # type: ignore[misc]
+            assert not lead.api.admin.ListPins(admin_pb2.ListPinsRequest()).pins
+            assert not lead.leases()
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.side.close()
+
+    # -- one transfer
+
+    def _begin(self) -> None:
+        random = self._random
+        self.begun += 1
+        source, destination = random.sample(self._pools, 2)
+        size = random.randint(1, BLOCKS_MAX)
+        if min(len(source.free), len(destination.free)) < 3 * BLOCKS_MAX:
+            self.begun -= 1
+            for pool in self._pools:
+                pool.side.engine.flush()
+            return
+        kinds = PULLS if random.random() < 0.5 else PUSHES
+        (fate,) = random.choices(list(kinds), list(kinds.values()))
+        tokens = size * BLOCK_TOKENS
+        prompt = content(opaque_id=os.urandom(8), tokens=tokens) if size % 2 else content(range(tokens))
+        on_abort = random.choice((OnAbort.RELEASE, OnAbort.KEEP))
+        move = Move(
+            self.begun, source, destination, source.take(size), destination.take(size), os.urandom(16), prompt, fate,
+            on_abort,
+        )  # fmt: skip
+        source.paint(move.mine, move.number)
+        self._open.add(move)
+        self.ends[f"{'pull' if kinds is PULLS else 'push'} {fate}"] += 1
+        (self._pull if kinds is PULLS else self._push)(move)
+
+    def _pull(self, move: Move) -> None:
+        ttl_s = 0.1 if move.fate == "expired" else None
+        give = move.source.side.engine.finished_blocks(
+            move.mine, move.content, transfer_key=move.key, on_abort=move.on_abort, ttl_s=ttl_s
+        )
+        self._know(move, give=give)
+        if move.fate not in ("never asked for", "expired"):
+            self._ask(move, _OTHER if move.fate == "of other content" else move.content)
+        else:
+            self._give_back(move)
+        match move.fate:
+            case "never asked for":
+                give.cancel("nobody came")
+            case "cancelled here":
+                give.cancel("not any more")
+            case "taken back":
+                self._take_back(move, give)
+            case "cancelled by key":
+                self._cancel_by_key(move)
+
+    def _ask(self, move: Move, prompt: Content) -> None:
+        """The destination pulls."""
+        assert isinstance(move.give, HandOver)
+        take = move.destination.side.engine.pull(move.give.grant, prompt)
+        self._know(move, take=take)
+        match move.fate:
+            case "all found":
+                take.start(have_tokens=move.content.tokens)
+            case "cancelled before blocks" if not move.retried:
+                take.cancel("before it had blocks")
+            case _:
+                take.start(move.target)
+        if move.fate == "cancelled there" and not move.retried:
+            take.cancel("not any more")
+
+    def _take_back(self, move: Move, give: HandOver) -> None:
+        """Preempts: from the return on the blocks hold something else."""
+        move.source.side.engine.flush()
+        if give.take_back():
+            move.source.paint(move.mine, ~move.number & 0xFFFFFFFF)
+
+    def _push(self, move: Move) -> None:
+        address = move.source.side.engine.address if self._random.random() < 0.3 else ""
+        if move.fate == "never registered":
+            self._give_back(move)
+        else:
+            take = move.destination.side.engine.reserve(
+                move.target, move.content, transfer_key=move.key, source_address=address
+            )
+            self._know(move, take=take)
+        give = move.source.side.engine.push(move.content, transfer_key=move.key, on_abort=move.on_abort)
+        if move.fate == "never handed over":
+            # What registers makes it a transfer of the source, too, which ends with the destination's.
+            self._return(move, move.source, move.mine)
+        else:
+            self._know(move, give=give)
+            self._hand_over(move, give)
+        if move.fate == "cancelled by key":
+            self._cancel_by_key(move)
+
+    def _hand_over(self, move: Move, push: Push) -> None:
+        blocks = move.mine
+        half = len(blocks) // 2
+        match move.fate:
+            case "in parts" if half:
+                push.finished(blocks[:half])
+                move.source.side.engine.flush()
+                push.finished(blocks[half:], last=True)
+            case "layer by layer":
+                for layer in range(LAYERS):
+                    push.finished(blocks, layers=(layer, 1), last=layer == LAYERS - 1)
+            case "given up":
+                push.finished(blocks[:half]) if half else None
+                push.fail("no room")
+            case "started over" if half:
+                push.finished(blocks[:half])
+                move.source.side.engine.flush()
+                if push.start_over():
+                    move.source.paint(blocks[:half], 0)
+                more = move.source.take(half)
+                move.mine = blocks + more
+                move.source.paint(more, move.number)
+                push.finished(more + blocks[half:], last=True)
+            case _:
+                push.finished(blocks, last=True)
+        if move.fate == "cancelled here":
+            push.cancel("not any more")
+
+    def _cancel_by_key(self, move: Move) -> None:
+        """As a router does it, at one of the two."""
+        for pool in self._pools:
+            pool.side.engine.flush()
+        lead = self._random.choice((move.source, move.destination)).side.lead
+        request = transfer_pb2.CancelTransferRequest(transfer_key=move.key, idempotency_key=move.key.hex())
+        lead.api.transfers.CancelTransfer(request)
+
+    # -- what comes of it
+
+    def _take(self, event: Any) -> None:
+        move = self._moves.get(event.transfer)
+        if move is None:
+            return
+        match event:
+            case Reserved(transfer=take):
+                if isinstance(move.give, Push) and not move.give.over:
+                    move.give.register(take.grant)
+                if move.fate == "cancelled there":
+                    take.cancel("not any more")
+            case Received(transfer=take):
+                assert move.fate == "all found" or move.destination.holds(move.target, move.number), move
+                self.ends["received"] += 1
+                self._over(move, take)
+            case Failed():
+                self.ends[f"failed {event.reason.name}"] += 1
+            case BlocksReturned(transfer=handle):
+                self._over(move, handle)
+
+    def _over(self, move: Move, handle: Handle) -> None:
+        del self._moves[handle]
+        if handle is move.give:
+            move.give = None
+            self._return(move, move.source, move.mine)
+        else:
+            move.take = None
+            self._after_take(move, handle)
+
+    def _after_take(self, move: Move, take: Handle) -> None:
+        give = move.give
+        if isinstance(give, HandOver) and take.failed:
+            if move.on_abort is OnAbort.KEEP and not move.retried and not give.failed:
+                move.retried = True
+                self._ask(move, move.content)
+                return
+            give.cancel("nobody reads it any more")
+        elif isinstance(give, Push) and take.failed and move.number % 16:
+            give.cancel("nobody takes it any more")  # else it waits for another destination
+        self._give_back(move)
+
+    def _give_back(self, move: Move) -> None:
+        self._return(move, move.destination, move.target)
+
+    def _return(self, move: Move, pool: Pool, blocks: list[int]) -> None:
+        pool.free.extend(blocks)
+        if move.give is None and move.take is None:
+            self._open.discard(move)
+
+    def _know(self, move: Move, **handles: Any) -> None:
+        for name, handle in handles.items():
+            setattr(move, name, handle)
+            self._moves[handle] = move
+
+
+@contextmanager
+def leads(folder: Path, *flags: str) -> Iterator[tuple[Lead, Lead]]:
+    """Two servers that wait for engines."""
+    with ExitStack() as stack:
+        made = [Lead(folder, name, *flags, settings=SETTINGS) for name in ("P", "D")]
+        for lead in made:
+            stack.callback(lead.close)
+        yield made[0].wait_ready(), made[1].wait_ready()
