@@ -7,7 +7,7 @@ import numpy as np
 
 from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.descriptors import Ids, Runs, holds, plan_runs
-from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.layout import PoolLayout, Region
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.rank_events import Summed
 
@@ -68,7 +68,7 @@ def slices_of(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayo
     found = []
     for chunk in chunks:
         for group, ids in enumerate(chunk.source):
-            regions = [r for r in source.regions if r.group == group and (not chunk.layers or holds(r, chunk.layers))]
+            regions = _regions(source, group, chunk.layers)
             step = max(most // max(sum(region.block_bytes for region in regions), 1), 1)
             for first in range(0, len(ids), step):
                 part = Chunk(
@@ -98,7 +98,7 @@ def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None
     offsets, nbytes, counts = [], [], []
     for lists, layers in blocks:
         for group, ids in enumerate(lists):
-            regions = [r for r in pool.regions if r.group == group and (layers is None or holds(r, layers))]
+            regions = _regions(pool, group, layers)
             if not len(ids) or not regions:
                 continue
             starts = np.array([region.offset for region in regions], dtype=np.int64)
@@ -112,14 +112,19 @@ def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None
 
 def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
     """The block that sum `number` of the chunks is of, for people."""
-    for chunk in chunks:
-        for group, ids in enumerate(chunk.source):
-            regions = [r for r in pool.regions if r.group == group and (chunk.layers is None or holds(r, chunk.layers))]
-            if not regions:
-                continue
-            if number < len(ids):
-                layers = f", layers {chunk.layers[0]} +{chunk.layers[1]}" if chunk.layers else ""
-                block, here = int(ids[number]), int(chunk.destination[group][number])
-                return f"block {block} of group {group}{layers}, received into block {here}"
-            number -= len(ids)
-    raise AssertionError("there is no such sum")
+    summed = [
+        (chunk, group, i)
+        for chunk in chunks
+        for group, ids in enumerate(chunk.source)
+        if _regions(pool, group, chunk.layers)
+        for i in range(len(ids))
+    ]
+    chunk, group, i = summed[number]
+    layers = f", layers {chunk.layers[0]} +{chunk.layers[1]}" if chunk.layers else ""
+    block, here = int(chunk.source[group][i]), int(chunk.destination[group][i])
+    return f"block {block} of group {group}{layers}, received into block {here}"
+
+
+def _regions(pool: PoolLayout, group: int, layers: LayerRange | None) -> list[Region]:
+    """Those of a group that hold these layers."""
+    return [region for region in pool.regions if region.group == group and (layers is None or holds(region, layers))]

@@ -109,64 +109,8 @@ class Node:
         self._peering.attach(self._pushes, self._pulls)
         self._proofs.attach(self._serving, (self._pulls, self._pushes))
         self._lives.attach(self._serving, self._pulls, self._pushes, self._peering)
-        self._handlers: dict[type, Handler] = {
-            FinishedBlocks: self._finish,
-            PullBlocks: self._pulls.start,
-            GiveDestination: self._pulls.give,
-            RenewLeases: self.handover.renew,
-            ReleaseLease: self.handover.release,
-            CancelTransfer: self._cancel,
-            AcknowledgeTransfers: self._acknowledge,
-            AllocateBlocks: self._pool.allocate,
-            FreeBlocks: self._pool.free,
-            ConnectPeer: self._peering.connect,
-            HandshakeReceived: self._peering.received,
-            PeerAnswered: self._peering.answered,
-            DialFailed: self._peering.dial_failed,
-            PeerAlive: lambda event: self._lives.streaming(event.peer),
-            PeerSilent: lambda event: self._lives.silent(event.peer),
-            OpenAccess: self._serving.open,
-            SettleAccess: self._serving.settle,
-            CloseAccess: self._serving.close,
-            AccessAnswered: self._each("access_answered"),
-            SettleAnswered: self._each("settle_answered"),
-            CloseAnswered: self._pulls.close_answered,
-            RenewAnswered: self._pulls.renew_answered,
-            EndpointOffered: self._peering.endpoint_offered,
-            PeerMapped: self._peering.mapped,
-            PostingEnded: self._posting_ended,
-            StepDone: self._step_done,
-            LeasesVoided: self.handover.void,
-            LifeBegan: self._begin,
-            Tick: lambda _: None,
-            RegisterPush: self._pushes.register,
-            ReserveBlocks: self._pulls.deliveries.reserve,
-            PartsReady: self._serving.parts_ready,
-            PartsAnswered: self._pushes.parts_answered,
-            ChecksumBlocks: self._serving.checksum,
-            ChecksumsAnswered: self._pulls.checksums_answered,
-            Summed: self._summed,
-            RegisterAnswered: self._pulls.deliveries.register_answered,
-            ProcessEnded: self._proofs.process_ended,
-            Rekeyed: self._proofs.rekeyed,
-            ReleaseQuarantine: self._proofs.release,
-        }
-        self._deadlines: dict[Timer, Callable[[str], None]] = {
-            Timer.LEASE: self.handover.due,
-            Timer.OPEN_WAIT: self._serving.wait_due,
-            Timer.ACCESS_FORGET: self._serving.forget,
-            Timer.SPENT_IDS: lambda _: self._serving.spent.turn(),
-            Timer.PEER_GRACE: self._lives.grace_over,
-            Timer.CONNECT: self._peering.connect_due,
-            Timer.ADMIT: self._peering.admit_due,
-            Timer.IDEMPOTENCY: self.state.key_due,
-            Timer.TOMBSTONE: self._forget_cancelled,
-            Timer.REFUSED_LEASE: self.handover.forget_refused,
-            Timer.ALLOCATION: self._pool.due,
-            Timer.SUMS: self._serving.sums.due,
-            Timer.QUARANTINE: self._proofs.quarantine_due,
-            Timer.REKEY: self._proofs.rekey_due,
-        }
+        self._handlers = self._make_handlers()
+        self._deadlines = self._make_deadlines()
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Fires what is due, then handles the event. `now` never goes back."""
@@ -220,6 +164,68 @@ class Node:
         for transfer in state.transfers.unfinished():
             pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
             assert pinned, f"{transfer.id} is not over and holds nothing"
+
+    def _make_handlers(self) -> dict[type, Handler]:
+        return {
+            FinishedBlocks: self._finish,
+            PullBlocks: self._pulls.start,
+            GiveDestination: self._pulls.give,
+            RenewLeases: self.handover.renew,
+            ReleaseLease: self.handover.release,
+            CancelTransfer: self._cancel,
+            AcknowledgeTransfers: self._acknowledge,
+            AllocateBlocks: self._pool.allocate,
+            FreeBlocks: self._pool.free,
+            ConnectPeer: self._peering.connect,
+            HandshakeReceived: self._peering.received,
+            PeerAnswered: self._peering.answered,
+            DialFailed: self._peering.dial_failed,
+            PeerAlive: lambda event: self._lives.streaming(event.peer),
+            PeerSilent: lambda event: self._lives.silent(event.peer),
+            OpenAccess: self._serving.open,
+            SettleAccess: self._serving.settle,
+            CloseAccess: self._serving.close,
+            AccessAnswered: self._each("access_answered"),
+            SettleAnswered: self._each("settle_answered"),
+            CloseAnswered: self._pulls.close_answered,
+            RenewAnswered: self._pulls.renew_answered,
+            EndpointOffered: self._peering.endpoint_offered,
+            PeerMapped: self._peering.mapped,
+            PostingEnded: self._posting_ended,
+            StepDone: self._step_done,
+            LeasesVoided: self.handover.void,
+            LifeBegan: self._begin,
+            Tick: lambda _: None,
+            RegisterPush: self._pushes.register,
+            ReserveBlocks: self._pulls.deliveries.reserve,
+            PartsReady: self._serving.parts_ready,
+            PartsAnswered: self._pushes.parts_answered,
+            ChecksumBlocks: self._serving.checksum,
+            ChecksumsAnswered: self._pulls.checksums_answered,
+            Summed: self._summed,
+            RegisterAnswered: self._pulls.deliveries.register_answered,
+            ProcessEnded: self._proofs.process_ended,
+            Rekeyed: self._proofs.rekeyed,
+            ReleaseQuarantine: self._proofs.release,
+        }
+
+    def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
+        return {
+            Timer.LEASE: self.handover.due,
+            Timer.OPEN_WAIT: self._serving.wait_due,
+            Timer.ACCESS_FORGET: self._serving.forget,
+            Timer.SPENT_IDS: lambda _: self._serving.spent.turn(),
+            Timer.PEER_GRACE: self._lives.grace_over,
+            Timer.CONNECT: self._peering.connect_due,
+            Timer.ADMIT: self._peering.admit_due,
+            Timer.IDEMPOTENCY: self.state.key_due,
+            Timer.TOMBSTONE: self._forget_cancelled,
+            Timer.REFUSED_LEASE: self.handover.forget_refused,
+            Timer.ALLOCATION: self._pool.due,
+            Timer.SUMS: self._serving.sums.due,
+            Timer.QUARANTINE: self._proofs.quarantine_due,
+            Timer.REKEY: self._proofs.rekey_due,
+        }
 
     def _fire_due(self, now: float) -> None:
         state = self.state

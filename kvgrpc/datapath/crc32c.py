@@ -111,7 +111,7 @@ class Summer:
 def summer() -> SumRows:
     """The function that sums up rows. Raises DataPathUnavailable without google-crc32c."""
     try:
-        import google_crc32c
+        import google_crc32c  # noqa: F401 - loads the library
     except ImportError as error:
         raise DataPathUnavailable("checksums need google-crc32c: pip install 'kvgrpc[server]'") from error
     library = re.search(r"/\S*/libcrc32c\b\S*", Path("/proc/self/maps").read_text())
@@ -126,12 +126,16 @@ def summer() -> SumRows:
         if sums_up(sum_rows):
             return sum_rows
 
-    def sum_in_loop(rows: Rows) -> None:
-        for address, nbytes, to in rows.tolist():
-            so_far = ctypes.c_uint32.from_address(to)
-            so_far.value = google_crc32c.extend(so_far.value, ctypes.string_at(address, nbytes))
-
     return sum_in_loop
+
+
+def sum_in_loop(rows: Rows) -> None:
+    """Row by row, holding the interpreter lock."""
+    import google_crc32c
+
+    for address, nbytes, to in rows.tolist():
+        so_far = ctypes.c_uint32.from_address(to)
+        so_far.value = google_crc32c.extend(so_far.value, ctypes.string_at(address, nbytes))
 
 
 def sums_up(sum_rows: SumRows) -> bool:

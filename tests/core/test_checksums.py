@@ -1,5 +1,6 @@
 """Checksums of blocks: planned, asked for, given, and compared before a round is settled."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.accesses import Opening
-from kvgrpc.core.chunks import Chunk, pieces_of, place_of
-from kvgrpc.core.layout import uniform_layout
+from kvgrpc.core.chunks import Chunk, pieces_of, place_of, slices_of
+from kvgrpc.core.layout import PoolLayout, Region, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.sums import WAITING_MAX
@@ -65,6 +66,19 @@ def test_a_difference_is_named_by_its_block_at_both_sides() -> None:
     two = hybrid()
     late = [Chunk((ids(1), ids(2)), (ids(3), ids(4)), None)]
     assert place_of(two, late, 1) == "block 2 of group 1, received into block 4"
+
+
+def test_groups_without_those_layers_count_for_nothing() -> None:
+    pool = PoolLayout(
+        (*full(8, layers=3).groups, replace(full(8, layers=1).groups[0], name="shallow")),
+        (*full(8, layers=3).regions, Region(1, 0, 1, 192, 8, 8)),
+        256,
+    )
+    deep = Chunk((ids(5), ids(6)), (ids(0), ids(1)), (1, 2))
+    other = Chunk((ids(7), ids()), (ids(2), ids()), None)
+    assert len(pieces_of(pool, [(deep.source, deep.layers)]).counts) == 1
+    assert place_of(pool, [deep, other], 1) == "block 7 of group 0, received into block 2"
+    assert [len(part.runs) for part in slices_of([deep, other], pool, pool, 1)] == [2, 3]
 
 
 # ---- at the source

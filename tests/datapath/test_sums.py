@@ -1,0 +1,96 @@
+"""CRC-32C of blocks of a rank's memory: the right sums, whatever the pieces, and a report for everything asked for."""
+
+import queue
+from collections.abc import Iterator
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from kvgrpc.core.chunks import Pieces
+from kvgrpc.core.endpoints import MemoryKind, Segment
+from kvgrpc.datapath import crc32c
+from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.reports import Summed
+from kvgrpc.datapath.sums import Sums
+from tests.datapath.peers import DEADLINE_S, content
+
+FIRST, SECOND = content(1, 9 << 20), content(2, 1 << 20)
+WHOLE = np.concatenate([FIRST, SECOND]).tobytes()
+BORDER = len(FIRST)
+
+
+def pieces(*sums: tuple[tuple[int, int], ...]) -> Pieces:
+    """One sum for each argument: over (offset, bytes) one after the other."""
+    flat = [piece for one in sums for piece in one]
+    columns = ([offset for offset, _ in flat], [nbytes for _, nbytes in flat], [len(one) for one in sums])
+    return Pieces(*(np.array(column, dtype=np.int64) for column in columns))
+
+
+def expected(*sums: tuple[tuple[int, int], ...]) -> list[int]:
+    return [google_crc32c.value(b"".join(WHOLE[at : at + nbytes] for at, nbytes in one)) for one in sums]
+
+
+CASES: dict[str, tuple[tuple[tuple[int, int], ...], ...]] = {
+    "nothing": (),
+    "one byte": (((5, 1),),),
+    "several pieces": (((5, 10), (100, 3)), ((7, 1000),)),
+    "over the end of a segment": (((BORDER - 10, 30),), ((BORDER, 5),), ((BORDER - 3, 3), (BORDER - 1, 2))),
+    "the whole memory": (((0, len(WHOLE)),),),
+    "more than one slice": tuple(((i << 20, 1 << 20),) for i in reversed(range(10))),
+    "an empty piece": (((3, 0), (4, 5)),),
+}
+
+
+@pytest.fixture
+def reports() -> "queue.SimpleQueue[Summed]":
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def sums(reports: "queue.SimpleQueue[Summed]") -> Iterator[Sums]:
+    made = Sums(0, PrivateMemory.of(FIRST, SECOND), 2, reports.put)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_sum_is_that_of_its_pieces_in_their_order(
+    sums: Sums, reports: "queue.SimpleQueue[Summed]", case: str
+) -> None:
+    sums.start(case, pieces(*CASES[case]))
+    found = reports.get(timeout=DEADLINE_S)
+    assert (found.name, found.error) == (case, "")
+    assert np.frombuffer(found.values, dtype="<u4").tolist() == expected(*CASES[case])
+
+
+def test_a_loop_in_python_makes_the_same_sums() -> None:
+    """Where the system allows no machine code, or the processor is another one."""
+    assert crc32c.sums_up(crc32c.sum_in_loop)
+    assert crc32c.sums_up(crc32c.summer())
+
+
+def test_a_function_that_sums_up_wrongly_is_not_taken() -> None:
+    assert not crc32c.sums_up(lambda _: None)
+
+
+@pytest.mark.parametrize("bad", [(-1, 1), (len(WHOLE), 1), (0, len(WHOLE) + 1), (0, -1)])
+def test_pieces_outside_the_memory_are_refused(
+    sums: Sums, reports: "queue.SimpleQueue[Summed]", bad: tuple[int, int]
+) -> None:
+    sums.start("bad", pieces((bad,)))
+    found = reports.get(timeout=DEADLINE_S)
+    assert found.error
+    assert not found.values
+
+
+def test_memory_of_a_device_is_not_summed_up() -> None:
+    with pytest.raises(DataPathUnavailable, match="device"):
+        crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)])
+
+
+def test_after_the_end_nothing_is_reported_and_nothing_breaks(sums: Sums, reports: "queue.SimpleQueue[Summed]") -> None:
+    sums.close()
+    sums.start("late", pieces(((0, 1),)))
+    assert reports.empty()
