@@ -17,12 +17,12 @@ def pages() -> list[Path]:
 
 
 def section(page: Path, heading: str) -> str:
-    """The text below one heading, up to the next of its level."""
+    """The text below one heading, up to the next of its level or above."""
     text = page.read_text()
-    level = heading.split(" ", maxsplit=1)[0]
+    level = len(heading.split(" ", maxsplit=1)[0])
     start = text.index(f"\n{heading}\n") + len(heading) + 2
-    end = text.find(f"\n{level} ", start)
-    return text[start : end if end >= 0 else None]
+    end = re.search(rf"\n#{{1,{level}}} ", text[start:])
+    return text[start:][: end.start() if end else None]
 
 
 def code(text: str, language: str) -> list[str]:
