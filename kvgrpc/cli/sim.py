@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,6 +47,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     seed: Annotated[int | None, typer.Option(help="This one world only.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    scenario: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Replay a scenario file, and print what is seen.")
+    ] = None,
 ) -> None:
     """Run worlds of many engines in virtual time, each from its seed, and check every rule in them.
 
@@ -56,6 +60,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
+    if scenario is not None:
+        raise typer.Exit(_replay_scenario(scenario))
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
@@ -69,6 +75,22 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     else:
         show(report, steps)
     raise typer.Exit(1 if report.outcome.violations else 0)
+
+
+def _replay_scenario(path: Path) -> int:
+    """Prints the file with what is seen of its commands now; 1 when that is not what it says."""
+    from kvgrpc.sim.script import ScriptError, replay
+
+    text = path.read_text()
+    try:
+        seen = replay(text)
+    except (ScriptError, AssertionError) as error:
+        typer.echo(f"kvgrpc sim: {path}: {error}", err=True)
+        return 1
+    typer.echo(seen, nl=False)
+    if seen != text:
+        typer.echo(f"kvgrpc sim: {path} says something else", err=True)
+    return int(seen != text)
 
 
 def one(seed: int, steps: int) -> tuple[int, "Outcome", float]:

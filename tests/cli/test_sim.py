@@ -1,12 +1,14 @@
 """`kvgrpc sim`: what it prints, how it exits, and that a seed is the same world every time."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvgrpc.cli.app import app
+from tests.docs.pages import ROOT
 from tests.sim.mutants import named, planted
 
 BUG = "two postings write into one block"
@@ -83,3 +85,15 @@ def test_worlds_may_be_bounded_by_time_alone_but_need_a_bound() -> None:
     assert as_json("--seeds", "0", "--seconds", "0.01", "--steps", "50")["seeds"] >= 1
     assert sim("--seeds", "0").exit_code == 2
     assert sim("--trace").exit_code == 2
+
+
+def test_a_scenario_is_replayed_and_what_it_says_otherwise_is_told(tmp_path: Path) -> None:
+    good = ROOT / "tests" / "scenarios" / "a_renewal_took_time_away.txt"
+    played = sim("--scenario", str(good))
+    assert (played.exit_code, played.stdout) == (0, good.read_text())
+    other = tmp_path / "other.txt"
+    other.write_text(good.read_text().replace("renewed, 20.0s left", "renewed, 19.0s left"))
+    told = sim("--scenario", str(other))
+    assert (told.exit_code, told.stdout) == (1, good.read_text())
+    other.write_text("dance P\n----\n")
+    assert sim("--scenario", str(other)).exit_code == 1
