@@ -188,7 +188,7 @@ class Deliveries:
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
-            if not state.sets_aside:
+            if state.checksums or not state.sets_aside:
                 raise Unimplemented(
                     Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
                 )

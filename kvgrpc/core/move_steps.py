@@ -4,6 +4,7 @@ Each step is taken once by the events that `moving` hears; what a move waits for
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -137,9 +138,9 @@ class MoveSteps(ABC, Generic[M]):
         elif list(map(len, here)) != list(map(len, there)):
             self._ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
         elif here != there:
-            self._ends.fail_with(move, Reason.CHECKSUM_MISMATCH, self._difference(comparing, here, there))
+            move.mismatch = self._difference(comparing, here, there)
+            self.settle(move)
         else:
-            move.comparing = None
             self.settle(move)
 
     def _difference(self, comparing: Comparing, here: tuple[bytes, ...], there: tuple[bytes, ...]) -> str:
@@ -162,6 +163,7 @@ class MoveSteps(ABC, Generic[M]):
     def settle(self, move: M) -> None:
         """Asks the peer whether its side held."""
         state = self._state
+        move.comparing = None
         move.move(Stage.SETTLING)
         for timer in (Timer.QUEUE, Timer.TRANSFER):
             state.timers.clear(timer, move.name)
@@ -176,7 +178,10 @@ class MoveSteps(ABC, Generic[M]):
         self.send_settle(move)
 
     def send_settle(self, move: M) -> None:
-        self._state.emit(SendSettle(move.peer, move.settling(), move.trace))
+        settling = move.settling()
+        if move.mismatch:  # it did not get the KV
+            settling = replace(settling, last=False)
+        self._state.emit(SendSettle(move.peer, settling, move.trace))
 
     @abstractmethod
     def settled(self, move: M) -> None:
@@ -229,7 +234,7 @@ class MoveSteps(ABC, Generic[M]):
         peer = state.peers[move.peer]
         reads = self.operation is Operation.READ
         source, destination = (peer.description, state.pool) if reads else (state.pool, peer.description)
-        chunks = move.chunks(source.pool)
+        chunks, move.mismatch = move.chunks(source.pool), ""
         runs = plan_chunks(chunks, source.pool, destination.pool)
         move.begin_round()
         if not len(runs):

@@ -134,6 +134,8 @@ class Move(ABC):
     """Rounds that were posted."""
     comparing: Comparing | None = field(default=None, kw_only=True)
     """The checksums of the round, while they are compared."""
+    mismatch: str = field(default="", kw_only=True)
+    """What of the round arrived as something else, for people: it counts only if the source vouches for its side."""
     left: list[Slice] | None = field(default=None, kw_only=True)
     """What of the round is still to be posted."""
     planned: int = field(default=0, kw_only=True)

@@ -103,7 +103,9 @@ class Moving(ABC, Generic[M]):
             return
         result = event.result
         if isinstance(result, Verdict):
-            if result.valid:
+            if result.valid and move.mismatch:
+                self._ends.fail_with(move, Reason.CHECKSUM_MISMATCH, move.mismatch)
+            elif result.valid:
                 self._steps.settled(move)
             else:
                 self._stale(move, result.reason or Reason.PEER_FAILED, result.message)
@@ -241,7 +243,7 @@ class Moving(ABC, Generic[M]):
 
     def _stale(self, move: M, reason: Reason, message: str) -> None:
         """The peer's side did not hold throughout the round."""
-        self._ends.fail_with(move, reason, message, closed=move.last_round)
+        self._ends.fail_with(move, reason, message, closed=move.last_round and not move.mismatch)
 
     def _lost(self, event: PostingEnded) -> None:
         """A posting of which nobody can say that it is at rest: its blocks stay in quarantine."""

@@ -34,6 +34,8 @@ class Faults:
     """A posting is reported as failed in the middle while it goes on writing; that it is at rest is proved later."""
     report_late: float = 0.0
     """The end of a posting is reported `slow_s` after it."""
+    corrupt: float = 0.0
+    """One cell of a posting arrives as something else, and nobody is told."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
 

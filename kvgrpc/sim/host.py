@@ -110,7 +110,7 @@ class Host:
         world = self._world
         if self._fallen:
             self.crash()
-        self.node = Node(world.limits, world.writers)
+        self.node = Node(world.limits, world.writers, checksums=world.checksums)
         self.audit = Audit(self.node, world.opened)
         self._skew_s = self._rng.uniform(0, 1e6)
         drift = world.network.faults.drift

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.compatibility import READS_PUSHES, EngineDescription
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.sim.engine import Engine
@@ -58,4 +58,5 @@ def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescr
         pool=world.pool,
         pool_kind=PoolKind.ENGINE_MANAGED,
         world_size=world.ranks,
+        features=(READS_PUSHES,) if world.checksums else (),
     )

@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from zlib import crc32
 
-from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
-from kvgrpc.core.events import Event, PeerMapped, PostingEnded
+import numpy as np
+
+from kvgrpc.core.actions import MapPeer, Post, Sum, UnmapPeer
+from kvgrpc.core.events import Event, PeerMapped, PostingEnded, Summed
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults, Luck
-from kvgrpc.sim.memory import Door, Memory
+from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
 
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
@@ -38,6 +41,8 @@ class _Posting:
     lost_at: int = NEVER
     """Cells left when it is reported as failed, and goes on."""
     stalls_at: int = NEVER
+    corrupt_at: int = NEVER
+    """Cells left when one arrives as something else."""
 
 
 class Mover:
@@ -105,7 +110,22 @@ class Mover:
         posting.breaks_at = self._somewhere(posting, "break_posting")
         posting.lost_at = self._somewhere(posting, "lose_posting")
         posting.stalls_at = self._somewhere(posting, "stall")
+        posting.corrupt_at = 1 + self._somewhere(posting, "corrupt")
         self._step(posting, -(-len(posting.cells) // CHUNKS))
+
+    def sum(self, action: Sum) -> None:
+        """A rank sums up blocks as they are in a moment."""
+
+        def report() -> None:
+            cells, pieces, at = self._memories[action.rank].cells, action.pieces, 0
+            found = []
+            for count in pieces.counts.tolist():
+                offsets = pieces.offsets[at : at + count].tolist()
+                found.append(crc32(repr([cells[offset] for offset in offsets]).encode()))
+                at += count
+            self._report(Summed(action.rank, action.name, np.array(found, dtype="<u4").tobytes()))
+
+        self._later(action.rank, self._luck.draw(self._luck.faults.cell_s), report)
 
     def end_all(self, rank: int) -> None:
         """The data path of a rank begins anew: its postings are over, also those that were lost."""
@@ -194,7 +214,8 @@ class Mover:
                 self._end(posting, done=False)
                 return
             src, dst = posting.cells.pop()
-            posting.sink.arrive(dst, posting.source.cells[src], posting.owner)
+            number = UNWRITTEN if left == posting.corrupt_at else posting.source.cells[src]
+            posting.sink.arrive(dst, number, posting.owner)
         if posting.cells:
             self._step(posting, chunk)
         else:

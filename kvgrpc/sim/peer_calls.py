@@ -5,11 +5,13 @@ from typing import Protocol
 
 from kvgrpc.core.accesses import Verdict
 from kvgrpc.core.actions import (
+    Checksums,
     Closings,
     Dial,
     Introduced,
     Openings,
     Renewed,
+    SendChecksums,
     SendClose,
     SendOpen,
     SendParts,
@@ -22,6 +24,8 @@ from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import (
     AccessAnswered,
     Call,
+    ChecksumBlocks,
+    ChecksumsAnswered,
     CloseAccess,
     CloseAnswered,
     DialFailed,
@@ -39,7 +43,7 @@ from kvgrpc.core.events import (
     SettleAccess,
     SettleAnswered,
 )
-from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.sim.faults import OPEN_TIMEOUT_S
 from kvgrpc.sim.network import Lead, Network, Result
 
@@ -146,6 +150,23 @@ class PeerCalls:
 
         def ask(call: Call) -> PartsReady:
             return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
+
+        self._network.rpc(self._host, _address(action.peer), ask, give)
+
+    def checksums(self, action: SendChecksums) -> None:
+        """ChecksumBlocks."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self._host.handle(ChecksumsAnswered(action.name, result, isinstance(result, Unavailable | Exhausted)))
+                return
+            assert isinstance(result, Checksums)
+            self._host.handle(ChecksumsAnswered(action.name, result.by_rank))
+
+        def ask(call: Call) -> ChecksumBlocks:
+            blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)
+            return ChecksumBlocks(call, me.engine_id, me.incarnation, action.access_id, blocks)
 
         self._network.rpc(self._host, _address(action.peer), ask, give)
 

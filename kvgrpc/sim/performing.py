@@ -15,12 +15,14 @@ from kvgrpc.core.actions import (
     Refuse,
     Rekey,
     Reply,
+    SendChecksums,
     SendClose,
     SendOpen,
     SendParts,
     SendRegister,
     SendRenew,
     SendSettle,
+    Sum,
     TellEngine,
     TransferChanged,
     UnmapPeer,
@@ -80,9 +82,11 @@ class Performing:
             SendRenew: peers.renew,
             SendParts: peers.parts,
             SendRegister: peers.register,
+            SendChecksums: peers.checksums,
             MakeOffer: self._offer,
             MapPeer: self._map,
             UnmapPeer: lambda action: host.mover.unmap(action),  # noqa: PLW0108 - the mover of the life at that time
+            Sum: lambda action: host.mover.sum(action),  # noqa: PLW0108 - as above
             Post: self._post,
             AwaitEnd: lambda _: None,  # the network tells the end of every life
             Rekey: lambda action: host.rekey(action.rank),

@@ -62,6 +62,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         faults=setup.faults,
         limits=setup.limits,
         writers=setup.writers,
+        checksums=setup.checksums,
         watcher=watcher,
     )
     habits = setup.habits

@@ -44,6 +44,11 @@ DOOMED = Mishaps(
 )  # fmt: skip
 """Something happens every second."""
 
+COMPARED = 0.25
+"""Of the worlds compare what arrives with its source,"""
+CORRUPT = 0.03
+"""and so many of their postings bring a cell as something else."""
+
 QUICK_S = (0.0001, 0.002)
 SLOW_S = (0.002, 0.05)
 """How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
@@ -65,6 +70,8 @@ class Setup:
     habits: Habits = field(default_factory=Habits)
     limits: Limits = field(default_factory=Limits)
     writers: frozenset[str] = frozenset()
+    checksums: bool = False
+    """What arrives is compared with its source; only then anything is corrupted on its way."""
     rate_per_s: float = 5.0
     """How often requests come."""
     left_out: frozenset[int] = frozenset()
@@ -74,6 +81,7 @@ class Setup:
         """For people."""
         moves = "the source" if self.writers else "the destination"
         tight = ", tight limits" if self.limits == TIGHT else ""
+        tight += ", checksums" if self.checksums else ""
         return (
             f"{self.engines} engines of {self.ranks} ranks and {self.blocks} blocks, {self.rate_per_s:g} requests a "
             f"second, {moves} of a push moves the bytes{tight}"
@@ -82,6 +90,13 @@ class Setup:
 
 def drawn(seed: int, steps: int) -> Setup:
     """The world of a seed."""
+    setup = _drawn(seed, steps)
+    if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
+        setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
+    return setup
+
+
+def _drawn(seed: int, steps: int) -> Setup:
     rng = Random(f"{seed}/setup")  # noqa: S311 - a simulation, no secrets
     setup = Setup(
         seed,

@@ -35,6 +35,8 @@ class Surroundings:
     ranks: int
     writers: frozenset[str] = frozenset()
     """Data paths over which the source of a push writes."""
+    checksums: bool = False
+    """What arrives is compared with its source."""
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
     """Into the memory of all lives, by the key in their endpoints."""

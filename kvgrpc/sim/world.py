@@ -24,7 +24,8 @@ class World:
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
-        limits: Limits | None = None, writers: frozenset[str] = frozenset(), watcher: Watcher | None = None,
+        limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
+        watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
@@ -36,7 +37,7 @@ class World:
         self._audited = 0
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
-            self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, seen=self.seen,
+            self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, checksums, seen=self.seen,
             watcher=watcher,
         )  # fmt: skip
         self.offered = around.offered

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import Opening
+from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.chunks import Chunk, pieces_of, place_of, slices_of
 from kvgrpc.core.layout import PoolLayout, Region, uniform_layout
 from kvgrpc.core.limits import Limits
@@ -28,7 +28,7 @@ from tests.core.nodes import (
     lists,
     refused,
 )
-from tests.core.pairs import Pair
+from tests.core.pairs import WRITING, Pair
 
 UNAVAILABLE = Exhausted(Reason.LIMIT_EXCEEDED, "busy", retry_delay_s=0.1)
 
@@ -186,6 +186,9 @@ class Comparing(Lead):
     def there(self, result: Any, retryable: bool = False) -> None:
         self.feed(events.ChecksumsAnswered(self.asked.name, result, retryable))
 
+    def settled(self, stale: Reason | None = None) -> None:
+        self.feed(events.SettleAnswered(access_id(), Verdict(stale is None, stale)))
+
     def end(self) -> tuple[State, Disposition, Any]:
         found = self.transfer(self.pulled.id)
         return found.state, found.memory, found.failure and found.failure.reason
@@ -246,12 +249,36 @@ def test_a_difference_fails_the_pull_whoever_is_first(first: str) -> None:
     lead.here(3, 5, rank=1)
     if first == "here":
         lead.there(theirs)
+    assert not lead.one(actions.SendSettle).settling.last, "its consumer does not count"
+    lead.settled()
     assert lead.end() == (State.FAILED, Disposition.RETURNED, Reason.CHECKSUM_MISMATCH)
+    assert lead.one(actions.SendClose)
     failure = lead.transfer(lead.pulled.id).failure
     assert failure is not None
     assert failure.message.startswith(
         "1 blocks of rank 1 differ from their source's: block 4 of group 0, received into"
     )
+
+
+def test_a_difference_of_blocks_that_were_taken_back_meanwhile_is_none() -> None:
+    lead = Comparing()
+    lead.move()
+    lead.here(1, 2)
+    lead.there((sums(1, 3),))
+    lead.settled(Reason.LEASE_VOIDED)
+    assert lead.end()[2] is Reason.LEASE_VOIDED
+    assert lead.one(actions.SendClose)
+
+
+def test_who_compares_is_not_written_to() -> None:
+    pair = Pair(WRITING)
+    pair.d.node = Node(Limits(), WRITING, checksums=True)
+    pair.d.begin(describe("d", 2))
+    pair.meet()
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    assert not pair.posts
+    assert pair.reasons()[0] is None, "another destination may come"
 
 
 def test_sums_that_cannot_be_had_or_compared_fail_the_pull() -> None:

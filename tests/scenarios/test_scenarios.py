@@ -21,7 +21,11 @@ def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(pat
     assert all(len(words) > 1 for words in said.values())
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.what for mutant in MUTANTS])
+SCRIPTED = [mutant for mutant in MUTANTS if mutant.what != "checksums are not compared"]
+"""Bytes that change on their way are for the random worlds: no command of a script corrupts any."""
+
+
+@pytest.mark.parametrize("mutant", SCRIPTED, ids=[mutant.what for mutant in SCRIPTED])
 def test_a_planted_bug_is_seen_in_a_scenario(mutant: Mutant) -> None:
     with planted(mutant):
         assert any(differs(path.read_text()) for path in files())

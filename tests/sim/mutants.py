@@ -18,6 +18,7 @@ from kvgrpc.core import (
     delivering,
     handover,
     leases,
+    moves,
     open_access,
     proofs,
     pull_ends,
@@ -218,6 +219,7 @@ MUTANTS = (
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", _dead_mover, 30),
     Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", _proved_anyway, 30),
     Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", _landed, 30),
+    Mutant("checksums are not compared", moves.Comparing, "by_rank", lambda _: lambda self: self.there, 30),
     Mutant("a send concludes", push_steps.PushSteps, "_post", _concluded, 30),
 )  # fmt: skip
 
