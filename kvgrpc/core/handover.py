@@ -44,7 +44,7 @@ LEASE_ID_BYTES_MAX = 64
 class Pushes(Protocol):
     """The pushes from this engine."""
 
-    def lease_ended(self, lease: Lease, message: str) -> bool: ...
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool: ...
 
     def voided(self, lease_id: str) -> None: ...
 
@@ -196,7 +196,7 @@ class HandOver:
         state = self._state
         lease.end(how)
         failure = failure or _send_failure(lease)
-        held = lease.pushed and self._pushes.lease_ended(lease, failure.message if failure else "")
+        held = lease.pushed and self._pushes.lease_ended(lease, failure)
         self._close(lease, END_REASON[how])
         if lease.transfer_id:
             self._end_send(lease, failure, cancelled=cancelled, held=held)

@@ -96,18 +96,18 @@ class PushEnds:
         if lease is not None:
             self._handover.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
             return
-        held = self._end_all(push, failure.message)
+        held = self._end_all(push, failure)
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
             state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
 
-    def lease_ended(self, lease: Lease, message: str) -> bool:
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
         """The lease of a push is over, and the push with it; whether our own postings still read its blocks."""
         push = self._pushes.push(lease.transfer_id)
         assert push is not None
-        return self._end_all(push, message or "the push is over")
+        return self._end_all(push, failure)
 
     def start_over(self, push: Push, how: LeaseState) -> None:
         """The parts of this epoch count no more: `how` their lease ends. The next epoch has its time."""
@@ -154,10 +154,12 @@ class PushEnds:
             if move.posted_epoch == push.part_epoch:
                 self._state.pins.drop(move.name, PinKind.ACCESS)
 
-    def _end_all(self, push: Push, message: str) -> bool:
+    def _end_all(self, push: Push, failure: Failure | None) -> bool:
         """Ends what is left of a push; whether our own postings still read its blocks."""
         state = self._state
-        state.bury_key(push.key, message, succeeded=bool(push.received))
+        message = failure.message if failure else "the push is over"
+        reason = Reason.SOURCE_FAILED if failure and failure.reason is Reason.SOURCE_FAILED else Reason.CANCELLED
+        state.bury_key(push.key, message, Reason.TRANSFER_ENDED if push.received else reason)
         state.timers.clear(Timer.REGISTRATION, push.transfer_id)
         push.over = True
         for move in push.live:

@@ -138,9 +138,9 @@ class Pushes(Moving[Registration]):
 
     # -- what ends it
 
-    def lease_ended(self, lease: Lease, message: str) -> bool:
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
         """The lease of a push is over; whether our own postings still read its blocks."""
-        return self._push_ends.lease_ended(lease, message)
+        return self._push_ends.lease_ended(lease, failure)
 
     def voided(self, lease_id: str) -> None:
         """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
@@ -349,7 +349,7 @@ class Pushes(Moving[Registration]):
         state = self._state
         if push is None:
             if not event.validate_only:
-                state.bury_key(event.key, event.failure)
+                state.bury_key(event.key, event.failure, Reason.SOURCE_FAILED)
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:

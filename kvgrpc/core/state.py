@@ -216,22 +216,24 @@ class NodeState:
         return min((min(self.steps.get(rank, [0])[within], default=0) for rank in ranks), default=0)
 
     def check_key(self, key: bytes) -> None:
-        """Raises PreconditionFailed: CANCELLED for a transfer key that was cancelled, TRANSFER_ENDED for one whose push
-        has succeeded.
+        """Raises PreconditionFailed: CANCELLED for a transfer key that was cancelled, SOURCE_FAILED for one whose
+        source gave up, TRANSFER_ENDED for one whose push has succeeded.
         """
         if key in self.cancelled_keys:
             known = self.cancelled_keys[key]
             raise PreconditionFailed(known.reason, known.message)
 
-    def bury_key(self, key: bytes, message: str, *, succeeded: bool = False) -> None:
+    def bury_key(self, key: bytes, message: str, reason: Reason = Reason.CANCELLED) -> None:
         """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
         check_transfer_key(key)
         if key not in self.cancelled_keys and len(self.cancelled_keys) >= self.limits.tombstones:
             oldest = next(iter(self.cancelled_keys))
             self.timers.clear(Timer.TOMBSTONE, oldest.hex())
             del self.cancelled_keys[oldest]
-        if succeeded:
+        if reason is Reason.TRANSFER_ENDED:
             said = PreconditionFailed(Reason.TRANSFER_ENDED, "the push under this transfer key has succeeded")
+        elif reason is Reason.SOURCE_FAILED:
+            said = PreconditionFailed(Reason.SOURCE_FAILED, f"the source of this push has given up: {message}")
         else:
             why = message or "cancelled"
             said = PreconditionFailed(Reason.CANCELLED, f"this transfer was cancelled before it came: {why}")

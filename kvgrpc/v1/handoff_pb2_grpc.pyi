@@ -119,6 +119,7 @@ class HandoffServiceStub:
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
@@ -217,6 +218,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
     * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
@@ -336,6 +338,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.

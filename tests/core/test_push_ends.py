@@ -62,7 +62,7 @@ def test_a_source_that_cannot_deliver_says_so_before_any_part(writers: frozenset
     assert pair.reasons() == [Reason.SOURCE_FAILED, Reason.SOURCE_FAILED]
     assert pair.both()[1].memory is Disposition.RETURNED
     assert not len(pair.d.state.pins)
-    with refused(Reason.CANCELLED):
+    with refused(Reason.SOURCE_FAILED):
         pair.finish(32)
 
 
@@ -71,7 +71,7 @@ def test_a_source_that_cannot_deliver_refuses_whoever_registers_later() -> None:
     token = pair.reserve(32).token
     assert pair.finish(failure="no", blocks=(), validate_only=True) == actions.GaveUp(None)
     assert pair.finish(failure="no", blocks=()) == actions.GaveUp(None)
-    with refused(Reason.CANCELLED):
+    with refused(Reason.SOURCE_FAILED):
         pair.register(token)
 
 

@@ -1345,6 +1345,7 @@ type PeerCall struct {
 	//	*PeerCall_SettleAccess
 	//	*PeerCall_CloseAccess
 	//	*PeerCall_PartsReady
+	//	*PeerCall_ChecksumBlocks
 	Call          isPeerCall_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1437,6 +1438,15 @@ func (x *PeerCall) GetPartsReady() *PartsReadyRequest {
 	return nil
 }
 
+func (x *PeerCall) GetChecksumBlocks() *ChecksumBlocksRequest {
+	if x != nil {
+		if x, ok := x.Call.(*PeerCall_ChecksumBlocks); ok {
+			return x.ChecksumBlocks
+		}
+	}
+	return nil
+}
+
 type isPeerCall_Call interface {
 	isPeerCall_Call()
 }
@@ -1461,6 +1471,11 @@ type PeerCall_PartsReady struct {
 	PartsReady *PartsReadyRequest `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
 }
 
+type PeerCall_ChecksumBlocks struct {
+	// As ChecksumBlocks.
+	ChecksumBlocks *ChecksumBlocksRequest `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
+}
+
 func (*PeerCall_OpenAccess) isPeerCall_Call() {}
 
 func (*PeerCall_SettleAccess) isPeerCall_Call() {}
@@ -1468,6 +1483,8 @@ func (*PeerCall_SettleAccess) isPeerCall_Call() {}
 func (*PeerCall_CloseAccess) isPeerCall_Call() {}
 
 func (*PeerCall_PartsReady) isPeerCall_Call() {}
+
+func (*PeerCall_ChecksumBlocks) isPeerCall_Call() {}
 
 // Answers to calls.
 type ConverseResponse struct {
@@ -1529,6 +1546,7 @@ type PeerAnswer struct {
 	//	*PeerAnswer_SettleAccess
 	//	*PeerAnswer_CloseAccess
 	//	*PeerAnswer_PartsReady
+	//	*PeerAnswer_ChecksumBlocks
 	Answer        isPeerAnswer_Answer `protobuf_oneof:"answer"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1623,6 +1641,15 @@ func (x *PeerAnswer) GetPartsReady() *PartsReadyResponse {
 	return nil
 }
 
+func (x *PeerAnswer) GetChecksumBlocks() *ChecksumBlocksResponse {
+	if x != nil {
+		if x, ok := x.Answer.(*PeerAnswer_ChecksumBlocks); ok {
+			return x.ChecksumBlocks
+		}
+	}
+	return nil
+}
+
 type isPeerAnswer_Answer interface {
 	isPeerAnswer_Answer()
 }
@@ -1652,6 +1679,11 @@ type PeerAnswer_PartsReady struct {
 	PartsReady *PartsReadyResponse `protobuf:"bytes,6,opt,name=parts_ready,json=partsReady,proto3,oneof"`
 }
 
+type PeerAnswer_ChecksumBlocks struct {
+	// As of ChecksumBlocks.
+	ChecksumBlocks *ChecksumBlocksResponse `protobuf:"bytes,7,opt,name=checksum_blocks,json=checksumBlocks,proto3,oneof"`
+}
+
 func (*PeerAnswer_Error) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_OpenAccess) isPeerAnswer_Answer() {}
@@ -1661,6 +1693,8 @@ func (*PeerAnswer_SettleAccess) isPeerAnswer_Answer() {}
 func (*PeerAnswer_CloseAccess) isPeerAnswer_Answer() {}
 
 func (*PeerAnswer_PartsReady) isPeerAnswer_Answer() {}
+
+func (*PeerAnswer_ChecksumBlocks) isPeerAnswer_Answer() {}
 
 // The error of a call, which as a call by itself would be its status.
 type CallError struct {
@@ -1818,6 +1852,236 @@ func (x *KeepLivenessResponse) GetHeader() *v1.ResponseHeader {
 	return nil
 }
 
+// Blocks of the issuer, in some layers.
+type BlocksOfLayers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One entry a group.
+	Blocks []*v1.GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Unset means all.
+	Layers        *v1.LayerRange `protobuf:"bytes,2,opt,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlocksOfLayers) Reset() {
+	*x = BlocksOfLayers{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlocksOfLayers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlocksOfLayers) ProtoMessage() {}
+
+func (x *BlocksOfLayers) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlocksOfLayers.ProtoReflect.Descriptor instead.
+func (*BlocksOfLayers) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *BlocksOfLayers) GetBlocks() []*v1.GroupBlocks {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *BlocksOfLayers) GetLayers() *v1.LayerRange {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+// Which blocks to sum up.
+type ChecksumBlocksRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. Who calls.
+	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
+	// Required. The access under which the caller reads.
+	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
+	// Blocks of the issuer.
+	Blocks        []*BlocksOfLayers `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChecksumBlocksRequest) Reset() {
+	*x = ChecksumBlocksRequest{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChecksumBlocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChecksumBlocksRequest) ProtoMessage() {}
+
+func (x *ChecksumBlocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChecksumBlocksRequest.ProtoReflect.Descriptor instead.
+func (*ChecksumBlocksRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ChecksumBlocksRequest) GetCaller() *Caller {
+	if x != nil {
+		return x.Caller
+	}
+	return nil
+}
+
+func (x *ChecksumBlocksRequest) GetAccessId() []byte {
+	if x != nil {
+		return x.AccessId
+	}
+	return nil
+}
+
+func (x *ChecksumBlocksRequest) GetBlocks() []*BlocksOfLayers {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+// The checksums of one rank.
+type RankChecksums struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rank.
+	Rank uint32 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
+	// CRC-32C (Castagnoli) of each block, over the rank's bytes of it in those layers, region by region: in the order of
+	// the request, its groups, and their blocks.
+	Values        []uint32 `protobuf:"fixed32,2,rep,packed,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RankChecksums) Reset() {
+	*x = RankChecksums{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RankChecksums) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RankChecksums) ProtoMessage() {}
+
+func (x *RankChecksums) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RankChecksums.ProtoReflect.Descriptor instead.
+func (*RankChecksums) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *RankChecksums) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *RankChecksums) GetValues() []uint32 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+// The checksums.
+type ChecksumBlocksResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *v1.ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Of every rank, in their order.
+	Ranks         []*RankChecksums `protobuf:"bytes,2,rep,name=ranks,proto3" json:"ranks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChecksumBlocksResponse) Reset() {
+	*x = ChecksumBlocksResponse{}
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChecksumBlocksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChecksumBlocksResponse) ProtoMessage() {}
+
+func (x *ChecksumBlocksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_peer_v1_peer_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChecksumBlocksResponse.ProtoReflect.Descriptor instead.
+func (*ChecksumBlocksResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_peer_v1_peer_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ChecksumBlocksResponse) GetHeader() *v1.ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *ChecksumBlocksResponse) GetRanks() []*RankChecksums {
+	if x != nil {
+		return x.Ranks
+	}
+	return nil
+}
+
 var File_kvgrpc_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
@@ -1908,7 +2172,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x12PartsReadyResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
 	"\x0fConverseRequest\x12.\n" +
-	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xee\x02\n" +
+	"\x05calls\x18\x01 \x03(\v2\x18.kvgrpc.peer.v1.PeerCallR\x05calls\"\xc0\x03\n" +
 	"\bPeerCall\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x12 \n" +
 	"\vtraceparent\x18\x02 \x01(\tR\vtraceparent\x12D\n" +
@@ -1917,10 +2181,11 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\rsettle_access\x18\x04 \x01(\v2#.kvgrpc.peer.v1.SettleAccessRequestH\x00R\fsettleAccess\x12G\n" +
 	"\fclose_access\x18\x05 \x01(\v2\".kvgrpc.peer.v1.CloseAccessRequestH\x00R\vcloseAccess\x12D\n" +
 	"\vparts_ready\x18\x06 \x01(\v2!.kvgrpc.peer.v1.PartsReadyRequestH\x00R\n" +
-	"partsReadyB\x06\n" +
+	"partsReady\x12P\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2%.kvgrpc.peer.v1.ChecksumBlocksRequestH\x00R\x0echecksumBlocksB\x06\n" +
 	"\x04call\"H\n" +
 	"\x10ConverseResponse\x124\n" +
-	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\x87\x03\n" +
+	"\aanswers\x18\x01 \x03(\v2\x1a.kvgrpc.peer.v1.PeerAnswerR\aanswers\"\xda\x03\n" +
 	"\n" +
 	"PeerAnswer\x12\x17\n" +
 	"\acall_id\x18\x01 \x01(\x04R\x06callId\x121\n" +
@@ -1930,7 +2195,8 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\rsettle_access\x18\x04 \x01(\v2$.kvgrpc.peer.v1.SettleAccessResponseH\x00R\fsettleAccess\x12H\n" +
 	"\fclose_access\x18\x05 \x01(\v2#.kvgrpc.peer.v1.CloseAccessResponseH\x00R\vcloseAccess\x12E\n" +
 	"\vparts_ready\x18\x06 \x01(\v2\".kvgrpc.peer.v1.PartsReadyResponseH\x00R\n" +
-	"partsReadyB\b\n" +
+	"partsReady\x12Q\n" +
+	"\x0fchecksum_blocks\x18\a \x01(\v2&.kvgrpc.peer.v1.ChecksumBlocksResponseH\x00R\x0echecksumBlocksB\b\n" +
 	"\x06answer\"k\n" +
 	"\tCallError\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
@@ -1939,7 +2205,20 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x13KeepLivenessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\"I\n" +
 	"\x14KeepLivenessResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header*H\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"o\n" +
+	"\x0eBlocksOfLayers\x12.\n" +
+	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
+	"\x06layers\x18\x02 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9c\x01\n" +
+	"\x15ChecksumBlocksRequest\x12.\n" +
+	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
+	"\taccess_id\x18\x02 \x01(\fR\baccessId\x126\n" +
+	"\x06blocks\x18\x03 \x03(\v2\x1e.kvgrpc.peer.v1.BlocksOfLayersR\x06blocks\";\n" +
+	"\rRankChecksums\x12\x12\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x16\n" +
+	"\x06values\x18\x02 \x03(\aR\x06values\"\x80\x01\n" +
+	"\x16ChecksumBlocksResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x123\n" +
+	"\x05ranks\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.RankChecksumsR\x05ranks*H\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_VALID\x10\x01\x12\x11\n" +
@@ -1947,14 +2226,15 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\fCloseOutcome\x12\x1d\n" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
-	"\x14CLOSE_OUTCOME_FAILED\x10\x022\xb0\x04\n" +
+	"\x14CLOSE_OUTCOME_FAILED\x10\x022\x96\x05\n" +
 	"\vPeerService\x12X\n" +
 	"\n" +
 	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
 	"\fSettleAccess\x12#.kvgrpc.peer.v1.SettleAccessRequest\x1a$.kvgrpc.peer.v1.SettleAccessResponse\"\x03\x90\x02\x02\x12[\n" +
 	"\vCloseAccess\x12\".kvgrpc.peer.v1.CloseAccessRequest\x1a#.kvgrpc.peer.v1.CloseAccessResponse\"\x03\x90\x02\x02\x12X\n" +
 	"\n" +
-	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12Q\n" +
+	"PartsReady\x12!.kvgrpc.peer.v1.PartsReadyRequest\x1a\".kvgrpc.peer.v1.PartsReadyResponse\"\x03\x90\x02\x02\x12d\n" +
+	"\x0eChecksumBlocks\x12%.kvgrpc.peer.v1.ChecksumBlocksRequest\x1a&.kvgrpc.peer.v1.ChecksumBlocksResponse\"\x03\x90\x02\x01\x12Q\n" +
 	"\bConverse\x12\x1f.kvgrpc.peer.v1.ConverseRequest\x1a .kvgrpc.peer.v1.ConverseResponse(\x010\x01\x12]\n" +
 	"\fKeepLiveness\x12#.kvgrpc.peer.v1.KeepLivenessRequest\x1a$.kvgrpc.peer.v1.KeepLivenessResponse(\x010\x01BC\n" +
 	"\x12dev.kvgrpc.peer.v1P\x01Z+kvgrpc.dev/kvgrpc/gen/kvgrpc/peer/v1;peerv1b\x06proto3"
@@ -1972,102 +2252,116 @@ func file_kvgrpc_peer_v1_peer_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_kvgrpc_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
-	(Verdict)(0),                 // 0: kvgrpc.peer.v1.Verdict
-	(CloseOutcome)(0),            // 1: kvgrpc.peer.v1.CloseOutcome
-	(*Caller)(nil),               // 2: kvgrpc.peer.v1.Caller
-	(*OpenAccessRequest)(nil),    // 3: kvgrpc.peer.v1.OpenAccessRequest
-	(*AccessOpening)(nil),        // 4: kvgrpc.peer.v1.AccessOpening
-	(*ContentClaim)(nil),         // 5: kvgrpc.peer.v1.ContentClaim
-	(*OpenAccessResponse)(nil),   // 6: kvgrpc.peer.v1.OpenAccessResponse
-	(*OpenedAccess)(nil),         // 7: kvgrpc.peer.v1.OpenedAccess
-	(*SettleAccessRequest)(nil),  // 8: kvgrpc.peer.v1.SettleAccessRequest
-	(*AccessSettling)(nil),       // 9: kvgrpc.peer.v1.AccessSettling
-	(*SettleAccessResponse)(nil), // 10: kvgrpc.peer.v1.SettleAccessResponse
-	(*SettledAccess)(nil),        // 11: kvgrpc.peer.v1.SettledAccess
-	(*CloseAccessRequest)(nil),   // 12: kvgrpc.peer.v1.CloseAccessRequest
-	(*AccessClosing)(nil),        // 13: kvgrpc.peer.v1.AccessClosing
-	(*CloseAccessResponse)(nil),  // 14: kvgrpc.peer.v1.CloseAccessResponse
-	(*ClosedAccess)(nil),         // 15: kvgrpc.peer.v1.ClosedAccess
-	(*PartsReadyRequest)(nil),    // 16: kvgrpc.peer.v1.PartsReadyRequest
-	(*ReadyPart)(nil),            // 17: kvgrpc.peer.v1.ReadyPart
-	(*PartsReadyResponse)(nil),   // 18: kvgrpc.peer.v1.PartsReadyResponse
-	(*ConverseRequest)(nil),      // 19: kvgrpc.peer.v1.ConverseRequest
-	(*PeerCall)(nil),             // 20: kvgrpc.peer.v1.PeerCall
-	(*ConverseResponse)(nil),     // 21: kvgrpc.peer.v1.ConverseResponse
-	(*PeerAnswer)(nil),           // 22: kvgrpc.peer.v1.PeerAnswer
-	(*CallError)(nil),            // 23: kvgrpc.peer.v1.CallError
-	(*KeepLivenessRequest)(nil),  // 24: kvgrpc.peer.v1.KeepLivenessRequest
-	(*KeepLivenessResponse)(nil), // 25: kvgrpc.peer.v1.KeepLivenessResponse
-	(*v1.Content)(nil),           // 26: kvgrpc.v1.Content
-	(*v1.ResponseHeader)(nil),    // 27: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),           // 28: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),       // 29: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),  // 30: google.protobuf.Duration
-	(*v1.LayerRange)(nil),        // 31: kvgrpc.v1.LayerRange
-	(v1.FailureReason)(0),        // 32: kvgrpc.v1.FailureReason
+	(Verdict)(0),                   // 0: kvgrpc.peer.v1.Verdict
+	(CloseOutcome)(0),              // 1: kvgrpc.peer.v1.CloseOutcome
+	(*Caller)(nil),                 // 2: kvgrpc.peer.v1.Caller
+	(*OpenAccessRequest)(nil),      // 3: kvgrpc.peer.v1.OpenAccessRequest
+	(*AccessOpening)(nil),          // 4: kvgrpc.peer.v1.AccessOpening
+	(*ContentClaim)(nil),           // 5: kvgrpc.peer.v1.ContentClaim
+	(*OpenAccessResponse)(nil),     // 6: kvgrpc.peer.v1.OpenAccessResponse
+	(*OpenedAccess)(nil),           // 7: kvgrpc.peer.v1.OpenedAccess
+	(*SettleAccessRequest)(nil),    // 8: kvgrpc.peer.v1.SettleAccessRequest
+	(*AccessSettling)(nil),         // 9: kvgrpc.peer.v1.AccessSettling
+	(*SettleAccessResponse)(nil),   // 10: kvgrpc.peer.v1.SettleAccessResponse
+	(*SettledAccess)(nil),          // 11: kvgrpc.peer.v1.SettledAccess
+	(*CloseAccessRequest)(nil),     // 12: kvgrpc.peer.v1.CloseAccessRequest
+	(*AccessClosing)(nil),          // 13: kvgrpc.peer.v1.AccessClosing
+	(*CloseAccessResponse)(nil),    // 14: kvgrpc.peer.v1.CloseAccessResponse
+	(*ClosedAccess)(nil),           // 15: kvgrpc.peer.v1.ClosedAccess
+	(*PartsReadyRequest)(nil),      // 16: kvgrpc.peer.v1.PartsReadyRequest
+	(*ReadyPart)(nil),              // 17: kvgrpc.peer.v1.ReadyPart
+	(*PartsReadyResponse)(nil),     // 18: kvgrpc.peer.v1.PartsReadyResponse
+	(*ConverseRequest)(nil),        // 19: kvgrpc.peer.v1.ConverseRequest
+	(*PeerCall)(nil),               // 20: kvgrpc.peer.v1.PeerCall
+	(*ConverseResponse)(nil),       // 21: kvgrpc.peer.v1.ConverseResponse
+	(*PeerAnswer)(nil),             // 22: kvgrpc.peer.v1.PeerAnswer
+	(*CallError)(nil),              // 23: kvgrpc.peer.v1.CallError
+	(*KeepLivenessRequest)(nil),    // 24: kvgrpc.peer.v1.KeepLivenessRequest
+	(*KeepLivenessResponse)(nil),   // 25: kvgrpc.peer.v1.KeepLivenessResponse
+	(*BlocksOfLayers)(nil),         // 26: kvgrpc.peer.v1.BlocksOfLayers
+	(*ChecksumBlocksRequest)(nil),  // 27: kvgrpc.peer.v1.ChecksumBlocksRequest
+	(*RankChecksums)(nil),          // 28: kvgrpc.peer.v1.RankChecksums
+	(*ChecksumBlocksResponse)(nil), // 29: kvgrpc.peer.v1.ChecksumBlocksResponse
+	(*v1.Content)(nil),             // 30: kvgrpc.v1.Content
+	(*v1.ResponseHeader)(nil),      // 31: kvgrpc.v1.ResponseHeader
+	(*v1.Failure)(nil),             // 32: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),         // 33: kvgrpc.v1.GroupBlocks
+	(*durationpb.Duration)(nil),    // 34: google.protobuf.Duration
+	(*v1.LayerRange)(nil),          // 35: kvgrpc.v1.LayerRange
+	(v1.FailureReason)(0),          // 36: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	26, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	30, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
 	17, // 4: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	27, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	7,  // 6: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	28, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	29, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	30, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	30, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	32, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	33, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	34, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	34, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
 	2,  // 11: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	9,  // 12: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	31, // 13: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	27, // 14: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	35, // 13: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	31, // 14: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	11, // 15: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
 	0,  // 16: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	32, // 17: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	36, // 17: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
 	2,  // 18: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	13, // 19: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
 	1,  // 20: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	27, // 21: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	31, // 21: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	15, // 22: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
 	2,  // 23: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	17, // 24: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	29, // 25: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	31, // 26: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	27, // 27: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 25: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	35, // 26: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	31, // 27: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	20, // 28: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
 	3,  // 29: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
 	8,  // 30: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
 	12, // 31: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
 	16, // 32: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
-	22, // 33: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 34: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 35: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 36: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 37: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 38: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	32, // 39: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 40: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	27, // 41: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	3,  // 42: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 43: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 44: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 45: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	19, // 46: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 47: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 48: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 49: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 50: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 51: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	21, // 52: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 53: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	48, // [48:54] is the sub-list for method output_type
-	42, // [42:48] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	27, // 33: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	22, // 34: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 35: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 36: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 37: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 38: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 39: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 40: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	36, // 41: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 42: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	31, // 43: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	33, // 44: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	35, // 45: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	2,  // 46: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	26, // 47: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	31, // 48: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	28, // 49: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	3,  // 50: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 51: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 52: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 53: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 54: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	19, // 55: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 56: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 57: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 58: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 59: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 60: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 61: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	21, // 62: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 63: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	57, // [57:64] is the sub-list for method output_type
+	50, // [50:57] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }
@@ -2080,6 +2374,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 		(*PeerCall_SettleAccess)(nil),
 		(*PeerCall_CloseAccess)(nil),
 		(*PeerCall_PartsReady)(nil),
+		(*PeerCall_ChecksumBlocks)(nil),
 	}
 	file_kvgrpc_peer_v1_peer_proto_msgTypes[20].OneofWrappers = []any{
 		(*PeerAnswer_Error)(nil),
@@ -2087,6 +2382,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 		(*PeerAnswer_SettleAccess)(nil),
 		(*PeerAnswer_CloseAccess)(nil),
 		(*PeerAnswer_PartsReady)(nil),
+		(*PeerAnswer_ChecksumBlocks)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2094,7 +2390,7 @@ func file_kvgrpc_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_peer_v1_peer_proto_rawDesc), len(file_kvgrpc_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   24,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,12 +21,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PeerService_OpenAccess_FullMethodName   = "/kvgrpc.peer.v1.PeerService/OpenAccess"
-	PeerService_SettleAccess_FullMethodName = "/kvgrpc.peer.v1.PeerService/SettleAccess"
-	PeerService_CloseAccess_FullMethodName  = "/kvgrpc.peer.v1.PeerService/CloseAccess"
-	PeerService_PartsReady_FullMethodName   = "/kvgrpc.peer.v1.PeerService/PartsReady"
-	PeerService_Converse_FullMethodName     = "/kvgrpc.peer.v1.PeerService/Converse"
-	PeerService_KeepLiveness_FullMethodName = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
+	PeerService_OpenAccess_FullMethodName     = "/kvgrpc.peer.v1.PeerService/OpenAccess"
+	PeerService_SettleAccess_FullMethodName   = "/kvgrpc.peer.v1.PeerService/SettleAccess"
+	PeerService_CloseAccess_FullMethodName    = "/kvgrpc.peer.v1.PeerService/CloseAccess"
+	PeerService_PartsReady_FullMethodName     = "/kvgrpc.peer.v1.PeerService/PartsReady"
+	PeerService_ChecksumBlocks_FullMethodName = "/kvgrpc.peer.v1.PeerService/ChecksumBlocks"
+	PeerService_Converse_FullMethodName       = "/kvgrpc.peer.v1.PeerService/Converse"
+	PeerService_KeepLiveness_FullMethodName   = "/kvgrpc.peer.v1.PeerService/KeepLiveness"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -75,7 +76,18 @@ type PeerServiceClient interface {
 	//     this push.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
 	PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error)
-	// The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+	// arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+	//
+	// Errors:
+	// * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+	// * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+	// * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	// * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+	ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error)
+	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
 	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -131,6 +143,16 @@ func (c *peerServiceClient) PartsReady(ctx context.Context, in *PartsReadyReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PartsReadyResponse)
 	err := c.cc.Invoke(ctx, PeerService_PartsReady_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ChecksumBlocksResponse)
+	err := c.cc.Invoke(ctx, PeerService_ChecksumBlocks_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +231,18 @@ type PeerServiceServer interface {
 	//     this push.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
 	PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error)
-	// The four calls above over one stream, which costs both sides about half of what the calls by themselves cost.
+	// CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
+	// arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
+	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+	//
+	// Errors:
+	// * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+	// * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+	// * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	// * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+	ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error)
+	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
 	// the order in which they are known, which is not that of the calls. The stream's end says nothing about the calls that
 	// are not answered: all are idempotent, so the caller asks again, here or by the calls above.
@@ -242,6 +275,9 @@ func (UnimplementedPeerServiceServer) CloseAccess(context.Context, *CloseAccessR
 }
 func (UnimplementedPeerServiceServer) PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PartsReady not implemented")
+}
+func (UnimplementedPeerServiceServer) ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChecksumBlocks not implemented")
 }
 func (UnimplementedPeerServiceServer) Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseResponse]) error {
 	return status.Error(codes.Unimplemented, "method Converse not implemented")
@@ -342,6 +378,24 @@ func _PeerService_PartsReady_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_ChecksumBlocks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChecksumBlocksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).ChecksumBlocks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_ChecksumBlocks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).ChecksumBlocks(ctx, req.(*ChecksumBlocksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_Converse_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(PeerServiceServer).Converse(&grpc.GenericServerStream[ConverseRequest, ConverseResponse]{ServerStream: stream})
 }
@@ -378,6 +432,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PartsReady",
 			Handler:    _PeerService_PartsReady_Handler,
+		},
+		{
+			MethodName: "ChecksumBlocks",
+			Handler:    _PeerService_ChecksumBlocks_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -92,6 +92,7 @@ type RankCommand struct {
 	//	*RankCommand_Expect
 	//	*RankCommand_AwaitEnd
 	//	*RankCommand_Rekey
+	//	*RankCommand_Sum
 	Command       isRankCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -197,6 +198,15 @@ func (x *RankCommand) GetRekey() *RekeyCommand {
 	return nil
 }
 
+func (x *RankCommand) GetSum() *SumCommand {
+	if x != nil {
+		if x, ok := x.Command.(*RankCommand_Sum); ok {
+			return x.Sum
+		}
+	}
+	return nil
+}
+
 type isRankCommand_Command interface {
 	isRankCommand_Command()
 }
@@ -236,6 +246,11 @@ type RankCommand_Rekey struct {
 	Rekey *RekeyCommand `protobuf:"bytes,7,opt,name=rekey,proto3,oneof"`
 }
 
+type RankCommand_Sum struct {
+	// Sum up blocks of the memory.
+	Sum *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3,oneof"`
+}
+
 func (*RankCommand_Offer) isRankCommand_Command() {}
 
 func (*RankCommand_Connect) isRankCommand_Command() {}
@@ -249,6 +264,8 @@ func (*RankCommand_Expect) isRankCommand_Command() {}
 func (*RankCommand_AwaitEnd) isRankCommand_Command() {}
 
 func (*RankCommand_Rekey) isRankCommand_Command() {}
+
+func (*RankCommand_Sum) isRankCommand_Command() {}
 
 // Asks for an endpoint; answered by OfferReport.
 type OfferCommand struct {
@@ -666,6 +683,79 @@ func (*RekeyCommand) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{7}
 }
 
+// Sums up bytes of the commanded rank's memory, by CRC-32C; answered by SumReport.
+type SumCommand struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the answer.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Where each piece begins.
+	Offsets []uint64 `protobuf:"varint,2,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	// Its length.
+	Nbytes []uint64 `protobuf:"varint,3,rep,packed,name=nbytes,proto3" json:"nbytes,omitempty"`
+	// Sum i is over the next counts[i] pieces.
+	Counts        []uint32 `protobuf:"varint,4,rep,packed,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SumCommand) Reset() {
+	*x = SumCommand{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SumCommand) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SumCommand) ProtoMessage() {}
+
+func (x *SumCommand) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SumCommand.ProtoReflect.Descriptor instead.
+func (*SumCommand) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SumCommand) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SumCommand) GetOffsets() []uint64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *SumCommand) GetNbytes() []uint64 {
+	if x != nil {
+		return x.Nbytes
+	}
+	return nil
+}
+
+func (x *SumCommand) GetCounts() []uint32 {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
 // What a rank tells its lead.
 type RankReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -679,6 +769,7 @@ type RankReport struct {
 	//	*RankReport_Step
 	//	*RankReport_Process
 	//	*RankReport_Rekey
+	//	*RankReport_Sum
 	Report        isRankReport_Report `protobuf_oneof:"report"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -686,7 +777,7 @@ type RankReport struct {
 
 func (x *RankReport) Reset() {
 	*x = RankReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -698,7 +789,7 @@ func (x *RankReport) String() string {
 func (*RankReport) ProtoMessage() {}
 
 func (x *RankReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -711,7 +802,7 @@ func (x *RankReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReport.ProtoReflect.Descriptor instead.
 func (*RankReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RankReport) GetReport() isRankReport_Report {
@@ -775,6 +866,15 @@ func (x *RankReport) GetRekey() *RekeyReport {
 	return nil
 }
 
+func (x *RankReport) GetSum() *SumReport {
+	if x != nil {
+		if x, ok := x.Report.(*RankReport_Sum); ok {
+			return x.Sum
+		}
+	}
+	return nil
+}
+
 type isRankReport_Report interface {
 	isRankReport_Report()
 }
@@ -809,6 +909,11 @@ type RankReport_Rekey struct {
 	Rekey *RekeyReport `protobuf:"bytes,6,opt,name=rekey,proto3,oneof"`
 }
 
+type RankReport_Sum struct {
+	// Blocks were summed up.
+	Sum *SumReport `protobuf:"bytes,7,opt,name=sum,proto3,oneof"`
+}
+
 func (*RankReport_Offer) isRankReport_Report() {}
 
 func (*RankReport_Connect) isRankReport_Report() {}
@@ -820,6 +925,8 @@ func (*RankReport_Step) isRankReport_Report() {}
 func (*RankReport_Process) isRankReport_Report() {}
 
 func (*RankReport_Rekey) isRankReport_Report() {}
+
+func (*RankReport_Sum) isRankReport_Report() {}
 
 // The endpoint asked for.
 type OfferReport struct {
@@ -834,7 +941,7 @@ type OfferReport struct {
 
 func (x *OfferReport) Reset() {
 	*x = OfferReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +953,7 @@ func (x *OfferReport) String() string {
 func (*OfferReport) ProtoMessage() {}
 
 func (x *OfferReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +966,7 @@ func (x *OfferReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferReport.ProtoReflect.Descriptor instead.
 func (*OfferReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OfferReport) GetKey() string {
@@ -895,7 +1002,7 @@ type ConnectReport struct {
 
 func (x *ConnectReport) Reset() {
 	*x = ConnectReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +1014,7 @@ func (x *ConnectReport) String() string {
 func (*ConnectReport) ProtoMessage() {}
 
 func (x *ConnectReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1027,7 @@ func (x *ConnectReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectReport.ProtoReflect.Descriptor instead.
 func (*ConnectReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConnectReport) GetPeer() string {
@@ -971,7 +1078,7 @@ type RejectedPath struct {
 
 func (x *RejectedPath) Reset() {
 	*x = RejectedPath{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1090,7 @@ func (x *RejectedPath) String() string {
 func (*RejectedPath) ProtoMessage() {}
 
 func (x *RejectedPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1103,7 @@ func (x *RejectedPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectedPath.ProtoReflect.Descriptor instead.
 func (*RejectedPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RejectedPath) GetDataPath() string {
@@ -1038,7 +1145,7 @@ type PostingReport struct {
 
 func (x *PostingReport) Reset() {
 	*x = PostingReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1050,7 +1157,7 @@ func (x *PostingReport) String() string {
 func (*PostingReport) ProtoMessage() {}
 
 func (x *PostingReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1063,7 +1170,7 @@ func (x *PostingReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostingReport.ProtoReflect.Descriptor instead.
 func (*PostingReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PostingReport) GetPostingId() string {
@@ -1129,7 +1236,7 @@ type StepReport struct {
 
 func (x *StepReport) Reset() {
 	*x = StepReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1248,7 @@ func (x *StepReport) String() string {
 func (*StepReport) ProtoMessage() {}
 
 func (x *StepReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1261,7 @@ func (x *StepReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepReport.ProtoReflect.Descriptor instead.
 func (*StepReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StepReport) GetStep() uint64 {
@@ -1184,7 +1291,7 @@ type ProcessReport struct {
 
 func (x *ProcessReport) Reset() {
 	*x = ProcessReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +1303,7 @@ func (x *ProcessReport) String() string {
 func (*ProcessReport) ProtoMessage() {}
 
 func (x *ProcessReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +1316,7 @@ func (x *ProcessReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessReport.ProtoReflect.Descriptor instead.
 func (*ProcessReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ProcessReport) GetPeer() string {
@@ -1237,7 +1344,7 @@ type RekeyReport struct {
 
 func (x *RekeyReport) Reset() {
 	*x = RekeyReport{}
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1356,7 @@ func (x *RekeyReport) String() string {
 func (*RekeyReport) ProtoMessage() {}
 
 func (x *RekeyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,10 +1369,74 @@ func (x *RekeyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RekeyReport.ProtoReflect.Descriptor instead.
 func (*RekeyReport) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RekeyReport) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// Blocks were summed up, or cannot be.
+type SumReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the command.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// CRC-32C (Castagnoli) of each, in their order; none when there is a message.
+	Values []uint32 `protobuf:"fixed32,2,rep,packed,name=values,proto3" json:"values,omitempty"`
+	// Why there are none.
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SumReport) Reset() {
+	*x = SumReport{}
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SumReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SumReport) ProtoMessage() {}
+
+func (x *SumReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_rank_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SumReport.ProtoReflect.Descriptor instead.
+func (*SumReport) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_rank_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SumReport) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SumReport) GetValues() []uint32 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+func (x *SumReport) GetMessage() string {
 	if x != nil {
 		return x.Message
 	}
@@ -1276,7 +1447,7 @@ var File_kvgrpc_session_v1_rank_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\n" +
-	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xc6\x03\n" +
+	"\x1ckvgrpc/session/v1/rank.proto\x12\x11kvgrpc.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xf9\x03\n" +
 	"\vRankCommand\x127\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1f.kvgrpc.session.v1.OfferCommandH\x00R\x05offer\x12=\n" +
 	"\aconnect\x18\x02 \x01(\v2!.kvgrpc.session.v1.ConnectCommandH\x00R\aconnect\x12F\n" +
@@ -1286,7 +1457,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04post\x18\x04 \x01(\v2\x1e.kvgrpc.session.v1.PostCommandH\x00R\x04post\x12:\n" +
 	"\x06expect\x18\x05 \x01(\v2 .kvgrpc.session.v1.ExpectCommandH\x00R\x06expect\x12A\n" +
 	"\tawait_end\x18\x06 \x01(\v2\".kvgrpc.session.v1.AwaitEndCommandH\x00R\bawaitEnd\x127\n" +
-	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekeyB\t\n" +
+	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekey\x121\n" +
+	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sumB\t\n" +
 	"\acommand\" \n" +
 	"\fOfferCommand\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\xa3\x01\n" +
@@ -1318,7 +1490,13 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04open\x18\x02 \x01(\bR\x04open\"%\n" +
 	"\x0fAwaitEndCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\"\x0e\n" +
-	"\fRekeyCommand\"\xf5\x02\n" +
+	"\fRekeyCommand\"j\n" +
+	"\n" +
+	"SumCommand\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aoffsets\x18\x02 \x03(\x04R\aoffsets\x12\x16\n" +
+	"\x06nbytes\x18\x03 \x03(\x04R\x06nbytes\x12\x16\n" +
+	"\x06counts\x18\x04 \x03(\rR\x06counts\"\xa7\x03\n" +
 	"\n" +
 	"RankReport\x126\n" +
 	"\x05offer\x18\x01 \x01(\v2\x1e.kvgrpc.session.v1.OfferReportH\x00R\x05offer\x12<\n" +
@@ -1326,7 +1504,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\aposting\x18\x03 \x01(\v2 .kvgrpc.session.v1.PostingReportH\x00R\aposting\x123\n" +
 	"\x04step\x18\x04 \x01(\v2\x1d.kvgrpc.session.v1.StepReportH\x00R\x04step\x12<\n" +
 	"\aprocess\x18\x05 \x01(\v2 .kvgrpc.session.v1.ProcessReportH\x00R\aprocess\x126\n" +
-	"\x05rekey\x18\x06 \x01(\v2\x1e.kvgrpc.session.v1.RekeyReportH\x00R\x05rekeyB\b\n" +
+	"\x05rekey\x18\x06 \x01(\v2\x1e.kvgrpc.session.v1.RekeyReportH\x00R\x05rekey\x120\n" +
+	"\x03sum\x18\a \x01(\v2\x1c.kvgrpc.session.v1.SumReportH\x00R\x03sumB\b\n" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
@@ -1359,7 +1538,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x18\n" +
 	"\adrained\x18\x02 \x01(\bR\adrained\"'\n" +
 	"\vRekeyReport\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage*b\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"Q\n" +
+	"\tSumReport\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06values\x18\x02 \x03(\aR\x06values\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage*b\n" +
 	"\rPostOperation\x12\x1e\n" +
 	"\x1aPOST_OPERATION_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13POST_OPERATION_READ\x10\x01\x12\x18\n" +
@@ -1379,7 +1562,7 @@ func file_kvgrpc_session_v1_rank_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_rank_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_kvgrpc_session_v1_rank_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(PostOperation)(0),          // 0: kvgrpc.session.v1.PostOperation
 	(*RankCommand)(nil),         // 1: kvgrpc.session.v1.RankCommand
@@ -1390,17 +1573,19 @@ var file_kvgrpc_session_v1_rank_proto_goTypes = []any{
 	(*ExpectCommand)(nil),       // 6: kvgrpc.session.v1.ExpectCommand
 	(*AwaitEndCommand)(nil),     // 7: kvgrpc.session.v1.AwaitEndCommand
 	(*RekeyCommand)(nil),        // 8: kvgrpc.session.v1.RekeyCommand
-	(*RankReport)(nil),          // 9: kvgrpc.session.v1.RankReport
-	(*OfferReport)(nil),         // 10: kvgrpc.session.v1.OfferReport
-	(*ConnectReport)(nil),       // 11: kvgrpc.session.v1.ConnectReport
-	(*RejectedPath)(nil),        // 12: kvgrpc.session.v1.RejectedPath
-	(*PostingReport)(nil),       // 13: kvgrpc.session.v1.PostingReport
-	(*StepReport)(nil),          // 14: kvgrpc.session.v1.StepReport
-	(*ProcessReport)(nil),       // 15: kvgrpc.session.v1.ProcessReport
-	(*RekeyReport)(nil),         // 16: kvgrpc.session.v1.RekeyReport
-	(*v1.RankEndpoint)(nil),     // 17: kvgrpc.v1.RankEndpoint
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
-	(*v1.LayerRange)(nil),       // 19: kvgrpc.v1.LayerRange
+	(*SumCommand)(nil),          // 9: kvgrpc.session.v1.SumCommand
+	(*RankReport)(nil),          // 10: kvgrpc.session.v1.RankReport
+	(*OfferReport)(nil),         // 11: kvgrpc.session.v1.OfferReport
+	(*ConnectReport)(nil),       // 12: kvgrpc.session.v1.ConnectReport
+	(*RejectedPath)(nil),        // 13: kvgrpc.session.v1.RejectedPath
+	(*PostingReport)(nil),       // 14: kvgrpc.session.v1.PostingReport
+	(*StepReport)(nil),          // 15: kvgrpc.session.v1.StepReport
+	(*ProcessReport)(nil),       // 16: kvgrpc.session.v1.ProcessReport
+	(*RekeyReport)(nil),         // 17: kvgrpc.session.v1.RekeyReport
+	(*SumReport)(nil),           // 18: kvgrpc.session.v1.SumReport
+	(*v1.RankEndpoint)(nil),     // 19: kvgrpc.v1.RankEndpoint
+	(*durationpb.Duration)(nil), // 20: google.protobuf.Duration
+	(*v1.LayerRange)(nil),       // 21: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.session.v1.RankCommand.offer:type_name -> kvgrpc.session.v1.OfferCommand
@@ -1410,23 +1595,25 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	6,  // 4: kvgrpc.session.v1.RankCommand.expect:type_name -> kvgrpc.session.v1.ExpectCommand
 	7,  // 5: kvgrpc.session.v1.RankCommand.await_end:type_name -> kvgrpc.session.v1.AwaitEndCommand
 	8,  // 6: kvgrpc.session.v1.RankCommand.rekey:type_name -> kvgrpc.session.v1.RekeyCommand
-	17, // 7: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	0,  // 8: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	10, // 9: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	11, // 10: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	13, // 11: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	14, // 12: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	15, // 13: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	16, // 14: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	17, // 15: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	12, // 16: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	18, // 17: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	19, // 18: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	19, // [19:19] is the sub-list for method output_type
-	19, // [19:19] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	9,  // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	19, // 8: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	0,  // 9: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
+	11, // 10: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	12, // 11: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	14, // 12: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	15, // 13: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	16, // 14: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	17, // 15: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	18, // 16: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	19, // 17: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	13, // 18: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	20, // 19: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	21, // 20: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	21, // [21:21] is the sub-list for method output_type
+	21, // [21:21] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }
@@ -1442,26 +1629,28 @@ func file_kvgrpc_session_v1_rank_proto_init() {
 		(*RankCommand_Expect)(nil),
 		(*RankCommand_AwaitEnd)(nil),
 		(*RankCommand_Rekey)(nil),
+		(*RankCommand_Sum)(nil),
 	}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[2].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[3].OneofWrappers = []any{}
 	file_kvgrpc_session_v1_rank_proto_msgTypes[4].OneofWrappers = []any{}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[8].OneofWrappers = []any{
+	file_kvgrpc_session_v1_rank_proto_msgTypes[9].OneofWrappers = []any{
 		(*RankReport_Offer)(nil),
 		(*RankReport_Connect)(nil),
 		(*RankReport_Posting)(nil),
 		(*RankReport_Step)(nil),
 		(*RankReport_Process)(nil),
 		(*RankReport_Rekey)(nil),
+		(*RankReport_Sum)(nil),
 	}
-	file_kvgrpc_session_v1_rank_proto_msgTypes[10].OneofWrappers = []any{}
+	file_kvgrpc_session_v1_rank_proto_msgTypes[11].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_rank_proto_rawDesc), len(file_kvgrpc_session_v1_rank_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
