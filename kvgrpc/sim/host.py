@@ -233,9 +233,13 @@ class Host:
         life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
         self._world.seen["rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
-        life.rekey(rank, proves=proves)
         message = "" if proves else "the simulator proves nothing by it"
-        self.soon(lambda: self.handle(Rekeyed(rank, message)))
+
+        def begin_anew() -> None:
+            life.rekey(rank, proves=proves)
+            self.handle(Rekeyed(rank, message))
+
+        self.soon(begin_anew)
 
     def tell_engine(self, action: TellEngine) -> None:
         """The lead tells its engine something."""

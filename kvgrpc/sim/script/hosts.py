@@ -88,9 +88,13 @@ class HandHost(Host):
 
     def rekey(self, rank: int) -> None:
         """A rank's data path begins anew."""
-        proves = self.hand.rekey_proves
-        self._life.rekey(rank, proves=proves)
-        self.soon(lambda: self.handle(Rekeyed(rank, "" if proves else "the script says so")))
+        life, proves = self._life, self.hand.rekey_proves
+
+        def begin_anew() -> None:
+            life.rekey(rank, proves=proves)
+            self.handle(Rekeyed(rank, "" if proves else "the script says so"))
+
+        self.soon(begin_anew)
 
     def check(self) -> None:
         """What its tables say; what engines use, the scripted one checks by itself."""
