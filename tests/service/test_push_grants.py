@@ -143,7 +143,7 @@ def test_a_source_that_could_not_deliver_before_anybody_asked_tells_whoever_asks
     finish(source, key, TOKENS, [], content=None, failure={"message": "the prefill was aborted"})
     with unchanged(source, destination):
         refusal = source.api.refusal(lambda: register(source, reserved.grant))
-    assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "CANCELLED")
+    assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "SOURCE_FAILED")
     assert "the prefill was aborted" in refusal.message
 
 
