@@ -25,7 +25,8 @@ SEND_TIMEOUT_S = 10.0
 
 
 class LeadDied(Unavailable):
-    """The session ended without being asked to: the lead or a worker is gone, and every lease and transfer with it.
+    """The session ended without being asked to, and no other lead takes over: the lead or a worker is gone, and every
+    lease and transfer with it.
 
     No event follows. See `Engine` for what becomes of the memory.
     """
