@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
+from kvgrpc.core.operation import Operation
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.memory import SharedMemory
@@ -71,6 +72,20 @@ class AddressInUse(Unavailable):
     code = "UNAVAILABLE"
 
 
+class SharedRank(LocalRank):
+    """A rank that moves bytes for a worker. The worker hears who may write into the memory that they share: should this
+    process end, nobody else knows.
+    """
+
+    worker: Rank | None = None
+
+    def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
+        if operation is Operation.READ:
+            super().expect(access, open_)
+        elif self.worker is not None:
+            self.worker.expect(access, open_, operation)
+
+
 class Server:
     """One lead with its local ranks. Make it, `await start()`, `await stop()`."""
 
@@ -85,7 +100,7 @@ class Server:
         self._runner = Runner(self._node)
         self._ranks = Ranks()
         self._sessions: Sessions | None = None
-        self._local: list[LocalRank] = []
+        self._local: list[SharedRank] = []
         self._paths: list[DataPathStatus] = []
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         self._runner.on_transfer.append(self._trace_transfer)
@@ -158,16 +173,24 @@ class Server:
     # -- lives: with the embedded pool, with an engine, with nothing
 
     async def begin_engine(
-        self, request: session_pb2.AttachRequest, secret: bytes, worker: Callable[[int], Rank]
+        self,
+        request: session_pb2.AttachRequest,
+        secret: bytes,
+        worker: Callable[[int], Rank],
+        memory: Mapping[int, int],
     ) -> None:
-        """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted; the old life goes on."""
+        """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted, for `memory` that is not
+        the pool's PreconditionFailed; the old life goes on.
+        """
         engine = self._attaching(request)
         if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
             await self._begin(
                 engine, secret, {rank: worker(rank) for rank in range(engine.world_size)}, [], attached=True
             )
             return
-        local = await self._make_ranks(engine.world_size, engine.pool.total_bytes)
+        local = await self._make_ranks(engine.world_size, engine.pool.total_bytes, memory)
+        for number, rank in enumerate(local):
+            rank.worker = worker(number)
         await self._begin(engine, secret, dict(enumerate(local)), local, attached=True)
 
     async def end_engine(self) -> None:
@@ -190,7 +213,7 @@ class Server:
             await self._begin(None, b"", {}, [])
             return
         layout = self.config.pool.layout()
-        local = await self._make_ranks(1, layout.total_bytes)
+        local = await self._make_ranks(1, layout.total_bytes, {})
         for rank in local:
             _seal(rank)
         engine = self._describe(layout, PoolKind.SERVER_MANAGED, 1)
@@ -201,7 +224,7 @@ class Server:
         engine: EngineDescription | None,
         secret: bytes,
         ranks: dict[int, Rank],
-        local: list[LocalRank],
+        local: list[SharedRank],
         *,
         attached: bool = False,
     ) -> None:
@@ -233,12 +256,14 @@ class Server:
             features=(*FEATURES, READS_PUSHES) if request.cannot_set_aside else engine.features,
         )
 
-    async def _make_ranks(self, count: int, nbytes: int) -> list[LocalRank]:
-        """Ranks with shared memory in this process. Raises Exhausted when they do not fit; none is left then."""
-        made: list[LocalRank] = []
+    async def _make_ranks(self, count: int, nbytes: int, known: Mapping[int, int]) -> list[SharedRank]:
+        """Ranks with shared memory in this process, new or `known` by its descriptors. Raises Exhausted when it does
+        not fit, PreconditionFailed when it is not what it should be; none is left then.
+        """
+        made: list[SharedRank] = []
         try:
             for rank in range(count):
-                local, self._paths = await asyncio.to_thread(self._make_rank, rank, nbytes)
+                local, self._paths = await asyncio.to_thread(self._make_rank, rank, nbytes, known.get(rank))
                 made.append(local)
         except KVGrpcError:
             for local in made:
@@ -246,12 +271,16 @@ class Server:
             raise
         return made
 
-    def _make_rank(self, rank: int, nbytes: int) -> tuple[LocalRank, list[DataPathStatus]]:
-        memory = SharedMemory.create(nbytes)
+    def _make_rank(self, rank: int, nbytes: int, fd: int | None) -> tuple[SharedRank, list[DataPathStatus]]:
+        memory = SharedMemory.create(nbytes) if fd is None else SharedMemory.attach(fd)
+        if memory.nbytes != nbytes:
+            memory.close()
+            what = f"rank {rank} brings {memory.nbytes} bytes of shared memory for a pool of {nbytes}"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, what)
         paths, status = make_paths(memory, self.config.data_paths, self.config.copy_threads)
         limit = self.config.bandwidth_limit_bytes_per_s
         threads = self.config.copy_threads
-        return LocalRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads), status
+        return SharedRank(rank, memory, paths, self._runner.feed_threadsafe, limit, threads), status
 
     def _describe(self, layout: PoolLayout, kind: PoolKind, world_size: int) -> EngineDescription:
         """This engine, in a new life."""

@@ -63,7 +63,7 @@ class Deliveries:
         self._ends = ends
         self._targets: dict[str, Landing] = {}
         """Landings that are not forgotten, by the target in their grant."""
-        self.writers = Writers()
+        self.writers = Writers(state.emit)
         self._reserved = 0
 
     # -- calls

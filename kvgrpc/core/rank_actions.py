@@ -53,6 +53,8 @@ class Expect:
 
     access: str
     open: bool
+    writes: bool = False
+    """It may write, or it is not proved that it does not: the memory is not at rest."""
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,30 @@
 """Accesses under which sources may write into this engine's blocks, until that is proved to be over."""
 
+from collections.abc import Callable
+
 from kvgrpc.core.landing import Landing
+from kvgrpc.core.rank_actions import Expect
 
 
 class Writers:
-    """By access; a landing knows its own."""
+    """By access; a landing knows its own. The ranks know them too: they outlive a lead that dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Callable[[Expect], None]) -> None:
+        self._emit = emit
         self._landings: dict[bytes, Landing] = {}
 
     def add(self, landing: Landing, access_id: bytes, life: str) -> None:
         """That life of a source may write."""
         landing.writers[access_id] = life
         self._landings[access_id] = landing
+        self._emit(Expect(_name(access_id), open=True, writes=True))
 
     def forget(self, access_id: bytes) -> Landing | None:
         """Nothing is written under it any more. The landing, if that was not known."""
         landing = self._landings.pop(access_id, None)
         if landing is not None:
             del landing.writers[access_id]
+            self._emit(Expect(_name(access_id), open=False, writes=True))
         return landing
 
     def find(self, access_id: bytes) -> Landing | None:
@@ -33,4 +39,9 @@ class Writers:
         return {landing.writers[id_] for id_, landing in self._landings.items()}
 
     def clear(self) -> None:
+        """The incarnation ends; which proves nothing to the ranks."""
         self._landings.clear()
+
+
+def _name(access_id: bytes) -> str:
+    return f"w-{access_id.hex()}"

@@ -101,6 +101,8 @@ class SharedMemory:
         try:
             size = os.fstat(fd).st_size
             check_sealed(fd)
+            if size < mmap.PAGESIZE:
+                raise ValueError(f"it has {size} bytes")
             mapping = mmap.mmap(fd, size)
         except (OSError, ValueError) as error:
             raise PreconditionFailed(

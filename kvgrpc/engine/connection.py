@@ -8,10 +8,11 @@ import math
 import os
 import select
 import socket
+import struct
 import time
 import weakref
 
-from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import FrameReader
 from kvgrpc.wire.values import stated_error
@@ -24,10 +25,15 @@ SEND_TIMEOUT_S = 10.0
 
 
 class LeadDied(Unavailable):
-    """The session ended without being asked to: the lead or a worker is gone, and every lease and transfer with it.
+    """The session ended without being asked to, and no other lead takes over: the lead or a worker is gone, and every
+    lease and transfer with it.
 
     No event follows. See `Engine` for what becomes of the memory.
     """
+
+
+class SessionOver(LeadDied):
+    """The lead lives, and says that this engine's life is over: a worker is gone, or the scheduler."""
 
 
 class Connection:
@@ -47,6 +53,8 @@ class Connection:
         self._readable.register(self._socket, select.POLLIN)
         self._frames = FrameReader(session_pb2.ServerFrame)
         self._ready: list[session_pb2.ServerFrame] = []
+        self._descriptors: list[int] = []
+        """Came with the answer to the attach."""
         self.closed = False
         _open.add(self)
 
@@ -59,27 +67,35 @@ class Connection:
             self.shutdown()
             raise _lost() from error
 
-    def attach(self, frame: bytes) -> tuple[session_pb2.ServerFrame, int]:
+    def attach(
+        self, frame: bytes, memory: int = -1, timeout_s: float | None = None
+    ) -> tuple[session_pb2.ServerFrame, int]:
         """Sends the first frame and waits for its answer: (frame, descriptor or -1).
 
-        Raises the lead's refusal, and Unavailable when it does not answer.
+        `memory`: the descriptor of shared memory, for a worker that comes back. Raises the lead's refusal, and
+        Unavailable when it does not answer.
         """
         self.send(frame)
-        deadline = time.monotonic() + ATTACH_TIMEOUT_S
-        descriptors: list[int] = []
-        try:
-            while not self._ready:
-                if not self._wait(deadline - time.monotonic()):
-                    raise Unavailable(Reason.DEADLINE, "the lead did not answer the attach in time")
-                self._ready += self._read(descriptors)
-            answer = self._ready.pop(0)
-            if answer.HasField("refused"):
-                raise stated_error(answer.refused.code, answer.refused.reason, answer.refused.message)
-        except KVGrpcError:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
-        return answer, descriptors[0] if descriptors else -1
+        deadline = time.monotonic() + (ATTACH_TIMEOUT_S if timeout_s is None else timeout_s)
+        while (answer := self.answer(deadline - time.monotonic())) is not None:
+            if not answer[0].HasField("memory_wanted"):
+                return answer
+            _give(memory, answer[1])
+        raise Unavailable(Reason.DEADLINE, "the lead did not answer the attach in time")
+
+    def answer(self, timeout_s: float) -> tuple[session_pb2.ServerFrame, int] | None:
+        """What the lead says to the attach that was sent; None when that does not come in time. Raises its refusal."""
+        deadline = time.monotonic() + timeout_s
+        while not self._ready:
+            if not self._wait(deadline - time.monotonic()):
+                return None
+            self._ready += self._read(passing=True)
+        answer = self._ready.pop(0)
+        if answer.HasField("refused"):
+            raise stated_error(answer.refused.code, answer.refused.reason, answer.refused.message)
+        if answer.HasField("over"):
+            raise SessionOver(Reason.PEER_LOST, answer.over.message)
+        return answer, self._descriptors.pop(0) if self._descriptors else -1
 
     def receive(self, timeout_s: float | None = 0.0) -> list[session_pb2.ServerFrame]:
         """The frames that are there, waiting up to `timeout_s` for the first (None: as long as it takes).
@@ -102,10 +118,19 @@ class Connection:
         """For an event loop of the engine's own: readable when there is something to receive."""
         return self._socket.fileno()
 
+    @property
+    def lead_pid(self) -> int:
+        """The process at the other end."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", credentials)[0]
+        return pid
+
     def close(self) -> None:
         """Ends the connection: for a scheduler, the engine's life. Idempotent."""
         self.closed = True
         self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def shutdown(self) -> None:
         """Ends the connection, and wakes a thread that waits in `receive`, which then raises. `close` follows."""
@@ -121,14 +146,14 @@ class Connection:
             raise _lost()
         return bool(self._readable.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1000)))
 
-    def _read(self, descriptors: list[int] | None = None) -> list[session_pb2.ServerFrame]:
-        """What one read gives; a descriptor beside it, which no child inherits, joins `descriptors`."""
+    def _read(self, *, passing: bool = False) -> list[session_pb2.ServerFrame]:
+        """What one read gives; `passing`: a descriptor beside it, which no child inherits, is kept."""
         try:
-            if descriptors is None:
-                data = self._socket.recv(READ_BYTES)
-            else:
+            if passing:
                 data, received, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-                descriptors += received
+                self._descriptors += received
+            else:
+                data = self._socket.recv(READ_BYTES)
         except OSError as error:
             raise _lost() from error
         if not data:
@@ -145,6 +170,17 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _give(memory: int, to: int) -> None:
+    """Sends a descriptor into the socket that the lead gave for it."""
+    if to < 0:
+        raise _lost()
+    with socket.socket(fileno=to) as lead:
+        try:
+            socket.send_fds(lead, [b"."], [memory])
+        except OSError as error:
+            raise _lost() from error
 
 
 def _lost() -> LeadDied:

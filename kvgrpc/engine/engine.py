@@ -3,82 +3,66 @@
 Calls are queued and leave with the next `poll` or `flush`; answers and events come with `poll`. Lease ids and grants
 are minted here, from the session's secret, so that handing over waits for nobody.
 
-When the lead dies, every call raises LeadDied, once. What is then true:
+A lead that an engine started for itself (`launch`) is replaced when it dies, in steps within `poll`, which waits for
+none of them:
 
-* Leases, grants and transfers are over, at both ends: peers find the incarnation gone and use nothing of it.
-* Shared memory was moved by the lead alone. Once its process is gone (`close` waits for a lead of one's own) nothing
-  writes into it any more, and what the workers mapped stays theirs to read.
-* Private memory is moved by the workers. A rank's blocks are at rest when its `Rank.close` has returned.
-
-The seam for a replacement is `close` on this object and on every Rank, then a new `Engine` (`launch` starts a new
-lead) and new Ranks on the new ticket: a new incarnation, which knows of no hand-over or pull of the old one. The
-engine computes or pulls again what it was waiting for; references that it keeps per hand-over or pull are its own to
-drop then, since no BlocksReturned comes for them.
+* Every hand-over, pull, reservation and push fails at once: Failed, with ENGINE_LOST. Grants are void, and peers use
+  nothing of what they read.
+* Their blocks come back, with BlocksReturned, when it is proved that nothing accesses them any more. Shared memory was
+  moved by the lead alone: the end of its process is the proof. Private memory is moved by the workers: each ends what
+  it has posted, and its data paths, before it attaches to the new lead.
+* What is in the pool stays there. `ticket`, `engine_id` and ranks stay; `incarnation` and `address` are new.
+* Meanwhile every call raises Unavailable (ENGINE_LOST). Handles of before take calls, which then do nothing.
+* Where that fails, or a worker is gone, too, calls raise LeadDied, as they do at once when the lead of somebody else
+  dies (`attach`), or a pool is SERVER_MANAGED: who has which of its blocks is known to the lead alone. No event
+  follows then. What remains is `close` on this object and on every Rank, and a new Engine with new Ranks.
 """
 
-import logging
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
 
 from kvgrpc.core import grants
 from kvgrpc.core.content import largest_use
-from kvgrpc.core.ids import mint_lease_id
 from kvgrpc.core.layout import PoolKind, PoolLayout
-from kvgrpc.core.limits import granted_ttl
-from kvgrpc.engine.connection import Connection, LeadDied
-from kvgrpc.engine.events import BlocksReturned, Event, Received
-from kvgrpc.engine.handles import BlockIds, Content, Handle, HandOver, Pull, check_key, group_blocks
+from kvgrpc.core.limits import Limits, granted_ttl
+from kvgrpc.engine.connection import Connection
+from kvgrpc.engine.events import Event
+from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, check_key, group_blocks
 from kvgrpc.engine.launch import LeadProcess
-from kvgrpc.engine.outbox import Outbox
+from kvgrpc.engine.lives import Lives
 from kvgrpc.engine.pushes import LayerRange, Push, Reservation
+from kvgrpc.engine.succession import COMES_BACK_S
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.engine.transfers import Transfers
-from kvgrpc.engine.void_page import VoidPage
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire.description import POOL_KINDS, limits_from_proto, pool_from_proto, pool_to_proto
+from kvgrpc.wire.description import POOL_KINDS, pool_from_proto, pool_to_proto
 from kvgrpc.wire.frames import encode
-from kvgrpc.wire.session import step_report
-from kvgrpc.wire.values import ON_ABORT, duration, stated_error
+from kvgrpc.wire.values import ON_ABORT, duration
 
-_log = logging.getLogger(__name__)
-
-CALL_TIMEOUT_S = 10.0
-_T = TypeVar("_T")
+RELAUNCHES = 3
+"""Leads that may be started anew within a minute."""
 
 
 class Engine:
     """One engine, attached to its lead. Use from one thread; `with` ends the session."""
 
-    def __init__(self, connection: Connection, socket_path: str, attach: session_pb2.AttachRequest) -> None:
+    def __init__(self, socket_path: str, request: session_pb2.AttachRequest) -> None:
         """Use `attach` or `launch`."""
-        self._connection = connection
-        answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=attach)))
+        connection = Connection(socket_path)
+        try:
+            answer, page = connection.attach(encode(session_pb2.ClientFrame(attach=request)))
+        except KVGrpcError:
+            connection.close()
+            raise
         attached = answer.attached
         self.engine_id = attached.header.engine_id
-        self.incarnation = attached.header.incarnation
-        self.address = attached.address
         self.pool = pool_from_proto(attached.pool, "pool")
-        self.limits = limits_from_proto(attached.limits)
         self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
-        self._secret = attached.session_secret
-        self._grant_key = grants.signing_key(self._secret)
-        self._world_size = max(attach.world_size, 1)
+        self._request = request
         self._lead: LeadProcess | None = None
-        self._leases, self._outbox = 0, Outbox()
-        self._page = VoidPage(page, attached.void_slots)
-        self._transfers = Transfers(self._page)
-        self._answers: dict[int, session_pb2.CallAnswer | None] = {}
-        """Of calls that somebody waits for."""
-        self._abandoned: set[int] = set()
-        """Calls whose answer came too late for whoever waited."""
-        self._unsent: list[Pull] = []
-        self._events: list[Event] = []
-        # Numbers of the last event that was read, that `poll` has returned, and that the lead knows to be returned.
-        self._read_event = self._returned_event = self._acknowledged_event = 0
+        self._lives = Lives((connection, attached, page))
 
     @classmethod
     def attach(  # noqa: PLR0913 - by name, each with a default
@@ -105,27 +89,45 @@ class Engine:
             engine_id=engine_id, kind=POOL_KINDS[kind], pool=pool_to_proto(pool, kind) if pool else None, memory=memory,
             world_size=world_size, weights_revision=weights_revision, cannot_set_aside=not sets_aside,
         )  # fmt: skip
-        connection = Connection(socket_path)
-        try:
-            return cls(connection, socket_path, request)
-        except KVGrpcError:
-            connection.close()
-            raise
+        return cls(socket_path, request)
 
     @classmethod
-    def launch(cls, *, listen: str = "127.0.0.1:0", flags: Sequence[str] = (), **attach: Any) -> Self:
+    def launch(
+        cls, *, listen: str = "127.0.0.1:0", flags: Sequence[str] = (), relaunches: int = RELAUNCHES, **attach: Any
+    ) -> Self:
         """Starts a lead of this engine's own as a child process and attaches to it. The lead ends with the engine.
 
-        `flags` are further flags of `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
+        When it dies it is replaced, at most `relaunches` times within a minute; see above. `flags` are further flags of
+        `kvgrpc serve`; `attach` as in `attach`. Raises LeadDied when it does not start.
         """
-        lead = LeadProcess(["--listen", listen, *flags])
+        lead = LeadProcess(listen, flags)
         try:
             engine = cls.attach(lead.socket_path, **attach)
         except BaseException:
             lead.stop()
             raise
-        engine._lead = lead  # noqa: SLF001 - of this very class
+        engine._survive(lead, relaunches)  # noqa: SLF001 - of this very class
         return engine
+
+    @property
+    def incarnation(self) -> int:
+        """Of this life: another one with every lead."""
+        return self._lives.incarnation
+
+    @property
+    def address(self) -> str:
+        """Where peers find the lead."""
+        return self._lives.address
+
+    @property
+    def lead_pid(self) -> int:
+        """The lead's process."""
+        return self._lives.lead_pid
+
+    @property
+    def limits(self) -> Limits:
+        """Those of the lead."""
+        return self._lives.limits
 
     # -- what a scheduler does
 
@@ -149,7 +151,7 @@ class Engine:
         """
         check_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
-        rows, lease_id = group_blocks(blocks), self._mint()
+        key, rows, lease_id = self._lives.sign_with(), group_blocks(blocks), self._lives.mint()
         claims = grants.Claims(
             access=grants.Access.READ,
             engine_id=self.engine_id,
@@ -162,7 +164,7 @@ class Engine:
             token_count=content.tokens,
             on_abort=on_abort,
         )
-        token = grants.mint(claims, self._grant_key)
+        token = grants.mint(claims, key)
         request = handoff_pb2.FinishedBlocksRequest(
             transfer_key=transfer_key,
             request_id=request_id,
@@ -176,8 +178,9 @@ class Engine:
             after_step=after_step,
             lease_id=lease_id,
         )
-        made = HandOver(ask=self._ask, request_id=request_id, grant=token, lease_id=lease_id, page=self._page)
-        self._ask(made, traceparent, finished_blocks=request, void_slot=made.page.take(lease_id))
+        ask, page = self._lives.ask, self._lives.page
+        made = HandOver(ask=ask, request_id=request_id, grant=token, lease_id=lease_id, page=page)
+        ask(made, traceparent, finished_blocks=request, void_slot=page.take(lease_id))
         return made
 
     def pull(  # noqa: PLR0913 - by name, each with a default
@@ -205,9 +208,8 @@ class Engine:
             priority=priority,
         )
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
-        pull = Pull(ask=self._ask, request_id=request_id, use_tokens=usable)
-        pull.unsent = self._ask(pull, traceparent, pull_blocks=request).pull_blocks
-        self._unsent.append(pull)
+        pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable)
+        self._lives.ask_for(pull, traceparent, pull_blocks=request)
         return pull
 
     def reserve(  # noqa: PLR0913 - by name, each with a default
@@ -238,8 +240,8 @@ class Engine:
         )  # fmt: skip
         if source_address:
             request.source.address, request.source.engine_id = source_address, source_engine_id
-        reservation = Reservation(ask=self._ask, request_id=request_id, use_tokens=use_tokens or content.tokens)
-        self._ask(reservation, traceparent, reserve_blocks=request)
+        reservation = Reservation(ask=self._lives.ask, request_id=request_id, use_tokens=use_tokens or content.tokens)
+        self._lives.ask(reservation, traceparent, reserve_blocks=request)
         return reservation
 
     def push(  # noqa: PLR0913 - by name, each with a default
@@ -256,7 +258,7 @@ class Engine:
         """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
         check_key(transfer_key)
         return Push(
-            ask=self._ask, page=self._page, mint=self._mint, consumers=consumers, on_abort=on_abort,
+            ask=self._lives.ask, page=self._lives.page, mint=self._lives.mint, consumers=consumers, on_abort=on_abort,
             request_id=request_id, transfer_key=transfer_key, content=content, priority=priority,
             traceparent=traceparent,
         )  # fmt: skip
@@ -264,7 +266,7 @@ class Engine:
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
         """Cancels everything under a key, also what is still to come: for one transfer, use its handle's `cancel`."""
         request = transfer_pb2.CancelTransferRequest(transfer_key=transfer_key, message=message)
-        self._ask(None, cancel_transfer=request)
+        self._lives.ask(None, cancel_transfer=request)
 
     def step_done(self, step: int, layers: LayerRange | None = None) -> None:
         """All work of steps up to `step` is done, or that of these layers; for engines whose only rank is in this
@@ -272,9 +274,9 @@ class Engine:
 
         Raises InvalidRequest for an engine with several ranks.
         """
-        if self._world_size != 1:
+        if self._request.world_size > 1:
             raise InvalidRequest(Reason.INVALID_FIELD, "each of several ranks reports its own steps: Rank.step_done")
-        self._outbox.add_silent(step_done=step_report(step, layers))
+        self._lives.step_done(step, layers)
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
         """Takes blocks of a SERVER_MANAGED pool; waits for the answer.
@@ -282,7 +284,7 @@ class Engine:
         Raises Exhausted (POOL_EXHAUSTED) when there are too few, PreconditionFailed (POOL_KIND_MISMATCH).
         """
         request = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(group=group, count=count)])
-        answer = self._wait(allocate_blocks=request)
+        answer = self._lives.wait(allocate_blocks=request)
         runs = answer.allocate_blocks.blocks[0].blocks
         return [start + i for start, n in zip(runs.starts, runs.counts, strict=True) for i in range(n)]
 
@@ -291,43 +293,27 @@ class Engine:
 
         Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then none is given back.
         """
-        self._wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks)))
+        self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks)))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.
 
-        What is sent next tells the lead that these events were read. Raises LeadDied when the lead is gone.
+        What is sent next tells the lead that these events were read. While a lead is replaced it does what can be done
+        at once. Raises LeadDied when the lead is gone for good.
         """
-        self.flush()
-        deadline = time.monotonic() + timeout_s
-        while not self._events and self._read(deadline - time.monotonic()):
-            pass
-        events, self._events = self._events, []
-        self._returned_event = self._read_event
-        for event in events:
-            if isinstance(event, Received | BlocksReturned):
-                event.transfer.over = True
-        return events
+        return self._lives.poll(timeout_s)
 
     def flush(self) -> None:
         """Sends what is queued. Raises LeadDied."""
-        if not self._outbox and self._acknowledged_event == self._returned_event:
-            return
-        for pull in self._unsent:
-            pull.unsent = None
-        self._unsent.clear()
-        for frame in self._outbox.take(self._returned_event):
-            self._guard(partial(self._connection.send, frame))
-        self._acknowledged_event = self._returned_event
+        self._lives.flush()
 
     def fileno(self) -> int:
-        """Readable when `poll` has something; for an event loop of the engine's own."""
-        return self._connection.fileno()
+        """Readable when `poll` has something; for an event loop of the engine's own. The same for all leads."""
+        return self._lives.fileno()
 
     def close(self) -> None:
         """Ends the session, and with it every lease and transfer of this engine. Idempotent."""
-        self._connection.close()
-        self._page.close()
+        self._lives.close()
         if self._lead is not None:
             self._lead.stop()
 
@@ -337,63 +323,16 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- the session
-
-    def _ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
-        call = self._outbox.add(traceparent, **request)
-        if handle is not None:
-            self._transfers.asked(call.call_id, handle)
-        return call
-
-    def _mint(self) -> str:
-        self._leases += 1
-        return mint_lease_id(self._secret, self.incarnation, "engine", self._leases)
-
-    def _wait(self, **request: Any) -> session_pb2.CallAnswer:
-        """Makes one call and waits for its answer; events that come meanwhile are kept for `poll`."""
-        call_id = self._ask(None, **request).call_id
-        self._answers[call_id] = None
-        self.flush()
-        deadline = time.monotonic() + CALL_TIMEOUT_S
-        try:
-            while (answer := self._answers[call_id]) is None:
-                if not self._read(deadline - time.monotonic()):
-                    self._abandoned.add(call_id)
-                    what = f"the lead did not answer within {CALL_TIMEOUT_S:g} s"
-                    raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "session"})
-        finally:
-            del self._answers[call_id]
-        if answer.HasField("failure"):
-            raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
-        return answer
-
-    def _read(self, timeout_s: float) -> bool:
-        """Takes in what is there and sends what was waiting for it; False when nothing came."""
-        frames = self._guard(partial(self._connection.receive, timeout_s))
-        for frame in frames:
-            for event in frame.events.events:
-                self._read_event = event.event_id
-                if event.HasField("answer"):
-                    self._take_answer(event.answer)
-                self._events += self._transfers.take(event)
-        self.flush()
-        return bool(frames)
-
-    def _take_answer(self, answer: session_pb2.CallAnswer) -> None:
-        if answer.call_id in self._answers:
-            self._answers[answer.call_id] = answer
-        elif answer.call_id in self._abandoned:
-            self._abandoned.discard(answer.call_id)
-            if answer.HasField("allocate_blocks"):
-                given = pool_pb2.FreeBlocksRequest(blocks=answer.allocate_blocks.blocks)
-                self._ask(None, free_blocks=given)
-        elif not answer.call_id:
-            _log.error("the lead refused what is answered only then: %s", answer.failure.message)
-
-    def _guard(self, work: Callable[[], _T]) -> _T:
-        """Does it; adds to LeadDied what a lead of this engine's own said last."""
-        try:
-            return work()
-        except LeadDied as error:
-            said = self._lead.last_words() if self._lead is not None else ""
-            raise LeadDied(Reason.PEER_LOST, error.message + (f": {said}" if said else "")) from error
+    def _survive(self, lead: LeadProcess, relaunches: int) -> None:
+        """The lead is this engine's own, and replaced when it dies. One that manages the blocks is not: who has which
+        is known to it alone.
+        """
+        self._lead = lead
+        managed = self._request.kind == POOL_KINDS[PoolKind.SERVER_MANAGED]
+        again = session_pb2.AttachRequest()
+        again.CopyFrom(self._request)
+        again.engine_id, again.rank_ticket = self.engine_id, self.ticket.secret
+        again.pool.CopyFrom(pool_to_proto(self.pool, PoolKind.ENGINE_MANAGED))
+        self._lives.survive(lead, again, 0 if managed else relaunches)
+        if relaunches and not managed:
+            self.ticket = replace(self.ticket, comes_back_s=COMES_BACK_S)

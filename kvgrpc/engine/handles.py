@@ -71,12 +71,14 @@ class Handle:
     """The engine was told, or is about to be, that it failed."""
     over: bool = False
     """The engine was told the last event about it: nothing of it is with the lead any more."""
+    lost: bool = field(default=False, repr=False)
+    """The lead that knew it died: it failed, and its blocks come back when they are proved to be at rest."""
     later: list[Callable[[], object]] = field(default_factory=list, repr=False)
     """What waits for the transfer id."""
 
     def cancel(self, message: str = "") -> None:
         """Ends the transfer, if it is not over; what comes of it are Failed and BlocksReturned, as for other ends."""
-        if not self.over:
+        if not self.over and not self.lost:
             self.once_known(lambda: self.ask(None, cancel_transfer=_cancel(self.transfer_id, message)))
 
     def once_known(self, work: Callable[[], object]) -> None:
@@ -136,6 +138,8 @@ class Pull(Handle):
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, "this pull has its blocks already")
         destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens)
         self.started = True
+        if self.lost:
+            return
         if self.unsent is not None:
             self.unsent.destination.CopyFrom(destination)
             self.unsent.after_step = after_step
@@ -151,6 +155,8 @@ class Pull(Handle):
 
 def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
     """Sets the void flag of a lease, and tells the lead to look. False: it has none, or is over."""
+    if handle.lost:
+        return not handle.over  # nobody is left to vouch for them
     if handle.over or not page.void(lease_id):
         return False
     handle.ask(None, voided=session_pb2.VoidedSlots())

@@ -113,4 +113,5 @@ class Push(Handle):
     def _ask(self, **request: Any) -> None:
         if self.over:
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this push is over")
-        self.ask(self, self.traceparent, **request)
+        if not self.lost:
+            self.ask(self, self.traceparent, **request)

@@ -3,29 +3,39 @@
 With shared memory the lead made the pool and moves the bytes; the worker maps it. With private memory the worker
 brings tensors of its own, and the mover runs here, in a thread that posts and polls with the interpreter lock
 released.
+
+A lead that dies is replaced where the ticket says so. The rank then takes no command any more, drops what is not
+posted, and lets its postings end, or ends them with their data paths; only when its memory is proved to be at rest does
+it attach again. Memory and views of it stay what they are, and steps that were reported are reported again.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core import events
+from kvgrpc.core.operation import Operation
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.engine.connection import Connection, LeadDied
+from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.errors import InternalError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import InternalError, KVGrpcError, PermissionDenied, PreconditionFailed, Reason, Unavailable
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import endpoint_from_proto, pool_from_proto
 from kvgrpc.wire.frames import encode
 
 CLOSE_S = 2.0
+RETRY_S = 0.05
+"""Between attempts to reach a new lead: its process takes a second to start."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,22 +58,33 @@ class Rank:
         another engine, Unavailable when no lead answers. None of them ends the engine's life.
         """
         self.rank = rank
-        memory = PrivateMemory.of(*tensors) if tensors else None
-        if memory is not None and memory.nbytes != ticket.memory_bytes:
+        self._ticket = ticket
+        self._tensors = tensors
+        self._data_paths, self._copy_threads = data_paths, copy_threads
+        if tensors and (nbytes := PrivateMemory.of(*tensors).nbytes) != ticket.memory_bytes:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
-                f"the tensors have {memory.nbytes} bytes; the pool has {ticket.memory_bytes} on each rank",
+                f"the tensors have {nbytes} bytes; the pool has {ticket.memory_bytes} on each rank",
             )
-        self._connection = Connection(ticket.socket_path)
-        self._send_lock = threading.Lock()
+        self._connection = self._next = Connection(ticket.socket_path)
+        self._lock = threading.Lock()  # who sends
+        self._closing = threading.Event()
+        self._steps = Steps()
         self._thread: threading.Thread | None = None
         self._shared: SharedMemory | None = None
+        self._mover: LocalRank | None = None
         self._at_rest = True
+        self._written: set[str] = set()
+        """What peers may write into shared memory, which only the lead's data paths could speak for."""
+        self._over = False
+        """The engine's life is over, as far as this rank is concerned."""
         try:
-            self._attach(ticket, memory, data_paths, copy_threads)
+            self._attach(returns=False)
         except BaseException:
             self.close()
             raise
+        self._thread = threading.Thread(target=self._live, name=f"kvgrpc-rank-{rank}", daemon=True)
+        self._thread.start()
 
     @property
     def memory(self) -> NDArray[np.uint8]:
@@ -73,15 +94,16 @@ class Rank:
         return self._shared.as_numpy()
 
     def step_done(self, step: int) -> None:
-        """All work of the engine's steps up to `step` is done on this rank. Raises LeadDied when the session is over.
+        """All work of the engine's steps up to `step` is done on this rank. Raises LeadDied when the session is over;
+        while a lead is replaced, the next one will hear it.
 
         What a later kernel must not overtake is the caller's to wait for first.
         """
-        self._send(events.StepDone(self.rank, step))
+        self._report_step(step)
 
     def layers_done(self, step: int, first: int, count: int) -> None:
         """As `step_done`, for some layers only: parts of a push that cover no others move from now on."""
-        self._send(events.StepDone(self.rank, step, (first, count)))
+        self._report_step(step, (first, count))
 
     def close(self) -> None:
         """Detaches; memory of one's own is at rest when this returns. Idempotent.
@@ -89,7 +111,9 @@ class Rank:
         Raises InternalError (DATA_PATH_FAILED) when a data path may still use that memory, as often as it is called:
         keep the memory as it is, and end the process.
         """
+        self._closing.set()
         self._connection.shutdown()
+        self._next.shutdown()
         if self._thread is not None:
             self._thread.join()
         self._connection.close()
@@ -108,59 +132,133 @@ class Rank:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _attach(
-        self, ticket: RankTicket, memory: PrivateMemory | None, data_paths: tuple[str, ...], copy_threads: int
-    ) -> None:
-        request = session_pb2.AttachRankRequest(ticket=ticket.secret, rank=self.rank, private_memory=memory is not None)
-        answer, descriptor = self._connection.attach(encode(session_pb2.ClientFrame(attach_rank=request)))
+    # -- attaching, for the first time and again
+
+    def _attach(self, *, returns: bool, timeout_s: float | None = None) -> None:
+        """Attaches over the next connection, which is the rank's own from then on."""
+        connection = self._next
+        request = session_pb2.AttachRankRequest(
+            ticket=self._ticket.secret, rank=self.rank, private_memory=bool(self._tensors), returns=returns,
+            not_at_rest=self._not_at_rest() if returns else "",
+        )  # fmt: skip
+        kept = self._shared.fd if self._shared is not None else -1
+        frame = encode(session_pb2.ClientFrame(attach_rank=request))
+        answer, descriptor = connection.attach(frame, kept, timeout_s)
         self.pool = pool_from_proto(answer.rank_attached.pool, "pool")
-        if memory is None:
-            self._map(descriptor)
-            return
-        paths, _ = make_paths(memory, data_paths, copy_threads)
-        mover = LocalRank(self.rank, memory, paths, self._report, copy_threads=copy_threads)
-        self._at_rest = False
-        self._thread = threading.Thread(target=self._obey, args=(mover,), name=f"kvgrpc-rank-{self.rank}", daemon=True)
-        self._thread.start()
+        if not self._tensors and self._shared is None:
+            self._shared = _map(descriptor)
+        with self._lock:
+            for step, layers in self._steps:
+                connection.send(self._frame(events.StepDone(self.rank, step, layers)))
+            before, self._connection = self._connection, connection
+        if before is not connection:
+            before.close()
+        if self._tensors:
+            memory = PrivateMemory.of(*self._tensors)
+            paths, _ = make_paths(memory, self._data_paths, self._copy_threads)
+            self._mover = LocalRank(self.rank, memory, paths, self._report, copy_threads=self._copy_threads)
+            self._at_rest = False
 
-    def _map(self, descriptor: int) -> None:
-        if descriptor < 0:
-            raise Unavailable(Reason.NO_POOL, "the lead sent no memory")
-        try:
-            self._shared = SharedMemory.attach(descriptor)
-        finally:
-            os.close(descriptor)
+    def _live(self) -> None:
+        """From session to session, until the engine's life is over."""
+        while True:
+            last = self._obey()
+            if self._mover is not None:
+                self._at_rest = self._mover.close(CLOSE_S)
+            if last or not self._come_back():
+                break
+        self._over = True
 
-    def _send(self, event: events.Event) -> None:
-        batch = session_pb2.RankReportBatch(reports=[wire.event_to_report(event)])
-        frame = encode(session_pb2.ClientFrame(reports=batch))
-        with self._send_lock:
-            self._connection.send(frame)
-
-    def _report(self, event: events.Event) -> None:
-        """What the mover reports, in its thread. When the session is over nobody is left to care."""
-        try:
-            self._send(event)
-        except LeadDied:
-            self._connection.shutdown()
-
-    def _obey(self, mover: LocalRank) -> None:
-        """Performs the lead's commands until the session ends, and then ends the mover: its postings end first.
+    def _obey(self) -> bool:
+        """Performs the lead's commands until the session ends; whether the engine's life ends with it.
 
         A command that cannot be performed ends the session: the lead would wait for its report for ever.
         """
         try:
             while not self._connection.closed:
                 for frame in self._connection.receive(None):
+                    if frame.HasField("over"):
+                        return True
                     for command in frame.commands.commands:
-                        _perform(self.rank, mover, command)
+                        self._perform(command)
         except LeadDied:
             _log.debug("the session of rank %d is over", self.rank)
         except Exception:  # noqa: BLE001 - logged; the session ends
             _log.exception("rank %d could not perform a command of its lead", self.rank)
+            return True
         finally:
             self._connection.shutdown()
-            self._at_rest = mover.close(CLOSE_S)
+        return False
+
+    def _come_back(self) -> bool:
+        """Attaches to the next lead. False when none comes, since the engine gave up or was closed, and when it is told
+        that this rank's memory is not at rest.
+        """
+        deadline = time.monotonic() + self._ticket.comes_back_s
+        home = Path(self._ticket.socket_path).parent
+        while (left_s := deadline - time.monotonic()) > 0 and home.exists() and not self._closing.wait(RETRY_S):
+            try:
+                self._reach()
+                self._attach(returns=True, timeout_s=left_s)
+            except (Unavailable, PermissionDenied):  # no lead yet, or its engine is still to come
+                self._next.close()
+            except KVGrpcError as error:
+                _log.error("rank %d cannot come back: %s", self.rank, error)
+                self._next.close()
+                return False
+            else:
+                return True
+        return False
+
+    def _not_at_rest(self) -> str:
+        """Why something may still access the memory, for people."""
+        if not self._at_rest:
+            return "a data path may still use it"
+        return "a peer may still write into it" if self._written else ""
+
+    def _perform(self, command: rank_pb2.RankCommand) -> None:
+        if self._mover is not None:
+            _perform(self.rank, self._mover, command)
+        elif command.expect.writes:
+            (self._written.add if command.expect.open else self._written.discard)(command.expect.access)
+
+    def _reach(self) -> None:
+        """Connects. Raises Unavailable."""
+        self._next = Connection(self._ticket.socket_path)
+        if self._closing.is_set():
+            self._next.shutdown()
+
+    # -- what is said to the lead
+
+    def _report_step(self, step: int, layers: tuple[int, int] | None = None) -> None:
+        with self._lock:
+            self._steps.done(step, layers)
+            try:
+                self._connection.send(self._frame(events.StepDone(self.rank, step, layers)))
+            except LeadDied:
+                if self._over or not self._ticket.comes_back_s:
+                    raise
+
+    def _report(self, event: events.Event) -> None:
+        """What the mover reports, in its thread. When the session is over nobody is left to care."""
+        try:
+            with self._lock:
+                self._connection.send(self._frame(event))
+        except LeadDied:
+            self._connection.shutdown()
+
+    def _frame(self, event: events.Event) -> bytes:
+        batch = session_pb2.RankReportBatch(reports=[wire.event_to_report(event)])
+        return encode(session_pb2.ClientFrame(reports=batch))
+
+
+def _map(descriptor: int) -> SharedMemory:
+    if descriptor < 0:
+        raise Unavailable(Reason.NO_POOL, "the lead sent no memory")
+    try:
+        return SharedMemory.attach(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:
@@ -180,7 +278,8 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             post = command.post
             mover.post(post.posting_id, post.peer, wire.runs_of(post), wire.operation_of(post))
         case "expect":
-            mover.expect(command.expect.access, command.expect.open)
+            operation = Operation.WRITE if command.expect.writes else Operation.READ
+            mover.expect(command.expect.access, command.expect.open, operation)
         case "await_end":
             mover.await_end(command.await_end.peer)
         case "rekey":

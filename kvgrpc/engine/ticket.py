@@ -11,3 +11,5 @@ class RankTicket:
     secret: bytes = field(repr=False)
     memory_bytes: int
     """What every rank's memory has."""
+    comes_back_s: float = 0.0
+    """How long a worker whose lead died waits for the next one; 0: not at all."""

@@ -20,6 +20,7 @@ from kvgrpc.engine.events import (
 from kvgrpc.engine.handles import Handle, HandOver, Pull
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from kvgrpc.wire.values import core_reason
@@ -45,6 +46,20 @@ class Transfers:
     def asked(self, call_id: int, handle: Handle) -> None:
         """A call about a handle waits for its answer."""
         self._asked[call_id] = handle
+
+    def lose(self, message: str) -> tuple[list[Handle], list[Event]]:
+        """The lead died: the transfers that are not over, and what the engine is told of them now."""
+        handles = list(dict.fromkeys([*self._known.values(), *self._asked.values()]))
+        self._known.clear()
+        self._asked.clear()
+        told: list[Event] = []
+        for handle in handles:
+            handle.lost = True
+            handle.later.clear()
+            if not handle.failed:
+                handle.failed = True
+                told.append(Failed(handle, Reason.ENGINE_LOST, message, Next.RECOMPUTE))
+        return handles, told
 
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
         """What the engine is told of a row of the session."""

@@ -7,13 +7,18 @@ import os
 class VoidPage:
     """Slots of the page that the lead shares. Without a page there are none, and `take` gives 0."""
 
-    def __init__(self, fd: int, slots: int) -> None:
-        """Takes the descriptor over."""
+    def __init__(self) -> None:
+        self._map: mmap.mmap | None = None
+        self._free: list[int] = []
+        self._slots: dict[str, int] = {}
+
+    def begin(self, fd: int, slots: int) -> None:
+        """The page of a lead, in the place of the last one's. Takes the descriptor over."""
+        self.close()
         self._map = mmap.mmap(fd, slots) if slots else None
         if fd >= 0:
             os.close(fd)
         self._free = list(range(slots, 0, -1))
-        self._slots: dict[str, int] = {}
 
     def take(self, lease_id: str) -> int:
         """The slot of a lease, the same for all its parts; 0 when none is free."""
@@ -40,7 +45,8 @@ class VoidPage:
         return taken_back
 
     def close(self) -> None:
-        """Unmaps it. Idempotent."""
+        """Unmaps it: no lease has a slot any more. Idempotent."""
+        self._free, self._slots = [], {}
         if self._map is not None:
             self._map.close()
             self._map = None

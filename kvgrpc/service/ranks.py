@@ -20,7 +20,7 @@ class Rank(Protocol):
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None: ...
 
-    def expect(self, access: str, open_: bool) -> None: ...
+    def expect(self, access: str, open_: bool, operation: Operation) -> None: ...
 
     def await_end(self, peer: str) -> None: ...
 
@@ -50,8 +50,9 @@ class Ranks:
         self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation)
 
     def expect(self, action: actions.Expect) -> None:
+        operation = Operation.WRITE if action.writes else Operation.READ
         for rank in self.ranks.values():
-            rank.expect(action.access, action.open)
+            rank.expect(action.access, action.open, operation)
 
     def await_end(self, action: actions.AwaitEnd) -> None:
         rank = self.ranks.get(action.rank)

@@ -7,13 +7,8 @@ happened. What a connection sends cannot stop the server: a bad frame ends that 
 
 import asyncio
 import logging
-import os
 import secrets
-import select
-import socket
-import struct
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvgrpc.config import NAMES_BYTES_MAX, Config
@@ -23,37 +18,41 @@ from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
+from kvgrpc.service.session_return import Return
+from kvgrpc.service.session_socket import Frames, check_user, hung_up, listen, read_frames, remove
 from kvgrpc.service.session_workers import Workers, write, write_with_descriptor
 from kvgrpc.service.void_page import SLOTS, VoidPage
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import limits_to_proto, pool_to_proto
-from kvgrpc.wire.frames import FrameReader, encode, encode_rows
+from kvgrpc.wire.frames import encode, encode_rows
 from kvgrpc.wire.values import invalid, reason
 
 _log = logging.getLogger(__name__)
 
-READ_BYTES = 256 * 1024
 ATTACH_TIMEOUT_S = 5.0
 FIRST_ENGINE_S = 60.0
 """How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
 STOP_TIMEOUT_S = 10.0
 """How long `stop` waits for connections to end."""
-PROBE_TIMEOUT_S = 1.0
 WORLD_SIZE_MAX = 4096
 POOL_BLOCKS_MAX = 1 << 24
 """Of one group: what the lead keeps for each block is made at attach, before anything else can say no."""
-
-_Frames = AsyncIterator[session_pb2.ClientFrame]
 
 
 class Host(Protocol):
     """Who makes the memory and the ranks of an attached engine: the server."""
 
     async def begin_engine(
-        self, request: session_pb2.AttachRequest, secret: bytes, worker: Callable[[int], Rank]
+        self,
+        request: session_pb2.AttachRequest,
+        secret: bytes,
+        worker: Callable[[int], Rank],
+        memory: Mapping[int, int],
     ) -> None:
-        """Starts a new incarnation for the engine. `worker` makes the rank of a worker with private memory."""
+        """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker; `memory` has
+        descriptors of the shared memory of an engine that comes back, by rank.
+        """
         ...
 
     async def end_engine(self) -> None:
@@ -68,11 +67,13 @@ class Host(Protocol):
 class Session:
     """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
 
-    def __init__(self, writer: asyncio.StreamWriter, data_paths: Sequence[str]) -> None:
+    def __init__(
+        self, writer: asyncio.StreamWriter, data_paths: Sequence[str], request: session_pb2.AttachRequest
+    ) -> None:
         self.writer = writer
         self.secret = secrets.token_bytes(32)
-        self.ticket = secrets.token_bytes(32)
-        self.workers = Workers(data_paths)
+        self.ticket = request.rank_ticket or secrets.token_bytes(32)
+        self.workers = Workers(data_paths, private=request.memory == session_pb2.POOL_MEMORY_PRIVATE)
         self.page = VoidPage()
         self.over = asyncio.Event()
         self._event_id = 0
@@ -95,10 +96,12 @@ class Session:
         found = [id_ for id_ in self._unread if id_ <= event_id]
         return tuple(self._unread.pop(id_) for id_ in found)
 
-    def close(self) -> None:
-        """Ends its connections."""
-        self.writer.close()
-        self.workers.close()
+    def close(self, why: str) -> None:
+        """Ends its connections; `why` is told to whoever is still there, unless it is this lead that ends."""
+        last = encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b""
+        for writer in (self.writer, *self.workers.writers):
+            write(writer, last)
+            writer.close()
         self.page.close()
 
     def _flush(self) -> None:
@@ -120,6 +123,8 @@ class Sessions:
         self._server: asyncio.Server | None = None
         self._session: Session | None = None
         self._attaching = False
+        self._returning: Return | None = None
+        """The engine that attaches, while its workers are still to come back."""
         self._life = asyncio.Lock()
         """Held while an engine's life begins or ends: memory is made and given back meanwhile."""
         self._stopping = False
@@ -129,13 +134,8 @@ class Sessions:
         self.over = asyncio.Event()
 
     async def start(self) -> None:
-        """Listens. The socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
-        _make_room(self._path)
-        try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path)
-        except (OSError, ValueError) as error:
-            raise invalid("session_socket", f"{self._path} cannot be bound: {error}") from error
-        _make_private(self._path)
+        """Listens. Raises InvalidRequest when the path cannot be used."""
+        self._server = await listen(self._path, self._serve)
         self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
     async def stop(self) -> None:
@@ -153,7 +153,7 @@ class Sessions:
             await asyncio.wait(self._connections, timeout=STOP_TIMEOUT_S)
         for writer in self._connections.values():
             writer.transport.abort()
-        _remove(self._path)
+        remove(self._path)
 
     def tell(self, news: actions.EngineNews) -> None:
         """News for the engine."""
@@ -171,9 +171,9 @@ class Sessions:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = writer
-        frames = _frames(reader)
+        frames = read_frames(reader)
         try:
-            _check_user(writer)
+            check_user(writer)
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
                 first = await anext(frames, None)
             if first is not None and first.HasField("attach"):
@@ -192,23 +192,31 @@ class Sessions:
     # -- the scheduler
 
     async def _serve_scheduler(
-        self, request: session_pb2.AttachRequest, frames: _Frames, writer: asyncio.StreamWriter
+        self, request: session_pb2.AttachRequest, frames: Frames, writer: asyncio.StreamWriter
     ) -> None:
-        if self._session is not None and _hung_up(self._session.writer):
+        if self._session is not None and hung_up(self._session.writer):
             await self._session.over.wait()
         if self._session is not None or self._attaching:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
         _check_attach(request, self._lead.config)
-        session = Session(writer, self._lead.config.data_paths)
-        self._attaching = True
+        returning = Return(request) if request.rank_ticket else None
+        session = Session(writer, self._lead.config.data_paths, request)
+        self._attaching, self._returning = True, returning
         try:
+            if returning is not None:
+                frames = await returning.wait(frames)
             async with self._life:
-                await self._host.begin_engine(request, session.secret, session.workers.make_rank)
+                memory = returning.memory if returning is not None else {}
+                await self._host.begin_engine(request, session.secret, session.workers.make_rank, memory)
                 self._session = session
         finally:
-            self._attaching = False
+            self._attaching, self._returning = False, None
+            if returning is not None:
+                returning.end()
             if self._session is not session:
                 session.page.close()
+                if returning is not None:
+                    self.over.set()  # it had its chance, and whoever comes next is another engine
         assert self._first is not None
         self._first.cancel()
         try:
@@ -222,7 +230,7 @@ class Sessions:
 
     async def _end(self, session: Session, why: str) -> None:
         """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
-        session.close()
+        session.close("" if self._stopping else why)
         if self._session is not session:
             return
         self._session = None
@@ -290,15 +298,19 @@ class Sessions:
     # -- workers
 
     async def _serve_worker(
-        self, request: session_pb2.AttachRankRequest, frames: _Frames, writer: asyncio.StreamWriter
+        self, request: session_pb2.AttachRankRequest, frames: Frames, writer: asyncio.StreamWriter
     ) -> None:
+        returning = self._returning
+        if returning is not None and returning.awaits(request.ticket):
+            await returning.take(request, writer)
         session = self._session
-        if session is None or not secrets.compare_digest(request.ticket, session.ticket):
+        known = session is not None and secrets.compare_digest(request.ticket, session.ticket)
+        if session is None or not known or (request.returns and returning is None):
             raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
         session.workers.check(request)
         engine = self._lead.node.state.pool
         reply = session_pb2.AttachRankResponse(pool=pool_to_proto(engine.pool, engine.pool_kind))
-        if request.private_memory:
+        if request.private_memory or request.returns:
             write(writer, encode(session_pb2.ServerFrame(rank_attached=reply)))
         else:
             fd, reply.shared_bytes = self._host.shared_memory(request.rank)
@@ -319,14 +331,6 @@ class Sessions:
                 self._lead.runner.feed(session.workers.allowed(event))
 
 
-async def _frames(reader: asyncio.StreamReader) -> _Frames:
-    """The frames of a connection, until it ends. Raises KVGrpcError for what is none."""
-    found = FrameReader(session_pb2.ClientFrame)
-    while data := await reader.read(READ_BYTES):
-        for frame in found.feed(data):
-            yield frame
-
-
 def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
     return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=rows))
 
@@ -339,49 +343,3 @@ def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
         raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
     if any(group.blocks > POOL_BLOCKS_MAX for group in request.pool.groups):
         raise invalid("pool.groups.blocks", f"is at most {POOL_BLOCKS_MAX}")
-
-
-def _check_user(writer: asyncio.StreamWriter) -> None:
-    """Only this user's processes may attach. Raises PermissionDenied."""
-    sock: socket.socket = writer.get_extra_info("socket")
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    if uid != os.getuid():
-        raise PermissionDenied(Reason.NOT_OWNER, "only processes of this server's user may attach")
-
-
-def _hung_up(writer: asyncio.StreamWriter) -> bool:
-    """Whether the other end is closed, also while this end has not read all: an engine that restarts is not refused
-    because of itself.
-    """
-    if writer.is_closing():
-        return True
-    poll = select.poll()
-    poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))
-
-
-def _remove(path: str) -> None:
-    Path(path).unlink(missing_ok=True)
-
-
-def _make_private(path: str) -> None:
-    Path(path).chmod(0o600)
-
-
-def _make_room(path: str) -> None:
-    """Removes the socket of a server that is gone. Raises InvalidRequest for anything else that is there."""
-    if not os.path.lexists(path):
-        return
-    if not Path(path).is_socket():
-        raise invalid("session_socket", f"{path} is there, and is no socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(PROBE_TIMEOUT_S)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            _remove(path)
-            return
-        except OSError as error:
-            raise invalid("session_socket", f"{path} cannot be used: {error}") from error
-    raise invalid("session_socket", f"another server listens at {path}")

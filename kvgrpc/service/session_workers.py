@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core import events
@@ -51,8 +51,8 @@ class WorkerRank:
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
         self._send(wire.post_command(posting_id, peer, runs, operation))
 
-    def expect(self, access: str, open_: bool) -> None:
-        self._send(wire.expect_command(access, open_))
+    def expect(self, access: str, open_: bool, operation: Operation) -> None:
+        self._send(wire.expect_command(access, open_, operation))
 
     def await_end(self, peer: str) -> None:
         self._send(wire.await_end_command(peer))
@@ -72,18 +72,20 @@ class WorkerRank:
 
 
 class Workers:
-    """The workers of one session. `data_paths` are those that the server allows, best first."""
+    """The workers of one session. `data_paths` are those that the server allows, best first; `private`: they have
+    memory of their own, and move the bytes.
+    """
 
-    def __init__(self, data_paths: Sequence[str]) -> None:
+    def __init__(self, data_paths: Sequence[str], *, private: bool) -> None:
         self._data_paths = data_paths
+        self._private = private
         self._ranks: dict[int, WorkerRank] = {}
-        """Ranks with private memory."""
         self._attached: dict[int, asyncio.StreamWriter] = {}
         self.reports_steps = False
         """Whether a worker reported a step: its scheduler cannot speak for it, whose queue it does not see."""
 
     def make_rank(self, rank: int) -> Rank:
-        """A rank with private memory, whose worker is still to come."""
+        """A rank whose worker is still to come."""
         return self._ranks.setdefault(rank, WorkerRank(self._data_paths))
 
     def allowed(self, event: events.Event) -> events.Event:
@@ -94,10 +96,10 @@ class Workers:
 
     def check(self, request: session_pb2.AttachRankRequest) -> None:
         """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
-        if request.private_memory != bool(self._ranks):
-            kind = "private" if self._ranks else "shared"
+        if request.private_memory != self._private:
+            kind = "private" if self._private else "shared"
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
-        if self._ranks and request.rank not in self._ranks:
+        if self._private and request.rank not in self._ranks:
             raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
         if request.rank in self._attached:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
@@ -108,15 +110,15 @@ class Workers:
         if rank in self._ranks:
             self._ranks[rank].connected(writer)
 
-    def close(self) -> None:
-        """The session is over: what its workers still say is about an engine that is gone."""
-        for writer in self._attached.values():
-            writer.close()
+    @property
+    def writers(self) -> Iterable[asyncio.StreamWriter]:
+        """The connections of those that are attached."""
+        return self._attached.values()
 
 
 def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
     """Sends a frame, unless the connection is closing; ends a connection whose reader is too far behind."""
-    if writer.is_closing():
+    if writer.is_closing() or not frame:
         return
     writer.write(frame)
     if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:

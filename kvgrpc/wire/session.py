@@ -75,9 +75,10 @@ def post_command(posting_id: str, peer: str, runs: Runs, operation: Operation) -
     )
 
 
-def expect_command(access: str, open_: bool) -> rank_pb2.RankCommand:
-    """A peer may, or may no longer, access this rank's memory."""
-    return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_))
+def expect_command(access: str, open_: bool, operation: Operation) -> rank_pb2.RankCommand:
+    """A peer may, or may no longer, access this rank's memory so."""
+    writes = operation is Operation.WRITE
+    return rank_pb2.RankCommand(expect=rank_pb2.ExpectCommand(access=access, open=open_, writes=writes))
 
 
 def await_end_command(peer: str) -> rank_pb2.RankCommand:
@@ -148,7 +149,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             event = events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
         case "posting":
             end = report.posting
-            wire_s = end.wire.seconds + end.wire.nanos / 1e9
+            wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went
             quiesced = end.done or end.quiesced
             event = events.PostingEnded(
                 end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced, end.own_at_rest

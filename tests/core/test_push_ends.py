@@ -472,7 +472,7 @@ def test_a_source_writes_only_after_the_destinations_step() -> None:
     pair.finish(32)
     assert not pair.posts
     pair.feed(pair.d, events.StepDone(0, 3))
-    assert pair.d.seen(actions.Expect)
+    assert [expect.writes for expect in pair.d.seen(actions.Expect)] == [False, True]
 
 
 def test_a_source_opens_only_while_it_is_heard() -> None:

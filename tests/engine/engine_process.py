@@ -4,6 +4,7 @@ engine_process FD SOCKET_PATH      attaches; says {"incarnation", "lead": 0}
 engine_process FD launch           starts its own lead; says {"incarnation", "lead": its pid}
 {"op": "hand_over", "blocks", "tokens"}    the grant, as kv_transfer_params
 {"op": "pull", "grant", "tokens", "blocks"}    the transfer's id, once it is open; no blocks: it waits for them
+{"op": "poll"}                             the pid of its own lead, after a look
 {"op": "fork"}                             the pid of a child that outlives it, until the test kills that, too
 """
 
@@ -43,6 +44,11 @@ class Process:
             pull.start(line["blocks"])
         assert self.engine.poll(10.0)
         return pull.transfer_id
+
+    def poll(self, _: dict[str, Any]) -> int:
+        self.engine.poll(0.01)
+        assert self.engine._lead is not None
+        return self.engine._lead.pid
 
     def fork(self, _: dict[str, Any]) -> int:
         pid = os.fork()

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from kvgrpc.core.grants import from_json
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import Engine, LeadDied, Rank, connection, content
 from kvgrpc.engine import engine as engine_module
+from kvgrpc.engine import session as session_module
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
@@ -102,7 +103,7 @@ def test_an_engine_that_is_stopped_keeps_what_it_has(leads: Leads, victim: Engin
 def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
     leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(session_module, "CALL_TIMEOUT_S", 0.1)
     side = attach(leads[0], kind=PoolKind.SERVER_MANAGED)
     with leads[0].process.stopped():
         started = time.monotonic()
@@ -189,7 +190,7 @@ def test_a_launched_lead_has_ended_in_order_when_its_engine_is_closed() -> None:
 
 
 def test_an_engine_says_how_its_own_lead_ended() -> None:
-    with Engine.launch(pool=layout(), flags=["--data-paths", "shm"]) as engine:
+    with Engine.launch(pool=layout(), flags=["--data-paths", "shm"], relaunches=0) as engine:
         assert engine._lead is not None
         os.kill(engine._lead.pid, signal.SIGKILL)
         with pytest.raises(LeadDied, match="exit code -9"):
@@ -205,8 +206,8 @@ def test_a_launched_lead_is_not_left_behind_when_the_attach_is_refused(monkeypat
     started = []
 
     class Watched(LeadProcess):
-        def __init__(self, flags: list[str]) -> None:
-            super().__init__(flags)
+        def __init__(self, listen: str, flags: Sequence[str]) -> None:
+            super().__init__(listen, flags)
             started.append(os.pidfd_open(self.pid))
 
     monkeypatch.setattr(engine_module, "LeadProcess", Watched)

@@ -163,7 +163,7 @@ def test_a_prefill_that_starts_over_has_its_blocks_at_once_and_delivers_the_new_
 def test_blocks_that_cannot_be_taken_back_at_once_are_returned_when_they_are_replaced(pair: Pair) -> None:
     source, destination = pair
     push, reservation = begun(pair)
-    source.engine._page._free.clear()
+    source.engine._lives.page._free.clear()
     push.finished(SOURCE[:2])
     assert not push.start_over()
     again = [20, 21, 22]
@@ -192,14 +192,14 @@ def test_what_was_read_of_blocks_that_were_taken_back_is_never_received(pair: Pa
     pull = destination.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
     destination.engine.flush()
-    assert source.engine._page.void(handover.lease_id)
+    assert source.engine._lives.page.void(handover.lease_id)
     source.fill(SOURCE, seed=10)
     source.ranks[0].step_done(1)
     events = destination.poll_until(lambda _: pull.over)
     (failed,) = (event for event in events if isinstance(event, Failed))
     assert failed.reason is Reason.LEASE_VOIDED
     assert kinds(source.poll_until(lambda _: handover.over)) == ["Failed", "BlocksReturned"]
-    assert source.engine._page.take("the next") > 0
+    assert source.engine._lives.page.take("the next") > 0
 
 
 def test_a_hand_over_that_is_taken_back_ends_for_its_readers(pair: Pair) -> None:

@@ -14,12 +14,15 @@ from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.operation import Operation
 from kvgrpc.engine import Rank, RankTicket
+from kvgrpc.engine import rank as rank_module
+from kvgrpc.errors import InternalError, Reason
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FrameReader, encode
+from tests.datapath.movers import HeldWritten
 from tests.engine.made import layout
-from tests.engine.support import WAIT_S
+from tests.engine.support import WAIT_S, refused
 
 COMMANDS = {
     "connect": rank_pb2.RankCommand(connect=rank_pb2.ConnectCommand(peer="p", peer_rank=1)),
@@ -97,7 +100,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
         peer.command(wire.offer_command("key"))
         offered = peer.report()
         assert isinstance(offered, events.EndpointOffered)
-        peer.command(wire.expect_command("access", True))
+        peer.command(wire.expect_command("access", True, Operation.WRITE))
         lead.command(wire.connect_command("p", offered.endpoint, ["nixl"]))
         mapped = lead.report()
         assert isinstance(mapped, events.PeerMapped)
@@ -113,9 +116,30 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
             assert np.array_equal(destination, before)
             assert np.array_equal(source, sent)
             source[:] = source[::-1].copy()
+        peer.command(wire.expect_command("access", False, Operation.WRITE))
+        peer.command(wire.offer_command("key"))
+        peer.report()
     finally:
         lead.close()
         peer.close()
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_memory_is_not_at_rest_while_a_peer_may_write_it_of_whom_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Operation
+) -> None:
+    path = HeldWritten()
+    path.late_writes = "nobody knows"
+    monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))
+    lead = Lead(tmp_path, np.zeros(layout().total_bytes, dtype=np.uint8))
+    lead.command(wire.expect_command("access", True, operation))
+    lead.command(wire.offer_command("key"))
+    lead.report()
+    if operation is Operation.READ:
+        lead.close()
+    else:
+        with refused(Reason.DATA_PATH_FAILED, InternalError):
+            lead.close()
 
 
 def _play(lead: socket.socket, said: bytes) -> None:

@@ -118,7 +118,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: tuple[Lea
 def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: tuple[Lead, Lead], attach: Attach) -> None:
     side = attach(leads[0])
     side.hand_over([1, 2], PROMPT)
-    side.engine._connection.send(b"\0\0\0\5\xff\xff\xff\xff\xff")
+    side.engine._lives._session.connection.send(b"\0\0\0\5\xff\xff\xff\xff\xff")
     assert "gone" in lead_died(side).message
     attach(leads[0])
     assert not leads[0].leases()

@@ -107,7 +107,7 @@ def test_a_scheduler_speaks_for_no_rank_of_several(pair: tuple[Side, Side]) -> N
         source.engine.step_done(1)
     # What another library sends all the same is refused by the lead.
     with pytest.raises(InvalidRequest) as refused:
-        source.engine._wait(step_done=rank_pb2.StepReport(step=1))
+        source.engine._lives.wait(step_done=rank_pb2.StepReport(step=1))
     assert refused.value.reason is Reason.INVALID_FIELD
 
 
@@ -120,7 +120,7 @@ def test_a_scheduler_does_not_speak_for_a_worker_that_reports_its_steps(leads: L
     pull.start(TARGET)
     received(destination.finish(pull))
     with pytest.raises(InvalidRequest) as refused:
-        source.engine._wait(step_done=rank_pb2.StepReport(step=2))
+        source.engine._lives.wait(step_done=rank_pb2.StepReport(step=2))
     assert refused.value.reason is Reason.INVALID_FIELD
     pull = destination.engine.pull(second.grant, content(PROMPT))
     pull.start(TARGET)

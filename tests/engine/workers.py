@@ -29,7 +29,9 @@ class Worker:
         self.rank: Rank | None = None
 
     def attach(self, line: dict[str, Any]) -> str:
-        ticket = RankTicket(line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"])
+        ticket = RankTicket(
+            line["socket_path"], bytes.fromhex(line["secret"]), line["memory_bytes"], line.get("comes_back_s", 0.0)
+        )
         self.rank = Rank(ticket, line["rank"], self.layers, data_paths=tuple(line["data_paths"]))
         return "attached"
 

@@ -237,6 +237,9 @@ def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: R
                 attach = maker.mutated(ATTACH)
                 assert isinstance(attach, session_pb2.ClientFrame)
                 attach.attach.world_size %= RANKS_MAX
-                sessions.attach(attach, private=random.random() < 0.5)
+                if attach.attach.rank_ticket:  # it comes back, and nobody else of it does
+                    sessions.stranger(encode(attach))
+                else:
+                    sessions.attach(attach, private=random.random() < 0.5)
 
     run(frame, 0.12)

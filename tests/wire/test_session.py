@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvgrpc.core import events
@@ -36,6 +36,7 @@ REPORTS = st.one_of(
 
 
 @given(REPORTS)
+@example(events.PostingEnded("p", done=False, wire_s=1.582445))
 def test_a_report_of_a_rank_comes_back_as_it_went(event: events.Event) -> None:
     message = rank_pb2.RankReport.FromString(session.event_to_report(event).SerializeToString())
     assert session.report_to_event(3, message) == event

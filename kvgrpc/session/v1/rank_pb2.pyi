@@ -270,19 +270,25 @@ class ExpectCommand(_message.Message):
 
     ACCESS_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
     access: _builtins.str
-    """The access."""
+    """The access, or another name."""
     open: _builtins.bool
     """True while it is open."""
+    writes: _builtins.bool
+    """A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
+    whose lead moves the bytes: a lead that dies leaves nobody else who knows.
+    """
     def __init__(
         self,
         *,
         access: _builtins.str = ...,
         open: _builtins.bool = ...,
+        writes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "open", b"open", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -112,6 +112,8 @@ class ServerFrame(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     COMMANDS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    MEMORY_WANTED_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attached(self) -> Global___AttachResponse:
         """Answer to AttachRequest."""
@@ -132,6 +134,14 @@ class ServerFrame(_message.Message):
     def refused(self) -> Global___RefusedResponse:
         """The attach was refused; the connection ends."""
 
+    @_builtins.property
+    def memory_wanted(self) -> Global___MemoryWanted:
+        """A worker that comes back shall give its memory; a socket for that travels with this frame."""
+
+    @_builtins.property
+    def over(self) -> Global___SessionOver:
+        """The engine's life is over, and this lead serves on: the last frame."""
+
     def __init__(
         self,
         *,
@@ -140,12 +150,14 @@ class ServerFrame(_message.Message):
         events: Global___EventBatch | None = ...,
         commands: Global___RankCommandBatch | None = ...,
         refused: Global___RefusedResponse | None = ...,
+        memory_wanted: Global___MemoryWanted | None = ...,
+        over: Global___SessionOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "events", b"events", "frame", b"frame", "rank_attached", b"rank_attached", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "events", b"events", "frame", b"frame", "memory_wanted", b"memory_wanted", "over", b"over", "rank_attached", b"rank_attached", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "events", b"events", "frame", b"frame", "rank_attached", b"rank_attached", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "commands", b"commands", "events", b"events", "frame", b"frame", "memory_wanted", b"memory_wanted", "over", b"over", "rank_attached", b"rank_attached", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["attached", "rank_attached", "events", "commands", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["attached", "rank_attached", "events", "commands", "refused", "memory_wanted", "over"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -164,6 +176,7 @@ class AttachRequest(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     WEIGHTS_REVISION_FIELD_NUMBER: _builtins.int
     CANNOT_SET_ASIDE_FIELD_NUMBER: _builtins.int
+    RANK_TICKET_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """The engine's id; empty keeps the server's."""
     kind: _pool_types_pb2.PoolKind.ValueType
@@ -177,6 +190,11 @@ class AttachRequest(_message.Message):
     cannot_set_aside: _builtins.bool
     """The engine cannot keep blocks out of use while they are in quarantine. It moves by itself what is pushed to it, and
     what stays in quarantine for longer than the peer grace is got out by re-key (AdminService.ReleaseQuarantine).
+    """
+    rank_ticket: _builtins.bytes
+    """The engine comes back from a lead that died: the ticket that its workers have, and keep. The answer comes when all
+    of them have attached with it: then their memory is at rest, and holds what it held. Empty: the engine is new, and
+    its lead makes a ticket.
     """
     @_builtins.property
     def pool(self) -> _pool_types_pb2.PoolDescription:
@@ -192,10 +210,11 @@ class AttachRequest(_message.Message):
         world_size: _builtins.int = ...,
         weights_revision: _builtins.str = ...,
         cannot_set_aside: _builtins.bool = ...,
+        rank_ticket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cannot_set_aside", b"cannot_set_aside", "engine_id", b"engine_id", "kind", b"kind", "memory", b"memory", "pool", b"pool", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cannot_set_aside", b"cannot_set_aside", "engine_id", b"engine_id", "kind", b"kind", "memory", b"memory", "pool", b"pool", "rank_ticket", b"rank_ticket", "weights_revision", b"weights_revision", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,22 +285,34 @@ class AttachRankRequest(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     PRIVATE_MEMORY_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
+    NOT_AT_REST_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
     """The ticket."""
     rank: _builtins.int
     """The rank."""
     private_memory: _builtins.bool
     """The worker will move bytes itself, in memory of its own."""
+    returns: _builtins.bool
+    """The worker comes back from a lead that died, with the memory that it had there, which is at rest. Only such ones are
+    waited for where the engine comes back, too; shared memory is asked for with MemoryWanted.
+    """
+    not_at_rest: _builtins.str
+    """Of a worker that comes back: why its memory is not proved to be at rest. The engine is refused with it, and does not
+    come back.
+    """
     def __init__(
         self,
         *,
         ticket: _builtins.bytes = ...,
         rank: _builtins.int = ...,
         private_memory: _builtins.bool = ...,
+        returns: _builtins.bool = ...,
+        not_at_rest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["private_memory", b"private_memory", "rank", b"rank", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_at_rest", b"not_at_rest", "private_memory", b"private_memory", "rank", b"rank", "returns", b"returns", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -344,6 +375,47 @@ class RefusedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RefusedResponse: _TypeAlias = RefusedResponse  # noqa: Y015
+
+@_typing.final
+class MemoryWanted(_message.Message):
+    """Asks a worker that comes back for its shared memory: it sends the descriptor, beside one byte, into the socket that
+    came with this frame.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryWanted: _TypeAlias = MemoryWanted  # noqa: Y015
+
+@_typing.final
+class SessionOver(_message.Message):
+    """The engine's life is over. A connection that ends without it was cut by the end of its lead."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    """One sentence for people: who is gone."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOver: _TypeAlias = SessionOver  # noqa: Y015
 
 @_typing.final
 class CallBatch(_message.Message):

@@ -546,10 +546,13 @@ func (x *PostCommand) GetOperation() PostOperation {
 // Starts or ends the progress that a peer's reads and writes need.
 type ExpectCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The access.
+	// The access, or another name.
 	Access string `protobuf:"bytes,1,opt,name=access,proto3" json:"access,omitempty"`
 	// True while it is open.
-	Open          bool `protobuf:"varint,2,opt,name=open,proto3" json:"open,omitempty"`
+	Open bool `protobuf:"varint,2,opt,name=open,proto3" json:"open,omitempty"`
+	// A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
+	// whose lead moves the bytes: a lead that dies leaves nobody else who knows.
+	Writes        bool `protobuf:"varint,3,opt,name=writes,proto3" json:"writes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -594,6 +597,13 @@ func (x *ExpectCommand) GetAccess() string {
 func (x *ExpectCommand) GetOpen() bool {
 	if x != nil {
 		return x.Open
+	}
+	return false
+}
+
+func (x *ExpectCommand) GetWrites() bool {
+	if x != nil {
+		return x.Writes
 	}
 	return false
 }
@@ -1484,10 +1494,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12>\n" +
 	"\toperation\x18\a \x01(\x0e2 .kvgrpc.session.v1.PostOperationR\toperationB\f\n" +
 	"\n" +
-	"_peer_rank\";\n" +
+	"_peer_rank\"S\n" +
 	"\rExpectCommand\x12\x16\n" +
 	"\x06access\x18\x01 \x01(\tR\x06access\x12\x12\n" +
-	"\x04open\x18\x02 \x01(\bR\x04open\"%\n" +
+	"\x04open\x18\x02 \x01(\bR\x04open\x12\x16\n" +
+	"\x06writes\x18\x03 \x01(\bR\x06writes\"%\n" +
 	"\x0fAwaitEndCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\"\x0e\n" +
 	"\fRekeyCommand\"j\n" +

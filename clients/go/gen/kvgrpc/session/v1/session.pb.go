@@ -215,6 +215,8 @@ type ServerFrame struct {
 	//	*ServerFrame_Events
 	//	*ServerFrame_Commands
 	//	*ServerFrame_Refused
+	//	*ServerFrame_MemoryWanted
+	//	*ServerFrame_Over
 	Frame         isServerFrame_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -302,6 +304,24 @@ func (x *ServerFrame) GetRefused() *RefusedResponse {
 	return nil
 }
 
+func (x *ServerFrame) GetMemoryWanted() *MemoryWanted {
+	if x != nil {
+		if x, ok := x.Frame.(*ServerFrame_MemoryWanted); ok {
+			return x.MemoryWanted
+		}
+	}
+	return nil
+}
+
+func (x *ServerFrame) GetOver() *SessionOver {
+	if x != nil {
+		if x, ok := x.Frame.(*ServerFrame_Over); ok {
+			return x.Over
+		}
+	}
+	return nil
+}
+
 type isServerFrame_Frame interface {
 	isServerFrame_Frame()
 }
@@ -331,6 +351,16 @@ type ServerFrame_Refused struct {
 	Refused *RefusedResponse `protobuf:"bytes,5,opt,name=refused,proto3,oneof"`
 }
 
+type ServerFrame_MemoryWanted struct {
+	// A worker that comes back shall give its memory; a socket for that travels with this frame.
+	MemoryWanted *MemoryWanted `protobuf:"bytes,6,opt,name=memory_wanted,json=memoryWanted,proto3,oneof"`
+}
+
+type ServerFrame_Over struct {
+	// The engine's life is over, and this lead serves on: the last frame.
+	Over *SessionOver `protobuf:"bytes,7,opt,name=over,proto3,oneof"`
+}
+
 func (*ServerFrame_Attached) isServerFrame_Frame() {}
 
 func (*ServerFrame_RankAttached) isServerFrame_Frame() {}
@@ -340,6 +370,10 @@ func (*ServerFrame_Events) isServerFrame_Frame() {}
 func (*ServerFrame_Commands) isServerFrame_Frame() {}
 
 func (*ServerFrame_Refused) isServerFrame_Frame() {}
+
+func (*ServerFrame_MemoryWanted) isServerFrame_Frame() {}
+
+func (*ServerFrame_Over) isServerFrame_Frame() {}
 
 // A scheduler attaches its engine. A new incarnation begins.
 type AttachRequest struct {
@@ -359,8 +393,12 @@ type AttachRequest struct {
 	// The engine cannot keep blocks out of use while they are in quarantine. It moves by itself what is pushed to it, and
 	// what stays in quarantine for longer than the peer grace is got out by re-key (AdminService.ReleaseQuarantine).
 	CannotSetAside bool `protobuf:"varint,7,opt,name=cannot_set_aside,json=cannotSetAside,proto3" json:"cannot_set_aside,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The engine comes back from a lead that died: the ticket that its workers have, and keep. The answer comes when all
+	// of them have attached with it: then their memory is at rest, and holds what it held. Empty: the engine is new, and
+	// its lead makes a ticket.
+	RankTicket    []byte `protobuf:"bytes,8,opt,name=rank_ticket,json=rankTicket,proto3" json:"rank_ticket,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttachRequest) Reset() {
@@ -440,6 +478,13 @@ func (x *AttachRequest) GetCannotSetAside() bool {
 		return x.CannotSetAside
 	}
 	return false
+}
+
+func (x *AttachRequest) GetRankTicket() []byte {
+	if x != nil {
+		return x.RankTicket
+	}
+	return nil
 }
 
 // The engine is attached.
@@ -554,6 +599,12 @@ type AttachRankRequest struct {
 	Rank uint32 `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	// The worker will move bytes itself, in memory of its own.
 	PrivateMemory bool `protobuf:"varint,3,opt,name=private_memory,json=privateMemory,proto3" json:"private_memory,omitempty"`
+	// The worker comes back from a lead that died, with the memory that it had there, which is at rest. Only such ones are
+	// waited for where the engine comes back, too; shared memory is asked for with MemoryWanted.
+	Returns bool `protobuf:"varint,4,opt,name=returns,proto3" json:"returns,omitempty"`
+	// Of a worker that comes back: why its memory is not proved to be at rest. The engine is refused with it, and does not
+	// come back.
+	NotAtRest     string `protobuf:"bytes,5,opt,name=not_at_rest,json=notAtRest,proto3" json:"not_at_rest,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -607,6 +658,20 @@ func (x *AttachRankRequest) GetPrivateMemory() bool {
 		return x.PrivateMemory
 	}
 	return false
+}
+
+func (x *AttachRankRequest) GetReturns() bool {
+	if x != nil {
+		return x.Returns
+	}
+	return false
+}
+
+func (x *AttachRankRequest) GetNotAtRest() string {
+	if x != nil {
+		return x.NotAtRest
+	}
+	return ""
 }
 
 // The rank is attached.
@@ -728,6 +793,90 @@ func (x *RefusedResponse) GetMessage() string {
 	return ""
 }
 
+// Asks a worker that comes back for its shared memory: it sends the descriptor, beside one byte, into the socket that
+// came with this frame.
+type MemoryWanted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryWanted) Reset() {
+	*x = MemoryWanted{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryWanted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryWanted) ProtoMessage() {}
+
+func (x *MemoryWanted) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryWanted.ProtoReflect.Descriptor instead.
+func (*MemoryWanted) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{7}
+}
+
+// The engine's life is over. A connection that ends without it was cut by the end of its lead.
+type SessionOver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One sentence for people: who is gone.
+	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionOver) Reset() {
+	*x = SessionOver{}
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionOver) ProtoMessage() {}
+
+func (x *SessionOver) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionOver.ProtoReflect.Descriptor instead.
+func (*SessionOver) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SessionOver) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // Calls, in order.
 type CallBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -741,7 +890,7 @@ type CallBatch struct {
 
 func (x *CallBatch) Reset() {
 	*x = CallBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +902,7 @@ func (x *CallBatch) String() string {
 func (*CallBatch) ProtoMessage() {}
 
 func (x *CallBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[7]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +915,7 @@ func (x *CallBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallBatch.ProtoReflect.Descriptor instead.
 func (*CallBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CallBatch) GetCalls() []*Call {
@@ -816,7 +965,7 @@ type Call struct {
 
 func (x *Call) Reset() {
 	*x = Call{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +977,7 @@ func (x *Call) String() string {
 func (*Call) ProtoMessage() {}
 
 func (x *Call) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[8]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +990,7 @@ func (x *Call) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Call.ProtoReflect.Descriptor instead.
 func (*Call) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Call) GetCallId() uint64 {
@@ -1078,7 +1227,7 @@ type VoidedSlots struct {
 
 func (x *VoidedSlots) Reset() {
 	*x = VoidedSlots{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1239,7 @@ func (x *VoidedSlots) String() string {
 func (*VoidedSlots) ProtoMessage() {}
 
 func (x *VoidedSlots) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[9]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1252,7 @@ func (x *VoidedSlots) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoidedSlots.ProtoReflect.Descriptor instead.
 func (*VoidedSlots) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 // Events, in order.
@@ -1117,7 +1266,7 @@ type EventBatch struct {
 
 func (x *EventBatch) Reset() {
 	*x = EventBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1278,7 @@ func (x *EventBatch) String() string {
 func (*EventBatch) ProtoMessage() {}
 
 func (x *EventBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[10]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1291,7 @@ func (x *EventBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventBatch.ProtoReflect.Descriptor instead.
 func (*EventBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EventBatch) GetEvents() []*Event {
@@ -1175,7 +1324,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1336,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[11]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1349,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Event) GetEventId() uint64 {
@@ -1348,7 +1497,7 @@ type Received struct {
 
 func (x *Received) Reset() {
 	*x = Received{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1509,7 @@ func (x *Received) String() string {
 func (*Received) ProtoMessage() {}
 
 func (x *Received) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[12]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1522,7 @@ func (x *Received) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Received.ProtoReflect.Descriptor instead.
 func (*Received) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Received) GetTransferId() string {
@@ -1414,7 +1563,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1575,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[13]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1588,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failed) GetTransferId() string {
@@ -1485,7 +1634,7 @@ type BlocksReturned struct {
 
 func (x *BlocksReturned) Reset() {
 	*x = BlocksReturned{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1646,7 @@ func (x *BlocksReturned) String() string {
 func (*BlocksReturned) ProtoMessage() {}
 
 func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[14]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1659,7 @@ func (x *BlocksReturned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksReturned.ProtoReflect.Descriptor instead.
 func (*BlocksReturned) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *BlocksReturned) GetTransferId() string {
@@ -1549,7 +1698,7 @@ type PartsReturned struct {
 
 func (x *PartsReturned) Reset() {
 	*x = PartsReturned{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1710,7 @@ func (x *PartsReturned) String() string {
 func (*PartsReturned) ProtoMessage() {}
 
 func (x *PartsReturned) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[15]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1723,7 @@ func (x *PartsReturned) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartsReturned.ProtoReflect.Descriptor instead.
 func (*PartsReturned) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PartsReturned) GetTransferId() string {
@@ -1613,7 +1762,7 @@ type PullOpened struct {
 
 func (x *PullOpened) Reset() {
 	*x = PullOpened{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1774,7 @@ func (x *PullOpened) String() string {
 func (*PullOpened) ProtoMessage() {}
 
 func (x *PullOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[16]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1787,7 @@ func (x *PullOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullOpened.ProtoReflect.Descriptor instead.
 func (*PullOpened) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PullOpened) GetTransferId() string {
@@ -1681,7 +1830,7 @@ type LayersReceived struct {
 
 func (x *LayersReceived) Reset() {
 	*x = LayersReceived{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1842,7 @@ func (x *LayersReceived) String() string {
 func (*LayersReceived) ProtoMessage() {}
 
 func (x *LayersReceived) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[17]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1855,7 @@ func (x *LayersReceived) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayersReceived.ProtoReflect.Descriptor instead.
 func (*LayersReceived) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{17}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LayersReceived) GetTransferId() string {
@@ -1767,7 +1916,7 @@ type CallAnswer struct {
 
 func (x *CallAnswer) Reset() {
 	*x = CallAnswer{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1928,7 @@ func (x *CallAnswer) String() string {
 func (*CallAnswer) ProtoMessage() {}
 
 func (x *CallAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[18]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1941,7 @@ func (x *CallAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallAnswer.ProtoReflect.Descriptor instead.
 func (*CallAnswer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{18}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CallAnswer) GetCallId() uint64 {
@@ -1998,7 +2147,7 @@ type RankCommandBatch struct {
 
 func (x *RankCommandBatch) Reset() {
 	*x = RankCommandBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2159,7 @@ func (x *RankCommandBatch) String() string {
 func (*RankCommandBatch) ProtoMessage() {}
 
 func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[19]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2172,7 @@ func (x *RankCommandBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankCommandBatch.ProtoReflect.Descriptor instead.
 func (*RankCommandBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{19}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RankCommandBatch) GetCommands() []*RankCommand {
@@ -2044,7 +2193,7 @@ type RankReportBatch struct {
 
 func (x *RankReportBatch) Reset() {
 	*x = RankReportBatch{}
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2205,7 @@ func (x *RankReportBatch) String() string {
 func (*RankReportBatch) ProtoMessage() {}
 
 func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[20]
+	mi := &file_kvgrpc_session_v1_session_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2218,7 @@ func (x *RankReportBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankReportBatch.ProtoReflect.Descriptor instead.
 func (*RankReportBatch) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{20}
+	return file_kvgrpc_session_v1_session_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RankReportBatch) GetReports() []*RankReport {
@@ -2090,14 +2239,16 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"attachRank\x124\n" +
 	"\x05calls\x18\x03 \x01(\v2\x1c.kvgrpc.session.v1.CallBatchH\x00R\x05calls\x12>\n" +
 	"\areports\x18\x04 \x01(\v2\".kvgrpc.session.v1.RankReportBatchH\x00R\areportsB\a\n" +
-	"\x05frame\"\xe1\x02\n" +
+	"\x05frame\"\xdf\x03\n" +
 	"\vServerFrame\x12?\n" +
 	"\battached\x18\x01 \x01(\v2!.kvgrpc.session.v1.AttachResponseH\x00R\battached\x12L\n" +
 	"\rrank_attached\x18\x02 \x01(\v2%.kvgrpc.session.v1.AttachRankResponseH\x00R\frankAttached\x127\n" +
 	"\x06events\x18\x03 \x01(\v2\x1d.kvgrpc.session.v1.EventBatchH\x00R\x06events\x12A\n" +
 	"\bcommands\x18\x04 \x01(\v2#.kvgrpc.session.v1.RankCommandBatchH\x00R\bcommands\x12>\n" +
-	"\arefused\x18\x05 \x01(\v2\".kvgrpc.session.v1.RefusedResponseH\x00R\arefusedB\a\n" +
-	"\x05frame\"\xb0\x02\n" +
+	"\arefused\x18\x05 \x01(\v2\".kvgrpc.session.v1.RefusedResponseH\x00R\arefused\x12F\n" +
+	"\rmemory_wanted\x18\x06 \x01(\v2\x1f.kvgrpc.session.v1.MemoryWantedH\x00R\fmemoryWanted\x124\n" +
+	"\x04over\x18\a \x01(\v2\x1e.kvgrpc.session.v1.SessionOverH\x00R\x04overB\a\n" +
+	"\x05frame\"\xd1\x02\n" +
 	"\rAttachRequest\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
@@ -2106,7 +2257,9 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\n" +
 	"world_size\x18\x05 \x01(\rR\tworldSize\x12)\n" +
 	"\x10weights_revision\x18\x06 \x01(\tR\x0fweightsRevision\x12(\n" +
-	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\"\x9f\x02\n" +
+	"\x10cannot_set_aside\x18\a \x01(\bR\x0ecannotSetAside\x12\x1f\n" +
+	"\vrank_ticket\x18\b \x01(\fR\n" +
+	"rankTicket\"\x9f\x02\n" +
 	"\x0eAttachResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
 	"\x0esession_secret\x18\x02 \x01(\fR\rsessionSecret\x12\x1f\n" +
@@ -2116,18 +2269,23 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x06limits\x18\x05 \x01(\v2\x11.kvgrpc.v1.LimitsR\x06limits\x12\x18\n" +
 	"\aaddress\x18\x06 \x01(\tR\aaddress\x12\x1d\n" +
 	"\n" +
-	"void_slots\x18\a \x01(\rR\tvoidSlots\"f\n" +
+	"void_slots\x18\a \x01(\rR\tvoidSlots\"\xa0\x01\n" +
 	"\x11AttachRankRequest\x12\x16\n" +
 	"\x06ticket\x18\x01 \x01(\fR\x06ticket\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\rR\x04rank\x12%\n" +
-	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\"g\n" +
+	"\x0eprivate_memory\x18\x03 \x01(\bR\rprivateMemory\x12\x18\n" +
+	"\areturns\x18\x04 \x01(\bR\areturns\x12\x1e\n" +
+	"\vnot_at_rest\x18\x05 \x01(\tR\tnotAtRest\"g\n" +
 	"\x12AttachRankResponse\x12.\n" +
 	"\x04pool\x18\x01 \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12!\n" +
 	"\fshared_bytes\x18\x02 \x01(\x04R\vsharedBytes\"q\n" +
 	"\x0fRefusedResponse\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x120\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"[\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x0e\n" +
+	"\fMemoryWanted\"'\n" +
+	"\vSessionOver\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"[\n" +
 	"\tCallBatch\x12-\n" +
 	"\x05calls\x18\x01 \x03(\v2\x17.kvgrpc.session.v1.CallR\x05calls\x12\x1f\n" +
 	"\vread_events\x18\x02 \x01(\x04R\n" +
@@ -2255,7 +2413,7 @@ func file_kvgrpc_session_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_kvgrpc_session_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_kvgrpc_session_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(PoolMemory)(0),                   // 0: kvgrpc.session.v1.PoolMemory
 	(*ClientFrame)(nil),               // 1: kvgrpc.session.v1.ClientFrame
@@ -2265,110 +2423,114 @@ var file_kvgrpc_session_v1_session_proto_goTypes = []any{
 	(*AttachRankRequest)(nil),         // 5: kvgrpc.session.v1.AttachRankRequest
 	(*AttachRankResponse)(nil),        // 6: kvgrpc.session.v1.AttachRankResponse
 	(*RefusedResponse)(nil),           // 7: kvgrpc.session.v1.RefusedResponse
-	(*CallBatch)(nil),                 // 8: kvgrpc.session.v1.CallBatch
-	(*Call)(nil),                      // 9: kvgrpc.session.v1.Call
-	(*VoidedSlots)(nil),               // 10: kvgrpc.session.v1.VoidedSlots
-	(*EventBatch)(nil),                // 11: kvgrpc.session.v1.EventBatch
-	(*Event)(nil),                     // 12: kvgrpc.session.v1.Event
-	(*Received)(nil),                  // 13: kvgrpc.session.v1.Received
-	(*Failed)(nil),                    // 14: kvgrpc.session.v1.Failed
-	(*BlocksReturned)(nil),            // 15: kvgrpc.session.v1.BlocksReturned
-	(*PartsReturned)(nil),             // 16: kvgrpc.session.v1.PartsReturned
-	(*PullOpened)(nil),                // 17: kvgrpc.session.v1.PullOpened
-	(*LayersReceived)(nil),            // 18: kvgrpc.session.v1.LayersReceived
-	(*CallAnswer)(nil),                // 19: kvgrpc.session.v1.CallAnswer
-	(*RankCommandBatch)(nil),          // 20: kvgrpc.session.v1.RankCommandBatch
-	(*RankReportBatch)(nil),           // 21: kvgrpc.session.v1.RankReportBatch
-	(v1.PoolKind)(0),                  // 22: kvgrpc.v1.PoolKind
-	(*v1.PoolDescription)(nil),        // 23: kvgrpc.v1.PoolDescription
-	(*v1.ResponseHeader)(nil),         // 24: kvgrpc.v1.ResponseHeader
-	(*v1.Limits)(nil),                 // 25: kvgrpc.v1.Limits
-	(v1.FailureReason)(0),             // 26: kvgrpc.v1.FailureReason
-	(*v1.FinishedBlocksRequest)(nil),  // 27: kvgrpc.v1.FinishedBlocksRequest
-	(*v1.PullBlocksRequest)(nil),      // 28: kvgrpc.v1.PullBlocksRequest
-	(*v1.CancelTransferRequest)(nil),  // 29: kvgrpc.v1.CancelTransferRequest
-	(*v1.RenewLeasesRequest)(nil),     // 30: kvgrpc.v1.RenewLeasesRequest
-	(*v1.ReleaseLeaseRequest)(nil),    // 31: kvgrpc.v1.ReleaseLeaseRequest
-	(*v1.GrantLeaseRequest)(nil),      // 32: kvgrpc.v1.GrantLeaseRequest
-	(*v1.AllocateBlocksRequest)(nil),  // 33: kvgrpc.v1.AllocateBlocksRequest
-	(*v1.FreeBlocksRequest)(nil),      // 34: kvgrpc.v1.FreeBlocksRequest
-	(*v1.ReserveBlocksRequest)(nil),   // 35: kvgrpc.v1.ReserveBlocksRequest
-	(*v1.RegisterPushRequest)(nil),    // 36: kvgrpc.v1.RegisterPushRequest
-	(*StepReport)(nil),                // 37: kvgrpc.session.v1.StepReport
-	(*v1.Failure)(nil),                // 38: kvgrpc.v1.Failure
-	(*v1.LayerRange)(nil),             // 39: kvgrpc.v1.LayerRange
-	(*v1.FinishedBlocksResponse)(nil), // 40: kvgrpc.v1.FinishedBlocksResponse
-	(*v1.PullBlocksResponse)(nil),     // 41: kvgrpc.v1.PullBlocksResponse
-	(*v1.CancelTransferResponse)(nil), // 42: kvgrpc.v1.CancelTransferResponse
-	(*v1.RenewLeasesResponse)(nil),    // 43: kvgrpc.v1.RenewLeasesResponse
-	(*v1.ReleaseLeaseResponse)(nil),   // 44: kvgrpc.v1.ReleaseLeaseResponse
-	(*v1.GrantLeaseResponse)(nil),     // 45: kvgrpc.v1.GrantLeaseResponse
-	(*v1.AllocateBlocksResponse)(nil), // 46: kvgrpc.v1.AllocateBlocksResponse
-	(*v1.FreeBlocksResponse)(nil),     // 47: kvgrpc.v1.FreeBlocksResponse
-	(*v1.ReserveBlocksResponse)(nil),  // 48: kvgrpc.v1.ReserveBlocksResponse
-	(*v1.RegisterPushResponse)(nil),   // 49: kvgrpc.v1.RegisterPushResponse
-	(*RankCommand)(nil),               // 50: kvgrpc.session.v1.RankCommand
-	(*RankReport)(nil),                // 51: kvgrpc.session.v1.RankReport
+	(*MemoryWanted)(nil),              // 8: kvgrpc.session.v1.MemoryWanted
+	(*SessionOver)(nil),               // 9: kvgrpc.session.v1.SessionOver
+	(*CallBatch)(nil),                 // 10: kvgrpc.session.v1.CallBatch
+	(*Call)(nil),                      // 11: kvgrpc.session.v1.Call
+	(*VoidedSlots)(nil),               // 12: kvgrpc.session.v1.VoidedSlots
+	(*EventBatch)(nil),                // 13: kvgrpc.session.v1.EventBatch
+	(*Event)(nil),                     // 14: kvgrpc.session.v1.Event
+	(*Received)(nil),                  // 15: kvgrpc.session.v1.Received
+	(*Failed)(nil),                    // 16: kvgrpc.session.v1.Failed
+	(*BlocksReturned)(nil),            // 17: kvgrpc.session.v1.BlocksReturned
+	(*PartsReturned)(nil),             // 18: kvgrpc.session.v1.PartsReturned
+	(*PullOpened)(nil),                // 19: kvgrpc.session.v1.PullOpened
+	(*LayersReceived)(nil),            // 20: kvgrpc.session.v1.LayersReceived
+	(*CallAnswer)(nil),                // 21: kvgrpc.session.v1.CallAnswer
+	(*RankCommandBatch)(nil),          // 22: kvgrpc.session.v1.RankCommandBatch
+	(*RankReportBatch)(nil),           // 23: kvgrpc.session.v1.RankReportBatch
+	(v1.PoolKind)(0),                  // 24: kvgrpc.v1.PoolKind
+	(*v1.PoolDescription)(nil),        // 25: kvgrpc.v1.PoolDescription
+	(*v1.ResponseHeader)(nil),         // 26: kvgrpc.v1.ResponseHeader
+	(*v1.Limits)(nil),                 // 27: kvgrpc.v1.Limits
+	(v1.FailureReason)(0),             // 28: kvgrpc.v1.FailureReason
+	(*v1.FinishedBlocksRequest)(nil),  // 29: kvgrpc.v1.FinishedBlocksRequest
+	(*v1.PullBlocksRequest)(nil),      // 30: kvgrpc.v1.PullBlocksRequest
+	(*v1.CancelTransferRequest)(nil),  // 31: kvgrpc.v1.CancelTransferRequest
+	(*v1.RenewLeasesRequest)(nil),     // 32: kvgrpc.v1.RenewLeasesRequest
+	(*v1.ReleaseLeaseRequest)(nil),    // 33: kvgrpc.v1.ReleaseLeaseRequest
+	(*v1.GrantLeaseRequest)(nil),      // 34: kvgrpc.v1.GrantLeaseRequest
+	(*v1.AllocateBlocksRequest)(nil),  // 35: kvgrpc.v1.AllocateBlocksRequest
+	(*v1.FreeBlocksRequest)(nil),      // 36: kvgrpc.v1.FreeBlocksRequest
+	(*v1.ReserveBlocksRequest)(nil),   // 37: kvgrpc.v1.ReserveBlocksRequest
+	(*v1.RegisterPushRequest)(nil),    // 38: kvgrpc.v1.RegisterPushRequest
+	(*StepReport)(nil),                // 39: kvgrpc.session.v1.StepReport
+	(*v1.Failure)(nil),                // 40: kvgrpc.v1.Failure
+	(*v1.LayerRange)(nil),             // 41: kvgrpc.v1.LayerRange
+	(*v1.FinishedBlocksResponse)(nil), // 42: kvgrpc.v1.FinishedBlocksResponse
+	(*v1.PullBlocksResponse)(nil),     // 43: kvgrpc.v1.PullBlocksResponse
+	(*v1.CancelTransferResponse)(nil), // 44: kvgrpc.v1.CancelTransferResponse
+	(*v1.RenewLeasesResponse)(nil),    // 45: kvgrpc.v1.RenewLeasesResponse
+	(*v1.ReleaseLeaseResponse)(nil),   // 46: kvgrpc.v1.ReleaseLeaseResponse
+	(*v1.GrantLeaseResponse)(nil),     // 47: kvgrpc.v1.GrantLeaseResponse
+	(*v1.AllocateBlocksResponse)(nil), // 48: kvgrpc.v1.AllocateBlocksResponse
+	(*v1.FreeBlocksResponse)(nil),     // 49: kvgrpc.v1.FreeBlocksResponse
+	(*v1.ReserveBlocksResponse)(nil),  // 50: kvgrpc.v1.ReserveBlocksResponse
+	(*v1.RegisterPushResponse)(nil),   // 51: kvgrpc.v1.RegisterPushResponse
+	(*RankCommand)(nil),               // 52: kvgrpc.session.v1.RankCommand
+	(*RankReport)(nil),                // 53: kvgrpc.session.v1.RankReport
 }
 var file_kvgrpc_session_v1_session_proto_depIdxs = []int32{
 	3,  // 0: kvgrpc.session.v1.ClientFrame.attach:type_name -> kvgrpc.session.v1.AttachRequest
 	5,  // 1: kvgrpc.session.v1.ClientFrame.attach_rank:type_name -> kvgrpc.session.v1.AttachRankRequest
-	8,  // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
-	21, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
+	10, // 2: kvgrpc.session.v1.ClientFrame.calls:type_name -> kvgrpc.session.v1.CallBatch
+	23, // 3: kvgrpc.session.v1.ClientFrame.reports:type_name -> kvgrpc.session.v1.RankReportBatch
 	4,  // 4: kvgrpc.session.v1.ServerFrame.attached:type_name -> kvgrpc.session.v1.AttachResponse
 	6,  // 5: kvgrpc.session.v1.ServerFrame.rank_attached:type_name -> kvgrpc.session.v1.AttachRankResponse
-	11, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
-	20, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
+	13, // 6: kvgrpc.session.v1.ServerFrame.events:type_name -> kvgrpc.session.v1.EventBatch
+	22, // 7: kvgrpc.session.v1.ServerFrame.commands:type_name -> kvgrpc.session.v1.RankCommandBatch
 	7,  // 8: kvgrpc.session.v1.ServerFrame.refused:type_name -> kvgrpc.session.v1.RefusedResponse
-	22, // 9: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
-	23, // 10: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
-	0,  // 11: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
-	24, // 12: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	23, // 13: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	25, // 14: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
-	23, // 15: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
-	26, // 16: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
-	9,  // 17: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
-	27, // 18: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
-	28, // 19: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
-	29, // 20: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
-	30, // 21: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
-	31, // 22: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
-	32, // 23: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
-	33, // 24: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
-	34, // 25: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
-	35, // 26: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
-	36, // 27: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
-	37, // 28: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
-	10, // 29: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
-	12, // 30: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
-	13, // 31: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
-	14, // 32: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
-	15, // 33: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
-	19, // 34: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
-	17, // 35: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
-	18, // 36: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
-	16, // 37: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
-	38, // 38: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
-	39, // 39: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
-	38, // 40: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
-	40, // 41: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
-	41, // 42: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
-	42, // 43: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
-	43, // 44: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
-	44, // 45: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
-	45, // 46: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
-	46, // 47: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
-	47, // 48: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
-	48, // 49: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
-	49, // 50: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
-	50, // 51: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
-	51, // 52: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
-	53, // [53:53] is the sub-list for method output_type
-	53, // [53:53] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	8,  // 9: kvgrpc.session.v1.ServerFrame.memory_wanted:type_name -> kvgrpc.session.v1.MemoryWanted
+	9,  // 10: kvgrpc.session.v1.ServerFrame.over:type_name -> kvgrpc.session.v1.SessionOver
+	24, // 11: kvgrpc.session.v1.AttachRequest.kind:type_name -> kvgrpc.v1.PoolKind
+	25, // 12: kvgrpc.session.v1.AttachRequest.pool:type_name -> kvgrpc.v1.PoolDescription
+	0,  // 13: kvgrpc.session.v1.AttachRequest.memory:type_name -> kvgrpc.session.v1.PoolMemory
+	26, // 14: kvgrpc.session.v1.AttachResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	25, // 15: kvgrpc.session.v1.AttachResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	27, // 16: kvgrpc.session.v1.AttachResponse.limits:type_name -> kvgrpc.v1.Limits
+	25, // 17: kvgrpc.session.v1.AttachRankResponse.pool:type_name -> kvgrpc.v1.PoolDescription
+	28, // 18: kvgrpc.session.v1.RefusedResponse.reason:type_name -> kvgrpc.v1.FailureReason
+	11, // 19: kvgrpc.session.v1.CallBatch.calls:type_name -> kvgrpc.session.v1.Call
+	29, // 20: kvgrpc.session.v1.Call.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksRequest
+	30, // 21: kvgrpc.session.v1.Call.pull_blocks:type_name -> kvgrpc.v1.PullBlocksRequest
+	31, // 22: kvgrpc.session.v1.Call.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferRequest
+	32, // 23: kvgrpc.session.v1.Call.renew_leases:type_name -> kvgrpc.v1.RenewLeasesRequest
+	33, // 24: kvgrpc.session.v1.Call.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseRequest
+	34, // 25: kvgrpc.session.v1.Call.grant_lease:type_name -> kvgrpc.v1.GrantLeaseRequest
+	35, // 26: kvgrpc.session.v1.Call.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksRequest
+	36, // 27: kvgrpc.session.v1.Call.free_blocks:type_name -> kvgrpc.v1.FreeBlocksRequest
+	37, // 28: kvgrpc.session.v1.Call.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksRequest
+	38, // 29: kvgrpc.session.v1.Call.register_push:type_name -> kvgrpc.v1.RegisterPushRequest
+	39, // 30: kvgrpc.session.v1.Call.step_done:type_name -> kvgrpc.session.v1.StepReport
+	12, // 31: kvgrpc.session.v1.Call.voided:type_name -> kvgrpc.session.v1.VoidedSlots
+	14, // 32: kvgrpc.session.v1.EventBatch.events:type_name -> kvgrpc.session.v1.Event
+	15, // 33: kvgrpc.session.v1.Event.received:type_name -> kvgrpc.session.v1.Received
+	16, // 34: kvgrpc.session.v1.Event.failed:type_name -> kvgrpc.session.v1.Failed
+	17, // 35: kvgrpc.session.v1.Event.blocks_returned:type_name -> kvgrpc.session.v1.BlocksReturned
+	21, // 36: kvgrpc.session.v1.Event.answer:type_name -> kvgrpc.session.v1.CallAnswer
+	19, // 37: kvgrpc.session.v1.Event.opened:type_name -> kvgrpc.session.v1.PullOpened
+	20, // 38: kvgrpc.session.v1.Event.layers_received:type_name -> kvgrpc.session.v1.LayersReceived
+	18, // 39: kvgrpc.session.v1.Event.parts_returned:type_name -> kvgrpc.session.v1.PartsReturned
+	40, // 40: kvgrpc.session.v1.Failed.failure:type_name -> kvgrpc.v1.Failure
+	41, // 41: kvgrpc.session.v1.LayersReceived.layers_done:type_name -> kvgrpc.v1.LayerRange
+	40, // 42: kvgrpc.session.v1.CallAnswer.failure:type_name -> kvgrpc.v1.Failure
+	42, // 43: kvgrpc.session.v1.CallAnswer.finished_blocks:type_name -> kvgrpc.v1.FinishedBlocksResponse
+	43, // 44: kvgrpc.session.v1.CallAnswer.pull_blocks:type_name -> kvgrpc.v1.PullBlocksResponse
+	44, // 45: kvgrpc.session.v1.CallAnswer.cancel_transfer:type_name -> kvgrpc.v1.CancelTransferResponse
+	45, // 46: kvgrpc.session.v1.CallAnswer.renew_leases:type_name -> kvgrpc.v1.RenewLeasesResponse
+	46, // 47: kvgrpc.session.v1.CallAnswer.release_lease:type_name -> kvgrpc.v1.ReleaseLeaseResponse
+	47, // 48: kvgrpc.session.v1.CallAnswer.grant_lease:type_name -> kvgrpc.v1.GrantLeaseResponse
+	48, // 49: kvgrpc.session.v1.CallAnswer.allocate_blocks:type_name -> kvgrpc.v1.AllocateBlocksResponse
+	49, // 50: kvgrpc.session.v1.CallAnswer.free_blocks:type_name -> kvgrpc.v1.FreeBlocksResponse
+	50, // 51: kvgrpc.session.v1.CallAnswer.reserve_blocks:type_name -> kvgrpc.v1.ReserveBlocksResponse
+	51, // 52: kvgrpc.session.v1.CallAnswer.register_push:type_name -> kvgrpc.v1.RegisterPushResponse
+	52, // 53: kvgrpc.session.v1.RankCommandBatch.commands:type_name -> kvgrpc.session.v1.RankCommand
+	53, // 54: kvgrpc.session.v1.RankReportBatch.reports:type_name -> kvgrpc.session.v1.RankReport
+	55, // [55:55] is the sub-list for method output_type
+	55, // [55:55] is the sub-list for method input_type
+	55, // [55:55] is the sub-list for extension type_name
+	55, // [55:55] is the sub-list for extension extendee
+	0,  // [0:55] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_session_proto_init() }
@@ -2389,8 +2551,10 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*ServerFrame_Events)(nil),
 		(*ServerFrame_Commands)(nil),
 		(*ServerFrame_Refused)(nil),
+		(*ServerFrame_MemoryWanted)(nil),
+		(*ServerFrame_Over)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[8].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[10].OneofWrappers = []any{
 		(*Call_FinishedBlocks)(nil),
 		(*Call_PullBlocks)(nil),
 		(*Call_CancelTransfer)(nil),
@@ -2404,7 +2568,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Call_StepDone)(nil),
 		(*Call_Voided)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[11].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[13].OneofWrappers = []any{
 		(*Event_Received)(nil),
 		(*Event_Failed)(nil),
 		(*Event_BlocksReturned)(nil),
@@ -2413,7 +2577,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 		(*Event_LayersReceived)(nil),
 		(*Event_PartsReturned)(nil),
 	}
-	file_kvgrpc_session_v1_session_proto_msgTypes[18].OneofWrappers = []any{
+	file_kvgrpc_session_v1_session_proto_msgTypes[20].OneofWrappers = []any{
 		(*CallAnswer_FinishedBlocks)(nil),
 		(*CallAnswer_PullBlocks)(nil),
 		(*CallAnswer_CancelTransfer)(nil),
@@ -2431,7 +2595,7 @@ func file_kvgrpc_session_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_session_v1_session_proto_rawDesc), len(file_kvgrpc_session_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

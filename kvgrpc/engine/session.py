@@ -1,0 +1,148 @@
+"""One session of an engine with its lead: calls out, answers and events in. It ends with its lead."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvgrpc.core import grants
+from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.engine.connection import Connection, LeadDied, SessionOver
+from kvgrpc.engine.events import Event
+from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.outbox import Outbox
+from kvgrpc.engine.transfers import Transfers
+from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.errors import DeadlineExceeded, Reason
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.v1 import pool_pb2
+from kvgrpc.wire.values import stated_error
+
+_log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+
+
+class Session:
+    """Everything that ends with a lead. What the engine is told joins `events`."""
+
+    def __init__(
+        self, connection: Connection, attached: session_pb2.AttachResponse, page: VoidPage, events: list[Event]
+    ) -> None:
+        self.connection = connection
+        self._incarnation = attached.header.incarnation
+        self._secret = attached.session_secret
+        self.grant_key = grants.signing_key(self._secret)
+        self._leases = 0
+        self._outbox = Outbox()
+        self._transfers = Transfers(page)
+        self._events = events
+        self._answers: dict[int, session_pb2.CallAnswer | None] = {}
+        """Of calls that somebody waits for."""
+        self._abandoned: set[int] = set()
+        """Calls whose answer came too late for whoever waited."""
+        self._unsent: list[Pull] = []
+        # Numbers of the last event that was read, that the engine was told, and that the lead knows it was told.
+        self._read_event = self._told_event = self._acknowledged_event = 0
+
+    def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
+        """Queues a call; `handle` gets what comes of it."""
+        call = self._outbox.add(traceparent, **request)
+        if handle is not None:
+            self._transfers.asked(call.call_id, handle)
+        return call
+
+    def ask_for(self, pull: Pull, traceparent: str, **request: Any) -> None:
+        """Queues the call of a pull, which may still be changed until it is sent."""
+        pull.unsent = self.ask(pull, traceparent, **request).pull_blocks
+        self._unsent.append(pull)
+
+    def say(self, **request: Any) -> None:
+        """Queues a call that is answered only when it fails."""
+        self._outbox.add_silent(**request)
+
+    def mint(self) -> str:
+        """A new lease id."""
+        self._leases += 1
+        return mint_lease_id(self._secret, self._incarnation, "engine", self._leases)
+
+    def wait(self, **request: Any) -> session_pb2.CallAnswer:
+        """Makes one call and waits for its answer; events that come meanwhile are kept. Raises what it is refused
+        with, DeadlineExceeded, LeadDied.
+        """
+        call_id = self.ask(None, **request).call_id
+        self._answers[call_id] = None
+        self.flush()
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        try:
+            while (answer := self._answers[call_id]) is None:
+                if not self.read(deadline - time.monotonic()):
+                    self._abandoned.add(call_id)
+                    what = f"the lead did not answer within {CALL_TIMEOUT_S:g} s"
+                    raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "session"})
+        finally:
+            del self._answers[call_id]
+        if answer.HasField("failure"):
+            raise stated_error(answer.code, answer.failure.reason, answer.failure.message)
+        return answer
+
+    def flush(self) -> None:
+        """Sends what is queued, and which events the engine was told. Raises LeadDied."""
+        if not self._outbox and self._acknowledged_event == self._told_event:
+            return
+        for pull in self._unsent:
+            pull.unsent = None
+        self._unsent.clear()
+        for frame in self._outbox.take(self._told_event):
+            self.connection.send(frame)
+        self._acknowledged_event = self._told_event
+
+    def read(self, timeout_s: float) -> bool:
+        """Takes in what is there and sends what was waiting for it; False when nothing came. Raises LeadDied."""
+        frames = self.connection.receive(timeout_s)
+        self._take(frames)
+        self.flush()
+        return bool(frames)
+
+    def told(self) -> None:
+        """The engine was told everything that was read."""
+        self._told_event = self._read_event
+
+    def lose(self, message: str) -> list[Handle]:
+        """The lead died: takes in what it said before, and tells the engine that everything else has failed. The
+        transfers that are not over. Raises SessionOver when the last that it said is that the engine's life is over.
+        """
+        try:
+            while frames := self.connection.receive(0.0):
+                self._take(frames)
+        except SessionOver:
+            raise
+        except LeadDied:
+            pass  # as expected
+        self.connection.close()
+        for pull in self._unsent:
+            pull.unsent = None
+        handles, events = self._transfers.lose(message)
+        self._events += events
+        return handles
+
+    def _take(self, frames: Sequence[session_pb2.ServerFrame]) -> None:
+        for frame in frames:
+            for event in frame.events.events:
+                self._read_event = event.event_id
+                if event.HasField("answer"):
+                    self._take_answer(event.answer)
+                self._events += self._transfers.take(event)
+            if frame.HasField("over"):
+                raise SessionOver(Reason.PEER_LOST, f"the session is over: {frame.over.message}")
+
+    def _take_answer(self, answer: session_pb2.CallAnswer) -> None:
+        if answer.call_id in self._answers:
+            self._answers[answer.call_id] = answer
+        elif answer.call_id in self._abandoned:
+            self._abandoned.discard(answer.call_id)
+            if answer.HasField("allocate_blocks"):
+                given = pool_pb2.FreeBlocksRequest(blocks=answer.allocate_blocks.blocks)
+                self.ask(None, free_blocks=given)
+        elif not answer.call_id:
+            _log.error("the lead refused what is answered only then: %s", answer.failure.message)
