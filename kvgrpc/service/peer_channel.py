@@ -43,13 +43,14 @@ class PeerChannel:
 
         Raises TimeoutError, or the stream's error.
         """
-        first = asyncio.get_running_loop().create_future()
-        self._liveness = asyncio.create_task(self._keep_liveness(first))
+        stream = self.stub.KeepLiveness()
         try:
-            await asyncio.wait_for(first, FIRST_BEAT_S)
+            if not await self._exchange(stream, FIRST_BEAT_S):
+                raise TimeoutError
         except BaseException:
-            self._liveness.cancel()
+            stream.cancel()
             raise
+        self._liveness = asyncio.create_task(self._keep_liveness(stream))
 
     async def close(self, grace_s: float) -> None:
         """Lets calls under way finish for `grace_s`, then ends all."""
@@ -60,35 +61,36 @@ class PeerChannel:
         await self.stream.close(grace_s)
         await self.channel.close(grace=grace_s)
 
-    async def _keep_liveness(self, first: "asyncio.Future[None]") -> None:
+    async def _keep_liveness(self, stream: Any) -> None:
         for attempt in count():
             try:
-                await self._beat(first)
+                await self._beat(stream)
             except grpc.aio.AioRpcError as error:
-                if not first.done():
-                    first.set_exception(error)
-                    return
+                _log.debug("peer %s refuses the liveness stream: %s", self.peer, error.details())
             except TimeoutError:
                 _log.debug("peer %s fell silent", self.peer)
             self._runner.feed(events.PeerSilent(self.peer))
             await asyncio.sleep(RECONNECT_S[min(attempt, len(RECONNECT_S) - 1)])
+            stream = self.stub.KeepLiveness()
 
-    async def _beat(self, first: "asyncio.Future[None]") -> None:
+    async def _beat(self, stream: Any) -> None:
         """One stream: beats every fifth of the grace, and expects as many."""
         interval_s = self._limits.peer_grace_s / 5
-        stream = self.stub.KeepLiveness()
         over = asyncio.ensure_future(stream.code())  # between two beats nobody reads
         try:
-            while True:
-                with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
-                    await stream.write(peer_pb2.KeepLivenessRequest(caller=self.caller))
-                beat = await asyncio.wait_for(stream.read(), interval_s * 2.5)
-                if beat is grpc.aio.EOF:
-                    return
-                if not first.done():
-                    first.set_result(None)
+            while await self._exchange(stream, interval_s * 2.5):
                 self._runner.feed(events.PeerAlive(self.peer))
                 await asyncio.wait((over,), timeout=interval_s)
         finally:
             stream.cancel()
             over.cancel()
+
+    async def _exchange(self, stream: Any, timeout_s: float) -> bool:
+        """One beat and its answer; whether the stream goes on. Raises TimeoutError, or the stream's error.
+
+        An error of a call that anything else holds on to, a future for one, keeps the connection beyond its channel.
+        """
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over: reading tells how it ended
+            await stream.write(peer_pb2.KeepLivenessRequest(caller=self.caller))
+        async with asyncio.timeout(timeout_s):
+            return await stream.read() is not grpc.aio.EOF

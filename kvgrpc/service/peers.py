@@ -138,8 +138,9 @@ class PeerChannels:
             return
         except (KVGrpcError, TimeoutError) as error:
             await channel.channel.close()
-            typed = error if isinstance(error, KVGrpcError) else _no_answer(address)
-            self._runner.feed(events.DialFailed(address, typed))
+            self._runner.feed(
+                events.DialFailed(address, error if isinstance(error, KVGrpcError) else _no_answer(address))
+            )
             return
         old = self._channels.pop(channel.peer, None)
         if old is not None:
