@@ -157,6 +157,7 @@ class Server:
         if self._sessions is not None:
             await self._sessions.stop()
         await self._channels.stop()
+        await self._lead.standing.end()
         if self._grpc is not None:
             await self._grpc.stop(grace=0.5)
         self._runner.stop()

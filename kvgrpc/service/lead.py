@@ -11,6 +11,7 @@ from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
 from kvgrpc.service.runner import Runner
+from kvgrpc.service.standing import Standing
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.requests import make_call
@@ -38,6 +39,7 @@ class Lead:
         self.may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
         self.runner = runner
         self.watchers = Watchers(runner)
+        self.standing = Standing()
         self.data_paths = data_paths
         self.read_block = read_block
         self.progress_age_s = progress_age_s

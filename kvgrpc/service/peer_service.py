@@ -90,7 +90,8 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         """Answers are written by the conversation itself, when they are known."""
         try:
-            await Conversation(self._lead, context).run()
+            with self._lead.standing.one():
+                await Conversation(self._lead, context).run()
         except KVGrpcError as error:
             await status.abort(context, error)
 
@@ -103,18 +104,19 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         beats = aiter(request)
         key = ""
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):
-                        beat = await anext(beats)
-                except (StopAsyncIteration, TimeoutError):
-                    return
-                if not key:
-                    key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
-                    self._streams[key] += 1
-                self._check_known(key)
-                lead.runner.feed(events.PeerAlive(key))
-                yield peer_pb2.KeepLivenessResponse(header=lead.header())
+            with lead.standing.one():
+                while True:
+                    try:
+                        async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):
+                            beat = await anext(beats)
+                    except (StopAsyncIteration, TimeoutError):
+                        return
+                    if not key:
+                        key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
+                        self._streams[key] += 1
+                    self._check_known(key)
+                    lead.runner.feed(events.PeerAlive(key))
+                    yield peer_pb2.KeepLivenessResponse(header=lead.header())
         finally:
             self._leave(key)
 

@@ -5,6 +5,7 @@ import mmap
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,8 +15,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import handshake_pb2, lease_pb2, transfer_pb2
 from tests.service.conftest import Start
+from tests.service.consumer import Consumer
 from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess, wait_until
 from tests.service.values import dur, prompt
 
@@ -119,6 +122,27 @@ def test_a_signal_ends_it_in_order_though_somebody_watches_and_waits(start: Star
         with pytest.raises(grpc.RpcError):
             list(watch)
         assert waiting.exception() is not None or waiting.result().transfer.failure.message
+
+
+def test_a_server_that_stops_ends_the_streams_of_its_peers_in_order(start: Start) -> None:
+    (engine,) = start(())
+    consumer = Consumer(engine)
+    consumer.handshake()
+    silence = threading.Event()
+
+    def rows(*first: peer_pb2.KeepLivenessRequest) -> Iterator[peer_pb2.KeepLivenessRequest]:
+        yield from first
+        silence.wait()
+
+    beats = engine.api.peer.KeepLiveness(rows(peer_pb2.KeepLivenessRequest(caller=consumer.caller)), timeout=60)
+    next(beats)
+    conversation = engine.api.peer.Converse(rows(), timeout=60)
+    conversation.initial_metadata()
+    try:
+        engine.process.signal(signal.SIGTERM)
+        assert [call.code() for call in (beats, conversation)] == [grpc.StatusCode.OK] * 2
+    finally:
+        silence.set()
 
 
 def test_while_it_drains_it_takes_no_new_work_and_serves_the_old(start: Start) -> None:
