@@ -1,6 +1,7 @@
 """The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class Links:
         self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
         self._links: dict[str, Link] = {}
         self._attempts: dict[str, Attempt] = {}
+        self._lock = threading.Lock()  # guards whether an attempt is cancelled, and with it what comes of it
         self._awaited: dict[str, tuple[PeerProcess, bool]] = {}
         """Processes whose end is waited for, by peer; whether nothing of theirs lands after it."""
 
@@ -148,12 +150,16 @@ class Links:
     def _dial(self, attempt: Attempt, path: DataPath) -> None:
         """Runs in a thread of its own."""
         outcome = connect(path, attempt.endpoint)
-        self._later(partial(self._after_dial, attempt, path, outcome))
+        with self._lock:
+            if not attempt.cancelled:
+                self._later(partial(self._after_dial, attempt, path, outcome))
+                return
+        # Here, since the mover may have ended meanwhile: nobody would do it later.
+        _give_up(attempt, path, outcome)
 
     def _after_dial(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
         if attempt.cancelled:
-            if not isinstance(outcome, str):
-                Link(attempt.peer, path, outcome, attempt.endpoint).close()
+            _give_up(attempt, path, outcome)
         elif not self._conclude(attempt, path, outcome):
             self._try_next(attempt)
 
@@ -236,9 +242,16 @@ class Links:
             self._report(Disconnected(link.peer, link.close()))
 
     def _cancel(self, attempt: Attempt, why: str) -> None:
-        attempt.cancelled = True
+        with self._lock:
+            attempt.cancelled = True
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
         self._report(ConnectFailed(attempt.peer, rejected))
+
+
+def _give_up(attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
+    """Closes what a cancelled connect brought."""
+    if not isinstance(outcome, str):
+        Link(attempt.peer, path, outcome, attempt.endpoint).close()
 
 
 def connect(path: DataPath, endpoint: RankEndpoint) -> Remote | str:

@@ -334,6 +334,8 @@ class Mover:
 
     def _tear_down(self) -> None:
         """Links first, then paths: a library's agent goes after what was made with it."""
+        while not self._inbox.empty():  # connects that ended just before they were given up
+            self._perform(self._inbox.get())
         self._links.let_go()
         busy = {id(item.link) for item in self._flights.values()}
         for link in self._links:

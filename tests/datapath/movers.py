@@ -61,7 +61,7 @@ class Held:
         self.looks = 0
         self.wakes: list[Callable[[], None]] = []
         self.break_at = ""
-        self.closed = self.remote_closed = False
+        self.dialled = self.closed = self.remote_closed = False
 
     def step(self, name: str) -> None:
         if self.break_at == name:
@@ -73,6 +73,7 @@ class Held:
 
     def connect(self, endpoint: RankEndpoint) -> Remote:
         self.step("connect")
+        self.dialled = True
         if self.connect_waits or self.connect_hangs:
             self.release.wait(DEADLINE_S)
         return HeldRemote(self)

@@ -16,7 +16,7 @@ from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.reports import ConnectFailed, Disconnected, PostingEnded
 from kvgrpc.errors import Unavailable
-from tests.datapath.movers import AT_SOURCE, WHOLE, Held, Rank, held_rank, with_held
+from tests.datapath.movers import AT_SOURCE, WHOLE, Held, Rank, held_rank, until, with_held
 from tests.datapath.peers import DEADLINE_S
 
 DONE, FAILED = PostingState.DONE, PostingState.FAILED
@@ -64,6 +64,17 @@ def test_a_path_is_closed_after_its_links() -> None:
     held.step = order.append  # type: ignore[method-assign,assignment]
     assert rank.mover.close(0.0)
     assert order == ["remote close", "close"]
+
+
+def test_what_a_connect_brings_after_close_is_closed() -> None:
+    held = Held(waits=True)
+    rank = with_held(held)
+    rank.mover.connect("h", RankEndpoint(0), ("held",))
+    until(lambda: held.dialled)
+    assert rank.mover.close(0.0)
+    rank.next(ConnectFailed)
+    held.release.set()
+    until(lambda: held.remote_closed)
 
 
 def test_close_ends_a_connect_that_still_waits() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -130,7 +131,7 @@ def test_a_server_that_stops_ends_the_streams_of_its_peers_in_order(start: Start
     consumer.handshake()
     silence = threading.Event()
 
-    def rows(*first: peer_pb2.KeepLivenessRequest) -> Iterator[peer_pb2.KeepLivenessRequest]:
+    def rows(*first: peer_pb2.KeepLivenessRequest) -> Iterator[Any]:
         yield from first
         silence.wait()
 
