@@ -68,12 +68,31 @@ class Posting(Protocol):
         ...
 
 
+class PeerProcess(Protocol):
+    """The process of a peer rank on this host, held: its end can be seen, and is never that of another one."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    def close(self) -> None:
+        """Lets go of it. Idempotent."""
+        ...
+
+
 class Remote(Protocol):
     """A connected peer rank: what `DataPath.connect` proved and mapped."""
 
     @property
     def why(self) -> str:
         """One sentence for people: how the bytes will move (mapping, process_vm_readv, UCX transport)."""
+        ...
+
+    @property
+    def process(self) -> PeerProcess | None:
+        """Who has that memory, and writes into this rank's where peers write; None where its end cannot be seen.
+
+        The caller's, also after `close`.
+        """
         ...
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> Posting:
@@ -89,17 +108,6 @@ class Remote(Protocol):
         ...
 
 
-class PeerProcess(Protocol):
-    """The process of a peer rank on this host, held: its end can be seen, and is never that of another one."""
-
-    @property
-    def ended(self) -> bool: ...
-
-    def close(self) -> None:
-        """Lets go of it. Idempotent."""
-        ...
-
-
 @runtime_checkable
 class WritableRemote(Remote, Protocol):
     """A peer rank whose memory this rank may write, too.
@@ -107,11 +115,6 @@ class WritableRemote(Remote, Protocol):
     Only where the source may move the bytes. Where ranks share a host's memory no peer ever holds a
     writable mapping: those paths have remotes without `write`.
     """
-
-    @property
-    def process(self) -> PeerProcess | None:
-        """Who writes into this rank's memory; None where its end cannot be seen. The caller's, also after `close`."""
-        ...
 
     def write(self, runs: Runs, wake: Callable[[], None]) -> Posting:
         """As `read`, of this rank's `runs.src` into the peer's `runs.dst`.

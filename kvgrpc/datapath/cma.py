@@ -74,6 +74,7 @@ class CmaRemote:
         crew: Crew,
     ) -> None:
         self._process = process
+        self.process = process.end.another()
         self._source = source
         self._source_bytes = memory_bytes(source)
         self._destination = destination

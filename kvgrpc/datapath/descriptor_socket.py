@@ -28,6 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.process import ProcessEnd
 
 _log = logging.getLogger(__name__)
 
@@ -198,8 +199,9 @@ class _Clients:
             self.drop(client)
 
 
-def fetch_descriptor(path: str, token: bytes, timeout_s: float) -> int:
-    """The descriptor that the peer's server gives for `token`; the caller closes it.
+def fetch_descriptor(path: str, token: bytes, timeout_s: float) -> tuple[int, ProcessEnd | None]:
+    """The descriptor that the peer's server gives for `token`, and the peer's process, where its end can be seen; the
+    caller closes both.
 
     Raises DataPathUnavailable, at the latest after `timeout_s`.
     """
@@ -212,9 +214,11 @@ def fetch_descriptor(path: str, token: bytes, timeout_s: float) -> int:
             # Asked before anything is sent: a peer may have named somebody else's socket.
             if (uid := peer_uid(client)) != os.geteuid():
                 raise DataPathUnavailable(f"the peer runs as user {uid}, this process as another")
+            # Held before it is asked: whoever answers then was there all the time, so the number is not another's.
+            process = _peer_process(client)
             client.send(token)
             _set_timeout(client, socket.SO_RCVTIMEO, max(deadline - time.monotonic(), 0.001))
-            return _receive(client)
+            return _receive(client), process
     except BlockingIOError as error:
         raise DataPathUnavailable(f"no answer at {path} within {timeout_s:g} s") from error
     except (OSError, ValueError) as error:
@@ -242,6 +246,16 @@ def peer_uid(connected: socket.socket) -> int:
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     uid: int = _PEERCRED.unpack(credentials)[1]
     return uid
+
+
+def _peer_process(connected: socket.socket) -> ProcessEnd | None:
+    """The process that listens at the other end; None where this process does not see it."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+    pid: int = _PEERCRED.unpack(credentials)[0]
+    try:
+        return ProcessEnd(os.pidfd_open(pid)) if pid else None
+    except OSError:
+        return None
 
 
 def _set_timeout(client: socket.socket, option: int, timeout_s: float) -> None:

@@ -60,7 +60,7 @@ class Link:
         self.unproved = False
         """A write on it ended, and its bytes may still land in the peer's memory."""
         self._remote = remote
-        self._process = remote.process if isinstance(remote, WritableRemote) else None
+        self._process = remote.process
 
     def check_offers(self, operation: Operation) -> None:
         """Raises DataPathFailed when its data path does not move bytes that way."""
@@ -77,7 +77,7 @@ class Link:
         return self._remote.write(runs, wake)
 
     def take_process(self) -> PeerProcess | None:
-        """The process that writes by this link, for whoever waits for its end, and closes it then; once."""
+        """The process of the peer, for whoever waits for its end, and closes it then; once."""
         process, self._process = self._process, None
         return process
 
@@ -187,8 +187,8 @@ class Links:
         self._close_if_idle(link)
 
     def await_end(self, peer: str) -> None:
-        """From now on the end of the process that writes for that peer is looked for: ProcessEnded. Nothing comes where
-        it cannot be seen.
+        """From now on the end of that peer's process is looked for: ProcessEnded. Nothing comes where it cannot be
+        seen.
         """
         link = self._links.get(peer)
         process = None if link is None else link.take_process()

@@ -58,6 +58,30 @@ class OwnProcess:
         self._admitted = True
 
 
+class ProcessEnd:
+    """The end of one process, to be looked for; owns the pidfd."""
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+        self._close = weakref.finalize(self, os.close, pidfd)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is gone, with all its threads and its memory. For whoever has not closed this."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def another(self) -> "ProcessEnd":
+        """The same once more, for somebody else to close."""
+        return ProcessEnd(os.dup(self._pidfd))
+
+    def close(self) -> None:
+        """Lets go of it. Idempotent."""
+        self._close()
+        self._pidfd = -1
+
+
 class HeldProcess:
     """One process, held so that its number cannot come to mean another unnoticed."""
 
@@ -70,17 +94,14 @@ class HeldProcess:
         self._nonce = endpoint.nonce
         self._nonce_address = endpoint.nonce_address
         try:
-            self._pidfd = os.pidfd_open(endpoint.pid)
+            self.end = ProcessEnd(os.pidfd_open(endpoint.pid))
         except OSError as error:
             raise DataPathUnavailable(self._explain(error)) from error
-        self._close = weakref.finalize(self, os.close, self._pidfd)
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone, with all its threads and its memory. For whoever has not closed it."""
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        """See ProcessEnd."""
+        return self.end.ended
 
     def check(self) -> None:
         """Raises DataPathFailed unless it shows its nonce and is alive after that."""
@@ -106,8 +127,7 @@ class HeldProcess:
 
     def close(self) -> None:
         """Lets go of it. Idempotent."""
-        self._close()
-        self._pidfd = -1
+        self.end.close()
 
     def _explain(self, error: OSError) -> str:
         """What the kernel's number means here, for people."""

@@ -29,6 +29,7 @@ from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.descriptor_socket import DescriptorServer, fetch_descriptor
 from kvgrpc.datapath.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
+from kvgrpc.datapath.process import ProcessEnd
 
 CONNECT_S = 2.0
 """Longest wait for the peer's descriptor."""
@@ -88,12 +89,12 @@ class ShmPath:
             raise DataPathUnavailable("this rank's memory is on a device")
         if len(part.nonce) != NONCE_BYTES or not 0 < part.nbytes <= part.nonce_offset:
             raise DataPathUnavailable("the peer's description of its pool contradicts itself")
-        fd = fetch_descriptor(part.socket_path, part.token, CONNECT_S)
+        fd, process = fetch_descriptor(part.socket_path, part.token, CONNECT_S)
         try:
             mapping = _map_read_only(fd, part)
         finally:
             os.close(fd)
-        return ShmRemote(mapping, part.nbytes, self._memory.segments, self._crew, self._method)
+        return ShmRemote(mapping, process, part.nbytes, self._memory.segments, self._crew, self._method)
 
     def progress(self) -> None:
         """Has nothing to do: the copy threads need no turn."""
@@ -112,12 +113,14 @@ class ShmRemote:
     def __init__(
         self,
         mapping: mmap.mmap,
+        process: ProcessEnd | None,
         nbytes: int,
         destination: tuple[Segment, ...],
         crew: Crew,
         method: CopyMethod | None,
     ) -> None:
         self._mapping = mapping
+        self.process = process
         self._source = (Segment(int(np.frombuffer(mapping, np.uint8).ctypes.data), nbytes),)
         self._nbytes = nbytes
         self._destination = destination

@@ -110,6 +110,7 @@ class HeldWritten(Held):
 
 class HeldRemote:
     why = "held by the test"
+    process: "HeldPeerProcess | None" = None
 
     def __init__(self, path: Held) -> None:
         self.path = path

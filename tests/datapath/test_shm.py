@@ -280,7 +280,7 @@ def test_too_many_unused_tokens_are_refused_not_forgotten(pool: SharedMemory) ->
         while server.mint():
             minted += 1
             assert minted < 10_000
-    os.close(fetch_descriptor(server.path, first, CONNECT_S))
+    os.close(fetch_descriptor(server.path, first, CONNECT_S)[0])
     assert server.mint()
     server.close()
 
@@ -310,7 +310,7 @@ def test_another_user_gets_no_descriptor(source: ShmPath) -> None:
             answer = client.recv(100)
         os._exit(len(answer))
     assert os.waitpid(child, 0)[1] == 0
-    os.close(fetch_descriptor(part.socket_path, part.token, CONNECT_S))  # the token is unused
+    os.close(fetch_descriptor(part.socket_path, part.token, CONNECT_S)[0])  # the token is unused
 
 
 def test_the_socket_may_lie_in_a_private_folder(reader: ShmPath, pool: SharedMemory, tmp_path: Path) -> None:

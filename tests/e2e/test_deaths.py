@@ -1,6 +1,7 @@
 """A side of a transfer dies or stands still: the other one notices in time, and nobody's blocks are lost."""
 
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ queue_timeout_s = 3.0
 transfer_timeout_s = 3.0
 settle_timeout_s = 1.0
 """
-PATIENT = LIMITS.replace("peer_grace_s = 0.6", "peer_grace_s = 20.0")
+PATIENT_GRACE_S = 20.0
+PATIENT = LIMITS.replace("peer_grace_s = 0.6", f"peer_grace_s = {PATIENT_GRACE_S}")
 BEAT_S = 3.0
 """Less than from one beat to the next, where the grace is that long."""
 
@@ -79,6 +81,22 @@ def test_a_source_that_is_killed_while_it_is_read_fails_the_pull_in_time(start: 
     }
     assert all_free(destination)
     wait_until(lambda: peer_states(destination) == [DEAD])
+
+
+@pytest.mark.parametrize("data_path", ["shm", "cma"])
+def test_a_source_that_is_killed_on_the_same_host_is_lost_long_before_the_grace_is_over(
+    start: Start, data_path: str
+) -> None:
+    paths = ("--data-paths", data_path)
+    settings = PATIENT.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 60.0")
+    source, destination = start(paths, (*paths, "--bandwidth-limit-bytes-per-s", "1000"), settings=settings)
+    _, pulled = begin_slow_pull(source, destination)
+    source.process.kill()
+    killed = time.monotonic()
+    end = destination.wait(pulled.transfer_id, returned=False)
+    assert (end.state, end.failure.reason) == (FAILED, common_pb2.FAILURE_REASON_PEER_LOST)
+    assert peer_states(destination) == [DEAD]
+    assert time.monotonic() - killed < PATIENT_GRACE_S / 2
 
 
 def test_a_source_that_is_killed_is_suspect_before_its_next_beat_is_due(start: Start) -> None:
