@@ -234,12 +234,8 @@ class Host:
         self._world.seen["rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
         message = "" if proves else "the simulator proves nothing by it"
-
-        def begin_anew() -> None:
-            life.rekey(rank, proves=proves)
-            self.handle(Rekeyed(rank, message))
-
-        self.soon(begin_anew)
+        self.soon(lambda: life.rekey(rank, proves=proves))
+        self.soon(lambda: self.handle(Rekeyed(rank, message)))
 
     def tell_engine(self, action: TellEngine) -> None:
         """The lead tells its engine something."""
