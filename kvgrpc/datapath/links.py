@@ -62,9 +62,14 @@ class Link:
         self._remote = remote
         self._process = remote.process
 
+    @property
+    def writable(self) -> bool:
+        """Whether ranks write each other's memory by it: then the peer's end says something of this rank's, too."""
+        return isinstance(self._remote, WritableRemote)
+
     def check_offers(self, operation: Operation) -> None:
         """Raises DataPathFailed when its data path does not move bytes that way."""
-        if operation is Operation.WRITE and not isinstance(self._remote, WritableRemote):
+        if operation is Operation.WRITE and not self.writable:
             raise DataPathFailed(
                 f"by {self.path.name} no rank writes another's memory: the destination reads, or both use nixl"
             )
@@ -95,6 +100,15 @@ class Link:
         return "bytes of a write may still land in the peer's memory" if self.unproved else ""
 
 
+@dataclass(frozen=True)
+class _Awaited:
+    """A process whose end is waited for."""
+
+    process: PeerProcess
+    drained: bool
+    """Whether nothing of it lands after its end."""
+
+
 class Links:
     """Who is connected, and who is about to be. `later` has the mover's thread perform something."""
 
@@ -112,8 +126,8 @@ class Links:
         self._links: dict[str, Link] = {}
         self._attempts: dict[str, Attempt] = {}
         self._lock = threading.Lock()  # guards whether an attempt is cancelled, and with it what comes of it
-        self._awaited: dict[str, tuple[PeerProcess, bool]] = {}
-        """Processes whose end is waited for, by peer; whether nothing of theirs lands after it."""
+        self._awaited: dict[str, _Awaited] = {}
+        """By peer."""
 
     def get(self, peer: str) -> Link | None:
         return self._links.get(peer)
@@ -184,6 +198,8 @@ class Links:
             self._report(Disconnected(peer))
             return
         link.closing = True
+        if not link.writable:
+            self._let_go(peer)
         self._close_if_idle(link)
 
     def await_end(self, peer: str) -> None:
@@ -195,7 +211,7 @@ class Links:
         if link is not None and process is not None:
             self._let_go(peer)
             path = link.path
-            self._awaited[peer] = process, isinstance(path, WrittenByPeers) and path.ends_with_process
+            self._awaited[peer] = _Awaited(process, isinstance(path, WrittenByPeers) and path.ends_with_process)
 
     @property
     def awaits_end(self) -> bool:
@@ -203,10 +219,10 @@ class Links:
 
     def look_for_ends(self) -> None:
         """Reports the processes that are gone."""
-        for peer, (process, drained) in list(self._awaited.items()):
-            if process.ended:
+        for peer, awaited in list(self._awaited.items()):
+            if awaited.process.ended:
                 self._let_go(peer)
-                self._report(ProcessEnded(peer, drained))
+                self._report(ProcessEnded(peer, awaited.drained))
 
     def let_go(self) -> None:
         """Nobody waits for an end any more."""
@@ -214,9 +230,9 @@ class Links:
             self._let_go(peer)
 
     def _let_go(self, peer: str) -> None:
-        process, _ = self._awaited.pop(peer, (None, None))
-        if process is not None:
-            process.close()
+        awaited = self._awaited.pop(peer, None)
+        if awaited is not None:
+            awaited.process.close()
 
     def ended(self, link: Link) -> None:
         """A posting on it has ended."""

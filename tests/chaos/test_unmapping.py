@@ -1,4 +1,4 @@
-"""The memory of a peer that died goes from the survivor once the grace is over: no mapping, no descriptor stays."""
+"""The memory of a dead peer goes from the survivor, at the latest when the grace is over: mapping and descriptor."""
 
 from contextlib import suppress
 from pathlib import Path
