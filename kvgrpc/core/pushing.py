@@ -172,13 +172,15 @@ class Pushes(Moving[Registration]):
             self._ends.fail_with(move, reason, message or "the destination gave up")
 
     def vouches(self, access: Access, row: Settling) -> bool:
-        """Whether a destination that reads was told of the part that it settles; a pull has no parts."""
+        """Whether a destination that reads was told of the part that it settles; a pull has no parts. It need not say
+        of the last one that it is: what arrived as something else is settled, but is not the end.
+        """
         move = self._pushes.of_reader(access.id)
         if move is None:
             return not row.part
         parts = move.parts
         known = row.part < max(move.told, move.telling)
-        return known and row.last == (parts.complete and row.part == len(parts) - 1)
+        return known and (not row.last or (parts.complete and row.part == len(parts) - 1))
 
     def parts_answered(self, event: PartsAnswered) -> None:
         """The destination knows which parts are ready, or did not answer."""

@@ -48,6 +48,7 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -74,6 +75,7 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -97,6 +99,7 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -147,6 +150,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -173,6 +177,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -196,6 +201,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
     * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
     * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -249,6 +255,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -281,6 +288,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -310,6 +318,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.

@@ -326,3 +326,20 @@ def test_what_is_pushed_is_compared_round_by_round() -> None:
         pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(7),)))
         pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(8),)))
     assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+
+
+def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_count_that_destination() -> None:
+    pair = Pair()
+    pair.d.node = Node(Limits(), checksums=True)
+    pair.d.begin(describe("d", 2))
+    pair.meet()
+    pair.deaf = {actions.SendChecksums, actions.Sum}
+    pair.register(pair.reserve(16, (3,)).token)
+    pair.finish(16, (1,))
+    pair.moved()
+    ((name, _),) = {(action.name, 0) for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
+    pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
+    pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(8),)))
+    source, destination = pair.both()
+    assert (destination.state, pair.reasons()[1]) == (State.FAILED, Reason.CHECKSUM_MISMATCH)
+    assert (source.over, source.consumers_done) == (False, 0), "another destination may come"

@@ -47,6 +47,7 @@ type HandoffServiceClient interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -72,6 +73,7 @@ type HandoffServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
 	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -94,6 +96,7 @@ type HandoffServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
 	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
@@ -192,6 +195,7 @@ type HandoffServiceServer interface {
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
 	//   - INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	//   - FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	//   - FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
 	//   - FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
@@ -217,6 +221,7 @@ type HandoffServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
 	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
@@ -239,6 +244,7 @@ type HandoffServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
 	// * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
 	// * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+	// * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
