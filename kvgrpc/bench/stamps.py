@@ -11,7 +11,7 @@ from typing import Any
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
+from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, Remote
 
 
 class Stamps:
@@ -75,6 +75,10 @@ class _Remote:
     @property
     def why(self) -> str:
         return self._remote.why
+
+    @property
+    def process(self) -> PeerProcess | None:
+        return self._remote.process
 
     def read(self, runs: Runs, wake: Callable[[], None]) -> _Read:
         read = _Read(wake)

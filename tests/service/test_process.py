@@ -142,6 +142,7 @@ def test_a_server_that_stops_ends_the_streams_of_its_peers_in_order(start: Start
     try:
         engine.process.signal(signal.SIGTERM)
         assert [call.code() for call in (beats, conversation)] == [grpc.StatusCode.OK] * 2
+        engine.process.wait_exit()
     finally:
         silence.set()
 
