@@ -99,6 +99,12 @@ def is_measured(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
+def check_details(found: dict[str, Any]) -> None:
+    """The share of the kernel is counted in ticks: of little work it may be none."""
+    for name, value in found.items():
+        assert is_measured(value) or (value == 0 and name.startswith("kernel_")), found
+
+
 def measure(command: str, *flags: str) -> Any:
     """What `kvgrpc bench` says as JSON."""
     done = subprocess.run(
@@ -125,7 +131,7 @@ def test_every_figure_of_pulls_is_measured_and_named() -> None:
     assert (case["datapath"], case["layout"]) == ("nixl", "contiguous")
     assert said.keys() >= PULL_FIGURES
     assert all(is_measured(said[name]) for name in PULL_FIGURES), said
-    assert all(is_measured(said["details"][name]) for name in PULL_DETAILS), said["details"]
+    check_details({name: said["details"][name] for name in PULL_DETAILS})
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
@@ -139,7 +145,7 @@ def test_every_figure_of_pushes_is_measured_and_named() -> None:
     assert said.keys() >= PUSH_FIGURES
     assert all(is_measured(said[name]) for name in PUSH_FIGURES), said
     assert said["details"].keys() == PUSH_DETAILS
-    assert all(is_measured(value) for value in said["details"].values()), said["details"]
+    check_details(said["details"])
     assert [line for line in said["profile"] if "kvgrpc/core/" in line]
 
 

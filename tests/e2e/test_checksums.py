@@ -1,12 +1,14 @@
 """Servers that compare what arrives with its source, block by block (setting `checksums`)."""
 
+import itertools
+
 import pytest
 
 from kvgrpc.v1 import common_pb2
 from tests.e2e.conftest import PATHS, Pair
 from tests.e2e.pushing import BLOCKS, MIDWAY, SLOW, begin, check_came_to_rest, check_unhurt
 from tests.service.conftest import Start
-from tests.service.engines import RETURNED, SUCCEEDED, wait_until
+from tests.service.engines import CANCELLED, FAILED, RETURNED, SUCCEEDED, Engine
 from tests.service.pushes import check_a_good_push, reason_of
 from tests.service.values import prompt
 
@@ -18,6 +20,14 @@ def pair_of(start: Start, path: str, *more: str) -> Pair:
     flags, environment = PATHS[path]
     source, destination = start(*[(*flags, *more)] * 2, settings="checksums = true\n", **environment)
     return source, destination
+
+
+def change_until_over(source: Engine, block: int, destination: Engine, transfer_id: str) -> None:
+    """Writes other and other bytes: what is summed up, and when, is one of them, and what arrives is another one."""
+    for seed in itertools.count(4):
+        source.write([block], seed)
+        if destination.get(transfer_id).state in (SUCCEEDED, FAILED, CANCELLED):
+            return
 
 
 @ALL
@@ -40,8 +50,7 @@ def test_a_block_that_arrived_as_another_one_fails_the_pull_and_is_named(start: 
     blocks, target = source.allocate(BLOCKS), destination.allocate(BLOCKS)
     source.write(blocks, seed=3)
     pull = destination.pull(source.hand_over(TOKENS, blocks).grant, TOKENS, target)
-    wait_until(lambda: destination.get(pull.transfer_id).phases[-1].name == "wire")
-    source.write(blocks[-1:], seed=4)
+    change_until_over(source, blocks[-1], destination, pull.transfer_id)
     failed = destination.wait(pull.transfer_id)
     assert (reason_of(failed), failed.memory) == ("CHECKSUM_MISMATCH", RETURNED)
     assert f"block {blocks[-1]} of group 0" in failed.failure.message
@@ -54,7 +63,7 @@ def test_a_block_that_arrived_as_another_one_fails_the_pull_and_is_named(start: 
 def test_a_push_whose_bytes_changed_on_the_way_fails_at_both(start: Start) -> None:
     source, destination = pair_of(start, "shm", *SLOW)
     made = begin(source, destination, MIDWAY)
-    source.write(made.blocks[-1:], seed=4)
+    change_until_over(source, made.blocks[-1], destination, made.received)
     check_came_to_rest(destination, made.received)
     assert reason_of(destination.get(made.received)) == "CHECKSUM_MISMATCH"
     source.cancel(made.sent)
