@@ -146,15 +146,10 @@ fix: venv ## Format, and mend what the linter can mend (FILES="kvgrpc/core" for 
 
 # ---- tests
 
-# Its engines are in the test's own process. After some of the other tests there, pulls of a replaced lead's engine stood
-# still; nobody knows why yet.
-ALONE := tests/engine/test_lead_death.py
-
 # A file's tests run in one process, so that what they share (servers, workers that imported torch) is started once.
 .PHONY: test
 test: venv grpcurl ## Run the tests (ARGS="tests/core -k lease" for some of them)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(or $(ARGS),$(ALONE:%=--ignore=%))
-	@$(if $(ARGS),,$(BIN)/pytest -q -m "not slow" $(ALONE))
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 .PHONY: slowtest
 slowtest: venv ## Run the tests that take long

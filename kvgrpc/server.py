@@ -80,9 +80,8 @@ class SharedRank(LocalRank):
     worker: Rank | None = None
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
-        if operation is Operation.READ:
-            super().expect(access, open_)
-        elif self.worker is not None:
+        super().expect(access, open_, operation)
+        if operation is Operation.WRITE and self.worker is not None:
             self.worker.expect(access, open_, operation)
 
 

@@ -278,6 +278,8 @@ class SendChecksums:
     peer: str
     access_id: bytes
     name: str
+    number: int
+    """Of this name's calls: one asks for some of its blocks."""
     blocks: tuple[tuple[Blocks, LayerRange | None], ...]
     trace: str
 

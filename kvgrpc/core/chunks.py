@@ -58,27 +58,39 @@ class Summing:
 class Slice:
     """What of a round is posted by itself."""
 
-    runs: Runs
-    pieces: Pieces | None
-    """What is summed up at the destination when it has moved, by blocks that it completes; None: nothing is."""
+    runs: Runs | None
+    """None: not planned yet."""
+    part: Chunk | None
+    """What is summed up at the destination when it has moved; None: nothing is."""
 
 
-def slices_of(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayout, most: int) -> list[Slice]:
-    """The chunks in slices of whole blocks, of `most` bytes or one block: while one moves, the last is summed up."""
+def slices_of(chunks: Sequence[Chunk], source: PoolLayout, most_bytes: int, most_blocks: int) -> list[Chunk]:
+    """The chunks in parts of whole blocks of one group, of at most that much or one block, in their order."""
     found = []
     for chunk in chunks:
         for group, ids in enumerate(chunk.source):
-            regions = _regions(source, group, chunk.layers)
-            step = max(most // max(sum(region.block_bytes for region in regions), 1), 1)
+            block_bytes = sum(region.block_bytes for region in _regions(source, group, chunk.layers))
+            if not block_bytes:
+                continue
+            step = max(min(most_bytes // block_bytes, most_blocks), 1)
             for first in range(0, len(ids), step):
-                part = Chunk(
-                    _only(chunk.source, group, first, first + step),
-                    _only(chunk.destination, group, first, first + step),
-                    chunk.layers,
-                )
-                runs = plan_chunks([part], source, destination)
-                if len(runs):
-                    found.append(Slice(runs, pieces_of(destination, [(part.destination, part.layers)])))
+                end = first + step
+                taken, filled = (_only(some, group, first, end) for some in (chunk.source, chunk.destination))
+                found.append(Chunk(taken, filled, chunk.layers))
+    return found
+
+
+def batches(parts: Sequence[Chunk], most: int) -> list[list[Chunk]]:
+    """The parts, one after the other, in lists of at most so many blocks or one part."""
+    found: list[list[Chunk]] = []
+    room = 0
+    for part in parts:
+        count = sum(map(len, part.source))
+        if count > room:
+            found.append([])
+            room = most
+        found[-1].append(part)
+        room -= count
     return found
 
 

@@ -238,10 +238,11 @@ class Lives:
 
     def _let_go(self, peer: Peer) -> None:
         peer.mapping.clear()
-        if self._issuer.written_by(peer.key):
+        writes = self._issuer.written_by(peer.key)
+        if writes:
             self.watch(peer.key)
         for rank in range(peer.description.world_size):
-            self._state.emit(UnmapPeer(rank, peer.key))
+            self._state.emit(UnmapPeer(rank, peer.key, watch=writes))
 
 
 def _lasting(description: EngineDescription) -> EngineDescription:

@@ -11,7 +11,8 @@ import numpy as np
 
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle
-from kvgrpc.core.chunks import Slice, place_of, plan_chunks, slices_of
+from kvgrpc.core.chunks import Slice, batches, pieces_of, place_of, plan_chunks, slices_of
+from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Comparing, Move, MoveTable, Stage, posting_name
 from kvgrpc.core.operation import Operation
@@ -25,6 +26,8 @@ from kvgrpc.errors import KVGrpcError, Reason
 
 SUMMED_BYTES = 32 * 1024 * 1024
 """Of a slice that is summed up by itself: some milliseconds of work, which goes on beside the next slice's bytes."""
+ANSWER_BYTES = 64 * 1024
+"""Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
 
 M = TypeVar("M", bound=Move)
 M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
@@ -109,7 +112,9 @@ class MoveSteps(ABC, Generic[M]):
         comparing = move.comparing
         if comparing is not None and comparing.under_way is not None:
             name = f"{comparing.name}.{len(comparing.here)}"
-            comparing.here.append(begin(self._state, name, comparing.under_way))
+            part = comparing.under_way
+            pieces = pieces_of(self._state.pool.pool, [(part.destination, part.layers)])
+            comparing.here.append(begin(self._state, name, pieces))
             comparing.under_way = None
         if move.left is None:
             self._compare_or_settle(move)
@@ -123,16 +128,17 @@ class MoveSteps(ABC, Generic[M]):
         """What the round should bring, while it does."""
         comparing = move.comparing
         assert comparing is not None
-        self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, comparing.blocks, move.trace))
+        number = len(comparing.there)
+        self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, number, comparing.asked, move.trace))
 
     def compare(self, move: M) -> None:
         """Settles once the checksums of both sides are there and the same."""
         comparing = move.comparing
         assert comparing is not None
         waits = move.left is not None or comparing.under_way is not None or any(part.left for part in comparing.here)
-        if waits or comparing.there is None:
+        if waits or not comparing.all_there:
             return
-        here, there = comparing.by_rank(), comparing.there
+        here, there = comparing.both()
         if comparing.error:
             self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
         elif list(map(len, here)) != list(map(len, there)):
@@ -143,12 +149,12 @@ class MoveSteps(ABC, Generic[M]):
         else:
             self.settle(move)
 
-    def _difference(self, comparing: Comparing, here: tuple[bytes, ...], there: tuple[bytes, ...]) -> str:
+    def _difference(self, comparing: Comparing, here: list[bytes], there: list[bytes]) -> str:
         """The first block that arrived as another one, for people."""
         rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
         mine, theirs = (np.frombuffer(sums[rank], dtype="<u4") for sums in (here, there))
         number = int(np.argmax(mine != theirs))
-        place = place_of(self._state.pool.pool, comparing.chunks, number)
+        place = place_of(self._state.pool.pool, comparing.parts, number)
         sums = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
         return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({sums})"
 
@@ -165,7 +171,7 @@ class MoveSteps(ABC, Generic[M]):
         state = self._state
         move.comparing = None
         move.move(Stage.SETTLING)
-        for timer in (Timer.QUEUE, Timer.TRANSFER):
+        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.SUMS_RETRY):
             state.timers.clear(timer, move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
@@ -232,10 +238,9 @@ class MoveSteps(ABC, Generic[M]):
     def _post(self, move: M) -> None:
         state = self._state
         peer = state.peers[move.peer]
-        reads = self.operation is Operation.READ
-        source, destination = (peer.description, state.pool) if reads else (state.pool, peer.description)
-        chunks, move.mismatch = move.chunks(source.pool), ""
-        runs = plan_chunks(chunks, source.pool, destination.pool)
+        source, destination = self._pools(move)
+        chunks, move.mismatch = move.chunks(source), ""
+        runs = plan_chunks(chunks, source, destination)
         move.begin_round()
         if not len(runs):
             self.settle(move)
@@ -257,11 +262,11 @@ class MoveSteps(ABC, Generic[M]):
             nbytes=move.planned * len(ranks),
             paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
         )
-        if state.checksums and reads:
-            move.comparing = Comparing(f"m{move.name}/{move.rounds}", chunks)
-            move.left = slices_of(
-                chunks, source.pool, destination.pool, min(SUMMED_BYTES, state.limits.in_flight_bytes)
-            )
+        if state.checksums and self.operation is Operation.READ:
+            most = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * len(ranks)), 1))
+            parts = slices_of(chunks, source, min(SUMMED_BYTES, state.limits.in_flight_bytes), most)
+            move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
+            move.left = [Slice(None, part) for part in parts]
             self.ask_checksums(move)
         self._post_slice(move)
 
@@ -270,11 +275,15 @@ class MoveSteps(ABC, Generic[M]):
         state = self._state
         assert move.left is not None
         first = move.left.pop(0)
-        runs, rest = first.runs.split(state.limits.in_flight_bytes)
+        planned = first.runs
+        if planned is None:
+            assert first.part is not None
+            planned = plan_chunks([first.part], *self._pools(move))
+        runs, rest = planned.split(state.limits.in_flight_bytes)
         if rest is not None:
-            move.left.insert(0, Slice(rest, first.pieces))
+            move.left.insert(0, Slice(rest, first.part))
         elif move.comparing is not None:
-            move.comparing.under_way = first.pieces
+            move.comparing.under_way = first.part
         move.left = move.left or None
         state.turns.began(move.name, runs.total_bytes)
         move.posted_at = state.now
@@ -282,6 +291,11 @@ class MoveSteps(ABC, Generic[M]):
             posting_id = posting_name(move.name, rank)
             self._moves.posted(move, posting_id)
             state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills))
+
+    def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
+        """Where its bytes come from, and where they go."""
+        mine, peers = self._state.pool.pool, self._state.peers[move.peer].description.pool
+        return (peers, mine) if self.operation is Operation.READ else (mine, peers)
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
         """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""

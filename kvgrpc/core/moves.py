@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from kvgrpc.core.calls import LayerRange
-from kvgrpc.core.chunks import Chunk, Pieces, Slice, Summing
+from kvgrpc.core.chunks import Chunk, Slice, Summing
 from kvgrpc.core.events import Settling
 from kvgrpc.core.grants import Claims
 from kvgrpc.core.layout import PoolLayout
@@ -75,29 +75,46 @@ MOVE_TIMERS = (
 
 @dataclass(eq=False)
 class Comparing:
-    """Checksums of one round, of both sides."""
+    """Checksums of one round, of both sides, over its parts in their order."""
 
     name: str
-    chunks: list[Chunk]
-    under_way: Pieces | None = None
+    asks: list[list[Chunk]]
+    """What the source is asked for at once: one after the other."""
+    under_way: Chunk | None = None
     """To be summed up when what is in flight has moved."""
     here: list[Summing] = field(default_factory=list)
-    """Slice by slice, as they moved."""
-    there: tuple[bytes, ...] | None = None
+    """Part by part, as they moved."""
+    there: list[tuple[bytes, ...]] = field(default_factory=list)
+    """The answers so far."""
 
     @property
-    def blocks(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
-        """Those of the source."""
-        return tuple((chunk.source, chunk.layers) for chunk in self.chunks)
+    def asked(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
+        """The blocks of the source whose sums come next."""
+        return tuple((part.source, part.layers) for part in self.asks[len(self.there)])
+
+    @property
+    def all_there(self) -> bool:
+        """Whether the source has said everything."""
+        return len(self.there) == len(self.asks)
+
+    @property
+    def parts(self) -> list[Chunk]:
+        return [part for parts in self.asks for part in parts]
 
     @property
     def error(self) -> str:
         return next((summing.error for summing in self.here if summing.error), "")
 
-    def by_rank(self) -> tuple[bytes, ...]:
-        """The sums of this side, of each rank, in the order of the blocks."""
-        parts = [summing.by_rank() for summing in self.here]
-        return tuple(b"".join(rank) for rank in zip(*parts, strict=True))
+    def both(self) -> tuple[list[bytes], list[bytes]]:
+        """The sums of this side and of the source's, of each rank, in the order of the blocks."""
+        return _by_rank([summing.by_rank() for summing in self.here]), _by_rank(self.there)
+
+
+def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
+    """One after the other, of every rank; of none where the parts do not name the same number of ranks."""
+    if len({len(part) for part in parts}) != 1:
+        return []
+    return [b"".join(rank) for rank in zip(*parts, strict=True)]
 
 
 @dataclass(eq=False)
@@ -165,8 +182,8 @@ class Move(ABC):
         return "; ".join(
             [f"the end of the posting of rank {rank}" for rank in flying]
             + [
-                f"that the posting of rank {rank}, which its data path lost, accesses nothing more: known at the end "
-                "of the engine's life only"
+                f"that the posting of rank {rank}, which its data path lost, accesses nothing more: ReleaseQuarantine "
+                "may prove it, or the end of the engine's life"
                 for rank in lost
             ]
         )

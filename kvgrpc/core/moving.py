@@ -77,6 +77,7 @@ class Moving(ABC, Generic[M]):
         """Nothing accesses the blocks of these ended transfers any more, or of all: somebody says so."""
         for move in self._table:
             if move.stage is Stage.ENDED and move.busy and (not transfer_ids or move.transfer_id in transfer_ids):
+                move.outlived |= bool(move.postings)  # the word is about this engine's memory only
                 for posting_id in list(move.postings):
                     self._table.take_posting(posting_id)
                 self._trust(move)
@@ -156,11 +157,14 @@ class Moving(ABC, Generic[M]):
     def checksums_answered(self, event: ChecksumsAnswered) -> None:
         """The source says what a round should bring."""
         move = self._comparing(event.name)
-        if move is None or move.comparing is None:
+        if move is None or move.comparing is None or event.number != len(move.comparing.there):
             return
         if not isinstance(event.result, KVGrpcError):
-            move.comparing.there = event.result
-            self._steps.compare(move)
+            move.comparing.there.append(event.result)
+            if move.comparing.all_there:
+                self._steps.compare(move)
+            else:
+                self._steps.ask_checksums(move)
         elif event.retryable:
             self._state.timers.set(Timer.SUMS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
         else:

@@ -201,9 +201,10 @@ class ChecksumBlocks:
 
 @dataclass(frozen=True)
 class ChecksumsAnswered:
-    """The source summed up what a round reads; a `retryable` error is asked again."""
+    """The source summed up what a round reads, or some of it; a `retryable` error is asked again."""
 
     name: str
+    number: int
     result: tuple[bytes, ...] | KVGrpcError
     """Of each rank, as in Summed."""
     retryable: bool = False

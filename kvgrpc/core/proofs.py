@@ -20,6 +20,7 @@ from kvgrpc.core.pins import PinKind
 from kvgrpc.core.rank_actions import Rekey
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
+from kvgrpc.core.transfers import Disposition
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcError, Reason
 
 ANSWER_S = 15.0
@@ -88,6 +89,7 @@ class Proofs:
     def process_ended(self, event: ProcessEnded) -> None:
         """A rank saw the end of its peer's process. With the last one the life is over, and often proved at rest."""
         state = self._state
+        self._forget_ended()
         writes = event.peer in self._deliveries.writers.lives()
         if not writes and event.peer not in state.peers:
             return
@@ -100,6 +102,12 @@ class Proofs:
             self._deliveries.peer_at_rest(event.peer)
         if event.peer not in self._deliveries.writers.lives():
             del self._ended[event.peer]
+
+    def _forget_ended(self) -> None:
+        """Lives of which nothing is in question any more."""
+        known = self._deliveries.writers.lives()
+        for life in [life for life in self._ended if life not in known and life not in self._state.peers]:
+            del self._ended[life]
 
     def release(self, event: ReleaseQuarantine) -> None:
         """ReleaseQuarantine: by re-key, which is answered when it is over, or at somebody's word."""
@@ -114,10 +122,12 @@ class Proofs:
                 mover.at_somebodys_word(event.transfer_ids)
         elif event.transfer_ids:
             raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
-        elif state.rekeying or before:
+        elif state.rekeying or before or any(t.memory is Disposition.QUARANTINED for t in state.transfers):
             if not state.rekeying:
                 self._check_interval()
                 self._begin("an operator asked for it")
+            elif state.timers.when(Timer.REKEY, "") is None:  # the ranks' time is over; this caller's begins
+                state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
             self._calls.append(event.call.id)
             return
         self._answer(event.call.id, before)
@@ -135,9 +145,10 @@ class Proofs:
         """What was too much in quarantine had its time to come to rest by itself."""
         state = self._state
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
-        if not owners or not self._wanted() or owners.keys() <= self._tried or state.rekeying:
+        fresh = [since for owner, since in owners.items() if owner not in self._tried]
+        if not fresh or not self._wanted() or state.rekeying:
             return
-        ripe = min(owners.values()) + state.limits.peer_grace_s
+        ripe = min(fresh) + state.limits.peer_grace_s
         if ripe > state.now:
             state.timers.set(Timer.QUARANTINE, "", ripe)
         else:
@@ -201,6 +212,7 @@ class Proofs:
         state = self._state
         state.timers.clear(Timer.REKEY, "")
         state.rekeying = ""
+        self._issuer.memory_changes()  # what pushes that were there already opened meanwhile
         state.raise_generation()
         self._next_at = state.now + state.limits.rekey_interval_s
         self._handshakes.begin_anew()

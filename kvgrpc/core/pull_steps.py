@@ -104,10 +104,10 @@ class PullSteps(MoveSteps[Pull]):
     def start_over(self, landing: Landing) -> None:
         """The source has replaced its parts, or taken them back: what is here of them counts no more."""
         state = self._state
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER):
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.SUMS_RETRY):
             state.timers.clear(timer, landing.name)
         state.turns.leave(landing.name)
-        landing.left = None
+        landing.left = landing.comparing = None
         if landing.parts is not None and landing.access_id:
             self._ended.close(landing)
         landing.rewind()

@@ -31,6 +31,8 @@ class UnmapPeer:
 
     rank: int
     peer: str
+    watch: bool = False
+    """The end of its process is looked for all the same, if it is by now."""
 
 
 @dataclass(frozen=True, eq=False)

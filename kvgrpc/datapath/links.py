@@ -31,6 +31,8 @@ from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Proc
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
+END_S = 0.05
+"""Processes whose end is waited for are looked at this often."""
 _DIALLERS = 4
 
 
@@ -128,6 +130,7 @@ class Links:
         self._lock = threading.Lock()  # guards whether an attempt is cancelled, and with it what comes of it
         self._awaited: dict[str, _Awaited] = {}
         """By peer."""
+        self._look_at = 0.0
 
     def get(self, peer: str) -> Link | None:
         return self._links.get(peer)
@@ -188,8 +191,12 @@ class Links:
         self._report(Connected(attempt.peer, path.name, outcome.why, rejected))
         return True
 
-    def disconnect(self, peer: str) -> None:
-        """Answers with Disconnected, at once or when the last posting has ended: see `ended`."""
+    def disconnect(self, peer: str, watch: bool) -> None:
+        """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` nobody
+        waits for the end of its process any more.
+        """
+        if not watch:
+            self._let_go(peer)
         attempt = self._attempts.pop(peer, None)
         if attempt is not None:
             self._cancel(attempt, "disconnected before it was connected")
@@ -198,8 +205,6 @@ class Links:
             self._report(Disconnected(peer))
             return
         link.closing = True
-        if not link.writable:
-            self._let_go(peer)
         self._close_if_idle(link)
 
     def await_end(self, peer: str) -> None:
@@ -217,8 +222,11 @@ class Links:
     def awaits_end(self) -> bool:
         return bool(self._awaited)
 
-    def look_for_ends(self) -> None:
-        """Reports the processes that are gone."""
+    def look_for_ends(self, now: float) -> None:
+        """Reports the processes that are gone; now and then, however often it is called."""
+        if now < self._look_at:
+            return
+        self._look_at = now + END_S
         for peer, awaited in list(self._awaited.items()):
             if awaited.process.ended:
                 self._let_go(peer)

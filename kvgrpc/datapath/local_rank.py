@@ -90,8 +90,8 @@ class LocalRank:
         """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
         self._mover.connect(peer, endpoint, self._order if allowed is None else allowed)
 
-    def unmap_peer(self, peer: str) -> None:
-        self._mover.disconnect(peer)
+    def unmap_peer(self, peer: str, *, watch: bool = False) -> None:
+        self._mover.disconnect(peer, watch=watch)
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
         self._mover.post(posting_id, peer, runs, operation)

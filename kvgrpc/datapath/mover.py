@@ -41,8 +41,6 @@ _STUCK_S = 5.0
 """How much longer than its deadline `close` waits for a library that does not return."""
 _LOOK_AGAIN_S = 0.5
 """Postings in flight are looked at this often even if no data path calls `wake`."""
-_END_S = 0.05
-"""Processes whose end is waited for are looked at this often."""
 _IDLE_TURN_S = 0.02
 """Between turns of paths that need polling while nobody is known to need them: 0.3 % of a core."""
 # Waits between turns of paths that need polling: up to this age of the last news, this long.
@@ -81,8 +79,8 @@ class Mover:
         self._links = Links(rank, self._paths, self._inbox.put, self._report)
         self._flights: dict[str, Flight] = {}
         self._expected: dict[str, Operation] = {}
-        self._lost: dict[str, DataPath] = {}
-        """Reads that ended without proof, and the path that lost them."""
+        self._lost: dict[str, tuple[DataPath, Operation]] = {}
+        """Postings that ended without proof, and the path that lost them."""
         self._offered = False
         self._close_at: float | None = None
         self._at_rest = False
@@ -120,9 +118,12 @@ class Mover:
             self._admit(partial(self._post, posting, peer, runs, operation))
             self._postings.add(posting)
 
-    def disconnect(self, peer: str) -> None:
-        """Closes the transport when the peer's last posting has ended; `Disconnected`, always."""
-        self._enqueue(partial(self._links.disconnect, peer))
+    def disconnect(self, peer: str, *, watch: bool = False) -> None:
+        """Closes the transport when the peer's last posting has ended; `Disconnected`, always.
+
+        `watch`: if the end of its process is waited for, it still is.
+        """
+        self._enqueue(partial(self._links.disconnect, peer, watch))
 
     def rekey(self) -> None:
         """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.
@@ -133,7 +134,7 @@ class Mover:
         self._enqueue(self._rekey)
 
     def await_end(self, peer: str) -> None:
-        """From now on the end of the peer's process is looked for, though the peer be disconnected: `ProcessEnded`.
+        """From now on the end of the peer's process is looked for: `ProcessEnded`. A disconnect may end that.
 
         Where the peer is not connected, or its process cannot be seen, nothing ever comes.
         """
@@ -198,6 +199,7 @@ class Mover:
                 self._turn_all()
             else:
                 self._perform(command)
+            self._links.look_for_ends(time.monotonic())
             self._busy_since = None
         self._busy_since = time.monotonic()
         self._tear_down()
@@ -213,12 +215,11 @@ class Mover:
             self._turn_all()
 
     def _turn_all(self) -> None:
-        """Gives every path that needs it a turn, and looks at every posting and every process that is waited for."""
+        """Gives every path that needs it a turn, and looks at every posting."""
         for path in self._polled:
             self._progress(path)
         for item in list(self._flights.values()):
             self._turn(item)
-        self._links.look_for_ends()
 
     def _progress(self, path: DataPath) -> None:
         try:
@@ -238,8 +239,8 @@ class Mover:
     def _end(self, item: Flight, ended: PostingEnded) -> None:
         self._news_at = time.monotonic()
         del self._flights[item.posting]
-        if item.operation is Operation.READ and not ended.quiesced:
-            self._lost[item.posting] = item.link.path
+        if not ended.quiesced and not ended.own_at_rest:
+            self._lost[item.posting] = item.link.path, item.operation
         self._report_end(ended)
         self._links.ended(item.link)
 
@@ -259,7 +260,7 @@ class Mover:
         if self._flights:
             waits.append(_LOOK_AGAIN_S)
         if self._links.awaits_end:
-            waits.append(_END_S)
+            waits.append(links.END_S)
         if self._close_at is not None:
             waits.append(self._close_at - now)
         return max(min(waits), 0.0) if waits else None
@@ -304,6 +305,7 @@ class Mover:
 
     def _rekey(self) -> None:
         errors = [self._rekey_path(path) for path in self._paths.values()]
+        self._note_oldest()
         self._report(Rekeyed("; ".join(filter(None, errors))))
 
     def _rekey_path(self, path: DataPath) -> str:
@@ -321,10 +323,16 @@ class Mover:
         for link in self._links.drop(path):
             self._report(Disconnected(link.peer, link.close()))
         if not broken:
-            for posting in [posting for posting, lost_by in self._lost.items() if lost_by is path]:
-                del self._lost[posting]
-                self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, "its data path began anew"))
+            self._find_lost(path)
         return broken or late
+
+    def _find_lost(self, path: DataPath) -> None:
+        """What a path lost has ended here, since the path has begun anew. What it wrote may still land at the peer."""
+        for posting, (lost_by, operation) in list(self._lost.items()):
+            if lost_by is path:
+                del self._lost[posting]
+                quiesced, why = operation is Operation.READ, "its data path began anew"
+                self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, why, quiesced, own_at_rest=True))
 
     def _begin_close(self, close_at: float) -> None:
         self._close_at = close_at

@@ -50,8 +50,10 @@ class Rank:
         *,
         data_paths: tuple[str, ...] = ("shm", "cma", "nixl"),
         copy_threads: int = 2,
+        bandwidth_limit_bytes_per_s: float | None = None,
     ) -> None:
-        """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets; none: shared.
+        """Attaches. `tensors`: the worker's own memory, in the order of the pool's linear offsets; none: shared, and
+        then the lead's own settings hold for what moves.
 
         Raises PreconditionFailed (POOL_KIND_MISMATCH) for memory of another size or kind than the engine attached
         with, AlreadyExists (ENGINE_ATTACHED) when the rank has a worker, PermissionDenied (NOT_OWNER) for a ticket of
@@ -60,7 +62,7 @@ class Rank:
         self.rank = rank
         self._ticket = ticket
         self._tensors = tensors
-        self._data_paths, self._copy_threads = data_paths, copy_threads
+        self._data_paths, self._copy_threads, self._limit = data_paths, copy_threads, bandwidth_limit_bytes_per_s
         if tensors and (nbytes := PrivateMemory.of(*tensors).nbytes) != ticket.memory_bytes:
             raise PreconditionFailed(
                 Reason.POOL_KIND_MISMATCH,
@@ -156,7 +158,7 @@ class Rank:
         if self._tensors:
             memory = PrivateMemory.of(*self._tensors)
             paths, _ = make_paths(memory, self._data_paths, self._copy_threads)
-            self._mover = LocalRank(self.rank, memory, paths, self._report, copy_threads=self._copy_threads)
+            self._mover = LocalRank(self.rank, memory, paths, self._report, self._limit, self._copy_threads)
             self._at_rest = False
 
     def _live(self) -> None:
@@ -272,7 +274,7 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             )
         case "disconnect":
             wire.check_peer_rank(rank, command.disconnect)
-            mover.unmap_peer(command.disconnect.peer)
+            mover.unmap_peer(command.disconnect.peer, watch=command.disconnect.watch)
         case "post":
             wire.check_peer_rank(rank, command.post)
             post = command.post

@@ -240,7 +240,7 @@ class PeerChannels:
 
         def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
             retryable = isinstance(result, Unavailable | Exhausted)
-            self._runner.feed(events.ChecksumsAnswered(action.name, result, retryable))
+            self._runner.feed(events.ChecksumsAnswered(action.name, action.number, result, retryable))
 
         self._ask(
             call,

@@ -16,7 +16,7 @@ class Rank(Protocol):
 
     def map_peer(self, peer: str, endpoint: RankEndpoint) -> None: ...
 
-    def unmap_peer(self, peer: str) -> None: ...
+    def unmap_peer(self, peer: str, *, watch: bool) -> None: ...
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None: ...
 
@@ -44,7 +44,7 @@ class Ranks:
     def unmap_peer(self, action: actions.UnmapPeer) -> None:
         rank = self.ranks.get(action.rank)
         if rank is not None:
-            rank.unmap_peer(action.peer)
+            rank.unmap_peer(action.peer, watch=action.watch)
 
     def post(self, action: actions.Post) -> None:
         self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation)

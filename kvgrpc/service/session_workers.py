@@ -45,8 +45,8 @@ class WorkerRank:
     def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
         self._send(wire.connect_command(peer, endpoint, self._data_paths))
 
-    def unmap_peer(self, peer: str) -> None:
-        self._send(wire.disconnect_command(peer))
+    def unmap_peer(self, peer: str, *, watch: bool) -> None:
+        self._send(wire.disconnect_command(peer, watch))
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
         self._send(wire.post_command(posting_id, peer, runs, operation))

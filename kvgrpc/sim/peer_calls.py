@@ -159,10 +159,12 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
-                self._host.handle(ChecksumsAnswered(action.name, result, isinstance(result, Unavailable | Exhausted)))
+                self._host.handle(
+                    ChecksumsAnswered(action.name, action.number, result, isinstance(result, Unavailable | Exhausted))
+                )
                 return
             assert isinstance(result, Checksums)
-            self._host.handle(ChecksumsAnswered(action.name, result.by_rank))
+            self._host.handle(ChecksumsAnswered(action.name, action.number, result.by_rank))
 
         def ask(call: Call) -> ChecksumBlocks:
             blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)

@@ -32,6 +32,8 @@ GIVEN_LATER = frozenset(
     {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only"}
 )
 """Fields of a pull by transfer id."""
+PARTS_OF_A_BLOCK_MAX = 64
+"""Parts of one message that name the same block, each for other layers: what is unpacked is bounded before it is."""
 TEXT_BYTES_MAX = 256
 """Bound on labels such as request ids, so that nobody stores a novel here."""
 
@@ -285,16 +287,24 @@ def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: i
 
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
-    """ChecksumBlocks."""
-    blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
+    """ChecksumBlocks: at most `limit` blocks in all."""
+    blocks, left = [], limit
+    for row in request.blocks:
+        lists = block_lists(row.blocks, left)
+        left -= sum(len(ids) for _, ids in lists)
+        blocks.append((lists, layer_range(row)))
     caller = request.caller
-    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
+    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, tuple(blocks))
 
 
 def _parts(rows: Iterable[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
-    return tuple(
-        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last) for row in rows
-    )
+    """Parts of at most `limit` blocks each, and of some layers of each block."""
+    found, left = [], limit * PARTS_OF_A_BLOCK_MAX
+    for row in rows:
+        lists = block_lists(row.blocks, min(limit, left))
+        left -= sum(len(ids) for _, ids in lists)
+        found.append(events.ReadyPart(row.number, lists, layer_range(row), row.last))
+    return tuple(found)
 
 
 def _life(request: Message) -> int:

@@ -56,9 +56,9 @@ def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str]) -
     )
 
 
-def disconnect_command(peer: str) -> rank_pb2.RankCommand:
+def disconnect_command(peer: str, watch: bool) -> rank_pb2.RankCommand:
     """Forget a peer."""
-    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer))
+    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch))
 
 
 def post_command(posting_id: str, peer: str, runs: Runs, operation: Operation) -> rank_pb2.RankCommand:

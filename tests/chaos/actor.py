@@ -20,14 +20,11 @@ import json
 import os
 import socket
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.engine import Engine, LeadDied, Rank, RankTicket, content
-from kvgrpc.engine import rank as rank_module
 from kvgrpc.engine.handles import Handle, HandOver, Pull
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.errors import KVGrpcError
@@ -37,8 +34,6 @@ from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout
 SLOW_BYTES_PER_S = 60_000
 """16 blocks of 2 KiB take half a second: long enough to be met on their way."""
 ANSWER_S = 10.0
-# The setting of a server for its own movers, which a worker's has none of.
-vars(rank_module)["LocalRank"] = partial(LocalRank, bandwidth_limit_bytes_per_s=SLOW_BYTES_PER_S)
 
 
 class Actor:
@@ -64,7 +59,8 @@ class Actor:
         ticket = RankTicket(row["path"], bytes.fromhex(row["secret"]), row["memory_bytes"])
         if line["private"]:
             self._memory = np.zeros(LAYERS * BLOCKS * LAYER_BYTES, np.uint8)
-            self.rank = Rank(ticket, 0, [self._memory], data_paths=(line["path"],))
+            paths, limit = (line["path"],), SLOW_BYTES_PER_S
+            self.rank = Rank(ticket, 0, [self._memory], data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         else:
             self.rank = Rank(ticket)
             self._memory = self.rank.memory

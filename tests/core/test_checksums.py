@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core import actions, events
+from kvgrpc.core import actions, events, move_steps
 from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.chunks import Chunk, pieces_of, place_of, slices_of
+from kvgrpc.core.chunks import Chunk, batches, pieces_of, place_of, plan_chunks, slices_of
 from kvgrpc.core.layout import PoolLayout, Region, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
@@ -78,7 +78,15 @@ def test_groups_without_those_layers_count_for_nothing() -> None:
     other = Chunk((ids(7), ids()), (ids(2), ids()), None)
     assert len(pieces_of(pool, [(deep.source, deep.layers)]).counts) == 1
     assert place_of(pool, [deep, other], 1) == "block 7 of group 0, received into block 2"
-    assert [len(part.runs) for part in slices_of([deep, other], pool, pool, 1)] == [2, 3]
+    assert [len(plan_chunks([part], pool, pool)) for part in slices_of([deep, other], pool, 1, 9)] == [2, 3]
+
+
+def test_a_source_is_asked_for_so_many_blocks_at_once_in_their_order() -> None:
+    parts = slices_of(
+        [Chunk((ids(5, 2, 7),), (ids(0, 1, 4),), None), Chunk((ids(6),), (ids(3),), (1, 2))], full(8), 1, 9
+    )
+    assert [[part.source[0].tolist() for part in some] for some in batches(parts, 2)] == [[[5], [2]], [[7], [6]]]
+    assert [len(some) for some in batches(parts, 1)] == [1, 1, 1, 1]
 
 
 # ---- at the source
@@ -184,7 +192,7 @@ class Comparing(Lead):
         self.feed(events.Summed(rank, f"{self.asked.name}.{part}", sums(*values), message))
 
     def there(self, result: Any, retryable: bool = False) -> None:
-        self.feed(events.ChecksumsAnswered(self.asked.name, result, retryable))
+        self.feed(events.ChecksumsAnswered(self.asked.name, 0, result, retryable))
 
     def settled(self, stale: Reason | None = None) -> None:
         self.feed(events.SettleAnswered(access_id(), Verdict(stale is None, stale)))
@@ -323,8 +331,8 @@ def test_what_is_pushed_is_compared_round_by_round() -> None:
         name = max(names)
         pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
         assert pair.both()[1].state is State.ACTIVE
-        pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(7),)))
-        pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(8),)))
+        pair.feed(pair.d, events.ChecksumsAnswered(name, 0, (sums(7),)))
+        pair.feed(pair.d, events.ChecksumsAnswered(name, 0, (sums(8),)))
     assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
 
 
@@ -339,7 +347,25 @@ def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_cou
     pair.moved()
     ((name, _),) = {(action.name, 0) for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
     pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
-    pair.feed(pair.d, events.ChecksumsAnswered(name, (sums(8),)))
+    pair.feed(pair.d, events.ChecksumsAnswered(name, 0, (sums(8),)))
     source, destination = pair.both()
     assert (destination.state, pair.reasons()[1]) == (State.FAILED, Reason.CHECKSUM_MISMATCH)
     assert (source.over, source.consumers_done) == (False, 0), "another destination may come"
+
+
+def test_the_answers_of_a_source_that_is_asked_in_turn_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(move_steps, "ANSWER_BYTES", 4)  # else it takes more than 16,384 blocks
+    lead = Comparing()
+    assert [blocks[0].tolist() for blocks, _ in lead.asked.blocks] == [[3]]
+    lead.there((sums(1),))
+    second = lead.one(actions.SendChecksums)
+    assert ([blocks[0].tolist() for blocks, _ in second.blocks], second.number) == ([[4]], 1)
+    lead.there((sums(7),))  # the first answer once more
+    lead.feed(events.ChecksumsAnswered(second.name, 1, (sums(2),)))
+    lead.move()
+    lead.posted = lead.seen(actions.Post)
+    lead.here(1)
+    lead.move()
+    lead.here(2, part=1)
+    lead.settled()
+    assert lead.end()[0] is State.SUCCEEDED

@@ -1,6 +1,7 @@
 """Movers of sources and of targets: postings that write, and what ends a peer's writes."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,8 +13,8 @@ from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, ProcessEnded, Rekeyed
-from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank
-from tests.datapath.peers import GUARD, Bytes, content, expected, runs_of
+from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank, until
+from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, expected, runs_of
 
 DONE, FAILED, UNPROVED = PostingState.DONE, PostingState.FAILED, PostingState.UNPROVED
 WRITE = Operation.WRITE
@@ -157,7 +158,7 @@ def test_the_end_of_a_peer_s_process_is_told_once_also_after_it_was_disconnected
     held.ends_with_process = drained
     rank = held_rank(held)
     rank.mover.await_end("h")
-    rank.mover.disconnect("h")
+    rank.mover.disconnect("h", watch=True)
     rank.next(Disconnected)
     (process,) = held.processes
     assert not process.closed
@@ -168,16 +169,40 @@ def test_the_end_of_a_peer_s_process_is_told_once_also_after_it_was_disconnected
     assert rank.mover.close(0.0)
 
 
-def test_of_a_peer_that_connects_again_the_newest_process_is_waited_for() -> None:
+def test_nobody_waits_for_the_end_of_a_peer_that_is_let_go_of() -> None:
     held = HeldWritten()
     rank = held_rank(held)
     rank.mover.await_end("h")
     rank.mover.disconnect("h")
+    rank.next(Disconnected)
+    assert held.processes[0].closed
+    assert rank.mover.close(0.0)
+
+
+def test_the_end_of_a_process_is_seen_however_much_else_there_is_to_do() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.await_end("h")
+    held.processes[0].ended = True
+    deadline = time.monotonic() + DEADLINE_S
+    report: object = None
+    while not isinstance(report, ProcessEnded):
+        rank.mover.offer("x")
+        report = rank.reports.get()
+        assert time.monotonic() < deadline
+    assert rank.mover.close(0.0)
+
+
+def test_of_a_peer_that_connects_again_the_newest_process_is_waited_for() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.await_end("h")
+    rank.mover.disconnect("h", watch=True)
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     rank.mover.await_end("h")
     rank.next(Disconnected)
     rank.next(Connected)
-    rank.mover.disconnect("h")
+    rank.mover.disconnect("h", watch=True)
     rank.next(Disconnected)
     first, second = held.processes
     assert first.closed
@@ -198,10 +223,35 @@ def test_processes_are_let_go_of_when_the_mover_closes() -> None:
     held = HeldWritten()
     rank = held_rank(held)
     rank.mover.await_end("h")
-    rank.mover.disconnect("h")
+    rank.mover.disconnect("h", watch=True)
     rank.next(Disconnected)
     assert rank.mover.close(0.0)
     assert held.processes[0].closed
+
+
+def test_after_a_rekey_no_posting_that_it_ended_counts_as_one_without_progress() -> None:
+    rank = held_rank(HeldWritten())
+    rank.mover.post("a", "h", WHOLE)
+    rank.mover.rekey()
+    for kind in (PostingEnded, Disconnected, Rekeyed):
+        rank.next(kind)
+    until(lambda: rank.mover.progress_age_s() == 0.0)
+    assert rank.mover.close(0.0)
+
+
+def test_a_write_that_was_lost_has_ended_here_after_a_rekey_and_may_land_at_the_peer_all_the_same() -> None:
+    held = HeldWritten()
+    rank = held_rank(held)
+    rank.mover.post("a", "h", WHOLE, WRITE)
+    held.break_at = "poll"
+    lost = rank.next(PostingEnded)
+    assert (lost.quiesced, lost.own_at_rest) == (False, False)
+    rank.mover.rekey()
+    rank.next(Disconnected)
+    found = rank.next(PostingEnded)
+    assert (found.posting, found.quiesced, found.own_at_rest) == ("a", False, True)
+    rank.next(Rekeyed)
+    assert rank.mover.close(0.0)
 
 
 def test_a_rekey_leaves_paths_alone_by_which_no_peer_writes() -> None:

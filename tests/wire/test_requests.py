@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core import events
 from kvgrpc.core.grants import OnAbort
-from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import requests, values
@@ -35,6 +35,7 @@ CONVERTERS: dict[type[Message], Convert] = {
     peer_pb2.SettleAccessRequest: lambda r: requests.settle_access(r, CALL),
     peer_pb2.CloseAccessRequest: lambda r: requests.close_access(r, CALL),
     peer_pb2.PartsReadyRequest: lambda r: requests.parts_ready(r, CALL, LIMIT),
+    peer_pb2.ChecksumBlocksRequest: lambda r: requests.checksum_blocks(r, CALL, LIMIT),
     handoff_pb2.ReserveBlocksRequest: lambda r: requests.reserve_blocks(r, CALL, "w", LIMIT),
     handoff_pb2.RegisterPushRequest: lambda r: requests.register_push(r, CALL),
 }
@@ -170,3 +171,21 @@ def _token() -> bytes:
 
     claims = grants.Claims(grants.Access.READ, "engine", 9, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, 3, 40)
     return grants.mint(claims, b"key")
+
+
+def test_checksums_are_asked_for_of_so_many_blocks_in_all_and_parts_name_each_block_so_often() -> None:
+    """What a small message can be unpacked to is bounded before it is unpacked."""
+    runs = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
+    sums = peer_pb2.ChecksumBlocksRequest()
+    sums.blocks.add(blocks=[runs])
+    assert requests.checksum_blocks(sums, CALL, LIMIT).blocks
+    sums.blocks.add(blocks=[runs])
+    with pytest.raises(OutOfRange):
+        requests.checksum_blocks(sums, CALL, LIMIT)
+    parts = peer_pb2.PartsReadyRequest()
+    for number in range(requests.PARTS_OF_A_BLOCK_MAX):
+        parts.parts.add(number=number, blocks=[runs])
+    assert len(requests.parts_ready(parts, CALL, LIMIT).parts) == requests.PARTS_OF_A_BLOCK_MAX
+    parts.parts.add(blocks=[runs])
+    with pytest.raises(OutOfRange):
+        requests.parts_ready(parts, CALL, LIMIT)

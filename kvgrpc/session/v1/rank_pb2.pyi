@@ -186,19 +186,23 @@ class DisconnectCommand(_message.Message):
 
     PEER_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
     """As in ConnectCommand."""
+    watch: _builtins.bool
+    """If the end of its process is looked for, go on with that: it may still write."""
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         peer_rank: _builtins.int | None = ...,
+        watch: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer", b"peer", "peer_rank", b"peer_rank", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
@@ -296,8 +300,8 @@ Global___ExpectCommand: _TypeAlias = ExpectCommand  # noqa: Y015
 
 @_typing.final
 class AwaitEndCommand(_message.Message):
-    """Looks for the end of the process that writes for a peer; also after the DisconnectCommand. Answered by ProcessReport
-    when it has come; never where it cannot be seen.
+    """Looks for the end of a peer's process, until a DisconnectCommand without `watch`. Answered by ProcessReport when it
+    has come; never where it cannot be seen.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
