@@ -393,7 +393,9 @@ type DisconnectCommand struct {
 	// The peer.
 	Peer string `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
 	// As in ConnectCommand.
-	PeerRank      *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	PeerRank *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	// If the end of its process is looked for, go on with that: it may still write.
+	Watch         bool `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -440,6 +442,13 @@ func (x *DisconnectCommand) GetPeerRank() uint32 {
 		return *x.PeerRank
 	}
 	return 0
+}
+
+func (x *DisconnectCommand) GetWatch() bool {
+	if x != nil {
+		return x.Watch
+	}
+	return false
 }
 
 // One posting; answered by PostingReport. The lead sends it once the engine's steps that it waits for have ended.
@@ -608,8 +617,8 @@ func (x *ExpectCommand) GetWrites() bool {
 	return false
 }
 
-// Looks for the end of the process that writes for a peer; also after the DisconnectCommand. Answered by ProcessReport
-// when it has come; never where it cannot be seen.
+// Looks for the end of a peer's process, until a DisconnectCommand without `watch`. Answered by ProcessReport when it
+// has come; never where it cannot be seen.
 type AwaitEndCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The peer.
@@ -1478,10 +1487,11 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\aallowed\x18\x03 \x03(\tR\aallowed\x12 \n" +
 	"\tpeer_rank\x18\x04 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
 	"\n" +
-	"_peer_rank\"W\n" +
+	"_peer_rank\"m\n" +
 	"\x11DisconnectCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12 \n" +
-	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x14\n" +
+	"\x05watch\x18\x03 \x01(\bR\x05watchB\f\n" +
 	"\n" +
 	"_peer_rank\"\xec\x01\n" +
 	"\vPostCommand\x12\x1d\n" +
