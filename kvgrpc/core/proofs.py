@@ -73,6 +73,8 @@ class Proofs:
         """Ranks that have not reported of the re-key."""
         self._unproved: set[int] = set()
         """Ranks whose re-key proved nothing about what peers write."""
+        self._doubted: dict[str, set[int]] = {}
+        """By life, those of all re-keys since it may write: a later one is of other data paths than it wrote by."""
         self._calls: list[int] = []
         """Whoever waits for the re-key."""
         self._before = 0
@@ -177,6 +179,7 @@ class Proofs:
         self._refuse_calls(error)
         self._left.clear()
         self._ended.clear()
+        self._doubted.clear()
         self._tried = frozenset()
         self._next_at = 0.0
 
@@ -210,6 +213,7 @@ class Proofs:
     def _finish(self) -> None:
         """The memory has another generation: whoever knew the last one shakes hands again."""
         state = self._state
+        writers = self._deliveries.writers.lives()
         state.timers.clear(Timer.REKEY, "")
         state.rekeying = ""
         self._issuer.memory_changes()  # what pushes that were there already opened meanwhile
@@ -217,8 +221,9 @@ class Proofs:
         self._next_at = state.now + state.limits.rekey_interval_s
         self._handshakes.begin_anew()
         self._peers.begin_anew()
-        for life in self._deliveries.writers.lives():
-            if self._unproved <= self._ended.get(life, {}).keys():
+        self._doubted = {life: self._doubted.get(life, set()) | self._unproved for life in writers}
+        for life, doubted in self._doubted.items():
+            if doubted <= self._ended.get(life, {}).keys():
                 self._deliveries.peer_at_rest(life)
                 self._ended.pop(life, None)
         self._tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)

@@ -292,7 +292,7 @@ def test_whoever_asks_while_a_rekey_goes_on_gets_its_answer_and_who_asks_too_soo
     again = lead.release()
     lead.tick(30.0)
     lead.rekeyed()
-    assert lead.answer(again) == actions.QuarantineReleased(2, 0, 2)
+    assert lead.answer(again) == actions.QuarantineReleased(0, 2, 2), "it wrote by data paths of before the first one"
 
 
 def test_ranks_that_do_not_report_are_told_of_and_the_rekey_ends_when_they_do() -> None:

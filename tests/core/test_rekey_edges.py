@@ -145,6 +145,20 @@ def test_a_checksum_that_comes_late_of_parts_that_were_replaced_is_not_asked_for
     assert [action for _, action in pair.lost if isinstance(action, actions.SendChecksums)] == asked
 
 
+def test_a_rekey_that_proves_something_proves_nothing_about_what_was_written_before_one_that_did_not() -> None:
+    lead = Written()
+    lead.push(3, 4)
+    for message in ("the data path did not end", ""):
+        lead.tick(60.0)
+        lead.release()
+        lead.tick(60.0)
+        lead.rekeyed(message=message)
+        assert not lead.state.rekeying
+        assert lead.memory() is Disposition.QUARANTINED
+    lead.exit()
+    assert lead.memory() is Disposition.RETURNED
+
+
 def test_only_the_rows_of_lives_that_may_still_write_are_kept_of_processes_that_ended() -> None:
     lead: Lead = Written(ranks=2)
     for number in range(100):
