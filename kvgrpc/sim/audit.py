@@ -106,7 +106,7 @@ class Audit:
             known = self._consumers[transfer.key]
             if transfer.consumers_done > len(known):
                 message = f"{transfer.consumers_done} consumers of {transfer.id} are done, of {len(known)} that came"
-                broken(Rule.R4, message, transfer.id, *known)
+                broken(Rule.R4, message, transfer.id, *sorted(known))
 
     def everything(self, engine: Engine, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
         """The tables agree with each other, with what the engine uses, and with the memory. `voided`: the engine has

@@ -44,7 +44,7 @@ class Ledger:
         if self._unfinished:
             broken(Rule.R3, "a transfer outlives its life", next(iter(self._unfinished)))
         if self._expected:
-            broken(Rule.END, "reads are expected of a life that is over", *self._expected)
+            broken(Rule.END, "reads are expected of a life that is over", *sorted(self._expected))
         self._transfers.clear()
 
     def crashed(self) -> None:
@@ -128,7 +128,7 @@ class Ledger:
             if not t.over or t.memory is not Disposition.RETURNED:
                 broken(Rule.END, f"{t.id} is {t.state}, its memory {t.memory}", t.id)
         if self._expected:
-            broken(Rule.END, f"reads are still expected: {sorted(self._expected)}", *self._expected)
+            broken(Rule.END, f"reads are still expected: {sorted(self._expected)}", *sorted(self._expected))
 
     def _check_change(self, old: Transfer | None, new: Transfer) -> None:
         if old is None:
