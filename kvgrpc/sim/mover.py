@@ -34,6 +34,8 @@ class _Posting:
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
     filled: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    """Cells of its own engine that it reads."""
     can: Callable[[], bool] = lambda: True
     """Whether it can still write."""
     breaks_at: int = NEVER
@@ -100,6 +102,8 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
+        posting.read = [src for src, _ in posting.cells] if writes else []
+        own.read(posting.read, action.posting_id)
         posting.can = lambda: not writes or door.open
         if posting.can():
             posting.sink.fill(posting.filled, posting.owner, posting.can)
@@ -223,6 +227,7 @@ class Mover:
 
     def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
         posting.sink.filled(posting.filled, posting.can)
+        posting.source.let_go(posting.read, posting.post.posting_id)
         del self._postings[posting]
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)
@@ -236,6 +241,8 @@ class Mover:
         nbytes = post.runs.total_bytes if done else 0
         message = "" if done else "the simulator broke it"
         own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
+        if own:
+            posting.source.let_go(posting.read, posting.post.posting_id)
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
 
     def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
