@@ -45,6 +45,8 @@ class Surroundings:
     """What went wrong, by kind."""
     opened: set[bytes] = field(default_factory=set)
     """Accesses that an issuer has granted."""
+    vouched: set[bytes] = field(default_factory=set)
+    """Accesses of which an issuer has said, at their end, that all that was moved under them is valid."""
     offered: dict[bytes, Prompt] = field(default_factory=dict)
     """What transfer keys stand for."""
     steps: int = 0

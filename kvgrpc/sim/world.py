@@ -80,6 +80,7 @@ class World:
                 host.start()
         self._come_to_rest()
         for host in self.hosts:
+            host.check_quarantine()
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()
