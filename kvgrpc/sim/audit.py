@@ -162,6 +162,7 @@ class Audit:
     def hangs_up(self, action: HangUp) -> None:
         """It has done with a life of a peer."""
         self._consumers.hung_up(action.peer)
+        self._farewells.hung_up(action.peer)
 
     def life_began(self) -> None:
         """All of the last life is over."""
@@ -190,6 +191,10 @@ class Audit:
             self._farewells.ended(transfer.id, self._node.state.now)
         if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
             self._check_vouched(transfer)
+
+    def check_heeded(self, open_writes: frozenset[str]) -> None:
+        """See `Proven.check_heeded`."""
+        self._proven.check_heeded(open_writes)
 
     def check_quarantine(self, open_writes: frozenset[str]) -> None:
         """See `Proven.check`."""
@@ -332,7 +337,7 @@ class Audit:
                 continue
             access_id = opening.reverse_access_id or opening.access_id
             self._access[row.transfer_id] = access_id
-            self._farewells.granted(access_id, row.transfer_id, peer)
+            self._farewells.granted(access_id, row.transfer_id, peer, writes=not opening.reverse_access_id)
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
 

@@ -23,6 +23,8 @@ class Farewells:
         self._of_transfer: dict[str, dict[bytes, None]] = {}
         self._due: dict[bytes, tuple[str, str, float]] = {}
         """Those whose transfer is over: the same, and since when the peer could have been told."""
+        self._writes: dict[str, set[bytes]] = {}
+        """By peer, those under which it writes itself."""
         self._by_token: dict[bytes, bytes] = {}
         """The access that was asked for last with a WRITE grant: it replaces the one before."""
 
@@ -35,11 +37,18 @@ class Farewells:
             self._by_token[push_token] = access_id
         self._add(access_id, transfer_id, peer)
 
-    def granted(self, access_id: bytes, transfer_id: str, peer: str) -> None:
+    def granted(self, access_id: bytes, transfer_id: str, peer: str, *, writes: bool) -> None:
         """A source may deliver: it wants to know when this side has ended. It replaces what it opened before."""
         for before in list(self._of_transfer.get(transfer_id, ())):
             self.over(before)
         self._add(access_id, transfer_id, peer)
+        if writes:
+            self._writes.setdefault(peer, set()).add(access_id)
+
+    def hung_up(self, peer: str) -> None:
+        """A peer is taken for dead. Should it live, a source that writes learns it when it settles."""
+        for access_id in self._writes.pop(peer, ()):
+            self.over(access_id)
 
     def over(self, access_id: bytes) -> None:
         """Both sides know that an access is over, or are told now."""
@@ -76,7 +85,7 @@ class Farewells:
 
     def life_began(self) -> None:
         """What the last life left open its peers find out by themselves."""
-        for table in (self._open, self._of_transfer, self._due, self._by_token):
+        for table in (self._open, self._of_transfer, self._due, self._writes, self._by_token):
             table.clear()
 
     def _add(self, access_id: bytes, transfer_id: str, peer: str) -> None:

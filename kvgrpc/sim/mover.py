@@ -114,7 +114,7 @@ class Mover:
         posting.breaks_at = self._somewhere(posting, "break_posting")
         posting.lost_at = self._somewhere(posting, "lose_posting")
         posting.stalls_at = self._somewhere(posting, "stall")
-        posting.corrupt_at = 1 + self._somewhere(posting, "corrupt")
+        posting.corrupt_at = self._somewhere(posting, "corrupt")
         self._step(posting, -(-len(posting.cells) // CHUNKS))
 
     def sum(self, action: Sum) -> None:
@@ -193,7 +193,8 @@ class Mover:
         self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
 
     def _somewhere(self, posting: _Posting, kind: str) -> int:
-        return self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
+        """Before which cell, by how many are left: the last one of them is 1."""
+        return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
 
     def _step(self, posting: _Posting, chunk: int) -> None:
         delay_s = self._luck.draw(self._luck.faults.cell_s) * chunk
@@ -223,7 +224,7 @@ class Mover:
         if posting.cells:
             self._step(posting, chunk)
         else:
-            self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
+            self._end(posting, done=posting.lost_at == NEVER)
 
     def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
         posting.sink.filled(posting.filled, posting.can)

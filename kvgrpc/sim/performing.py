@@ -33,7 +33,7 @@ from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.ledger import Ledger
 from kvgrpc.sim.memory import Door
 from kvgrpc.sim.mover import Mover
-from kvgrpc.sim.peer_calls import Caller, PeerCalls
+from kvgrpc.sim.peer_calls import Caller, PeerCalls, address_of
 from kvgrpc.sim.surroundings import Surroundings
 
 
@@ -112,6 +112,9 @@ class Performing:
     def _post(self, action: Post) -> None:
         self._host.audit.posts(action)
         self._host.mover.post(action)
+        for lurk in self._world.ambushes:
+            lurk(self._host.address, address_of(action.peer))
+        self._world.ambushes.clear()
 
     def _open(self, action: SendOpen) -> None:
         self._host.audit.asks(action)

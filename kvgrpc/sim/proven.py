@@ -30,9 +30,15 @@ class Proven:
             for writers in self._writers.values():
                 self._proved.update(name for name, life in writers.items() if life == event.peer)
 
+    def check_heeded(self, open_writes: frozenset[str]) -> None:
+        """The lead expects no writes of which it knows that they cannot come."""
+        if not self._proved.isdisjoint(open_writes):
+            name = min(self._proved & open_writes)
+            broken(Rule.END, f"writes under {name} are expected, and their writers are known to be gone", name)
+
     def check(self, transfers: Iterable[Transfer], open_writes: frozenset[str]) -> None:
         """Once no posting is in flight here, only blocks are in quarantine that somebody may still write, for all the
-        lead knows. `open_writes`: accesses under which its ranks still expect writes.
+        lead knows. `open_writes`: accesses under which it still expects writes.
         """
         for transfer in transfers:
             if transfer.memory is not Disposition.QUARANTINED:
@@ -40,8 +46,7 @@ class Proven:
             writers = self._writers.get(transfer.id, {}).keys() & open_writes
             if transfer.direction is Direction.SEND or not writers:
                 broken(Rule.END, f"{transfer.id} is in quarantine, and all its postings have ended", transfer.id)
-            if writers <= self._proved:
-                broken(Rule.END, f"{transfer.id} is in quarantine, and its writers are known to be gone", transfer.id)
+        self.check_heeded(open_writes)
 
     def life_began(self) -> None:
         """Another memory, in which nobody writes yet."""

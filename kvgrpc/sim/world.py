@@ -42,6 +42,8 @@ class World:
         )  # fmt: skip
         self.offered = around.offered
         """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""
+        self.ambushes = around.ambushes
+        """See `Surroundings`."""
         self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
         for host in self.hosts:
             host.start()
