@@ -16,6 +16,8 @@ STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
 MIDST_CELLS = 8
 """As long as so many cells take at most a posting is likely to be under way."""
+PEER_STRUCK = 0.25
+"""How often it is not the side that moves them."""
 DOOM_EVENTS = 40
 """A lead that is doomed crashes in the middle of one of its next events."""
 
@@ -161,7 +163,7 @@ class Chaos:
     def _strike(self, rng: Random, befall: Callable[[Host], None]) -> None:
         """Any host, now; every other time one of the next two between which bytes move, while they are on their way."""
         world = self._world
-        side = rng.randrange(2)
+        side = int(rng.random() < PEER_STRUCK)
         host, later_s = rng.choice(world.hosts), rng.uniform(0.0, MIDST_CELLS * world.network.faults.cell_s[1])
         if rng.random() < 0.5:
             befall(host)

@@ -275,10 +275,6 @@ class Host:
         self.audit.check_heeded(self.ledger.writes)
         self.audit.everything(self.uses, life.memories, self._world.pool, voided=bool(self._flags))
 
-    def check_quarantine(self) -> None:
-        """Nothing moves any more: what is in quarantine waits for a proof that never came."""
-        self.audit.check_quarantine(self.ledger.writes)
-
     def check_idle(self) -> None:
         """Nothing is left of all that went on here."""
         self.check()

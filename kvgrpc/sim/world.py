@@ -82,7 +82,7 @@ class World:
                 host.start()
         self._come_to_rest()
         for host in self.hosts:
-            host.check_quarantine()
+            host.audit.check_quarantine(host.ledger.writes)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()

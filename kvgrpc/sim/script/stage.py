@@ -157,7 +157,7 @@ class Stage:
         self.network.mend_all()
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts.values():
-            host.check_quarantine()
+            host.audit.check_quarantine(host.ledger.writes)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
