@@ -143,6 +143,7 @@ class Audit:
             return
         claims = _claims(opening.token)
         assert claims is not None
+        self._consumers.came(claims.transfer_key, action.peer)  # a later life of the engine that was named, maybe
         for access_id in filter(None, (opening.access_id, opening.reverse_access_id)):
             self._consumer[access_id] = claims.transfer_key, claims.engine_id
             self._pushed[access_id] = opening.access_id
