@@ -31,6 +31,7 @@ TABLES = {
     "_pushes._table._pushes": "pushes are still known",
     "_pushes._table._by_key": "pushes are still listed by key",
     "_pushes._table._by_reader": "registrations are still listed by access",
+    "_proofs._ended": "ends of processes are still kept",
     "_proofs._calls": "calls still wait for a re-key",
     **{f"_pulls._table.{table}": f"pulls are still listed {table}" for table in MOVES},
     **{f"_pushes._table.{table}": f"registrations are still listed {table}" for table in MOVES},
