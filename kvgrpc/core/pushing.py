@@ -18,7 +18,7 @@ from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
 from kvgrpc.core.leases import Lease, LeaseState
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.lives import Lives
-from kvgrpc.core.moves import Stage
+from kvgrpc.core.moves import AT_ISSUER, Stage
 from kvgrpc.core.moving import RETRY_DELAY_S, Moving
 from kvgrpc.core.parts import Part, Parts
 from kvgrpc.core.peering import Peering
@@ -224,12 +224,14 @@ class Pushes(Moving[Registration]):
         return "; ".join(move.missing_proof for move in push.registrations.values() if move.postings)
 
     def wanted_pins(self) -> set[tuple[str, PinKind]]:
-        """The pins that pushes have reason for: what their own postings read."""
+        """The pins that pushes have reason for: what their own postings read, and have read in the rounds before. From
+        a move that is over, or starts over, the engine may have taken back what is still read.
+        """
         pins = self._state.pins
         return {
             (move.name, PinKind.ACCESS)
             for move in self._table
-            if pins.has(move.name, PinKind.ACCESS) and (move.postings or move.stage is not Stage.ENDED)
+            if (move.posted if move.stage in AT_ISSUER else move.postings and pins.has(move.name, PinKind.ACCESS))
         }
 
     def _new(self, event: RegisterPush | FinishedBlocks, key: bytes, waiting_for: str) -> Push:

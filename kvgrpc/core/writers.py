@@ -34,9 +34,9 @@ class Writers:
         """What a life of a source may write."""
         return [(id_, landing) for id_, landing in self._landings.items() if landing.writers[id_] == life]
 
-    def lives(self) -> set[str]:
-        """Who may write."""
-        return {landing.writers[id_] for id_, landing in self._landings.items()}
+    def lives(self) -> dict[str, None]:
+        """Who may write, in the order in which they came: what is asked for in turn is the same in every process."""
+        return dict.fromkeys(landing.writers[id_] for id_, landing in self._landings.items())
 
     def clear(self) -> None:
         """The incarnation ends; which proves nothing to the ranks."""

@@ -4,87 +4,171 @@ The lead is seen through what it says and through its tables; the world around i
 believes is compared with what another one said, what movers do, and what engines use.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from kvgrpc.core import grants
-from kvgrpc.core.actions import Action, Openings, Post, Renewed, Reply, SendOpen, TransferChanged
+from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.actions import (
+    Action,
+    Answer,
+    HangUp,
+    Openings,
+    Post,
+    Pulling,
+    Refuse,
+    Renewed,
+    Reply,
+    SendClose,
+    SendOpen,
+    SendSettle,
+    TransferChanged,
+    Verdicts,
+)
 from kvgrpc.core.events import (
     AccessAnswered,
     CloseAccess,
+    DialFailed,
     Event,
+    FinishedBlocks,
+    GiveDestination,
     LeaseRef,
     OpenAccess,
     Opened,
+    PeerSilent,
+    ProcessEnded,
+    PullBlocks,
     RegisterPush,
     RenewLeases,
+    SettleAccess,
+    SettleAnswered,
 )
+from kvgrpc.core.ids import peer_key
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.node import Node
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.peers import PeerState
 from kvgrpc.core.pins import EXCLUSIVE, Pin, PinKind
-from kvgrpc.core.transfers import Direction
-from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.engine import Engine
+from kvgrpc.core.transfers import Direction, State, Transfer
+from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.sim.consumers import Consumers
+from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.memory import Memory
+from kvgrpc.sim.proven import Proven
 from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.waits import Waits
 
 SLACK_S = 1e-6
 """For the rounding of virtual time."""
 
+Uses = Callable[[int, int], bool]
+"""Whether an engine has a use for a block of a group."""
+Before = tuple[tuple[str, float], ...]
+"""Leases and their deadlines; 0 where they were over."""
+
 
 class Audit:
-    """One lead in one life of its process. `opened` are the accesses that any issuer in the world has granted."""
+    """One lead in one life of its process. Of the whole world: `opened` are the accesses that any issuer has granted,
+    `vouched` those of which it has said that all that was moved under them is valid.
+    """
 
-    def __init__(self, node: Node, opened: set[bytes]) -> None:
+    def __init__(self, node: Node, opened: set[bytes], vouched: set[bytes]) -> None:
+        state = node.state
         self._node = node
         self._opened = opened
+        self._vouched = vouched
+        self._consumers = Consumers(state.peers)
+        self._farewells = Farewells(state.limits, state.peers)
+        self._proven = Proven()
+        self._waits = Waits(state.limits)
         self._asked: dict[bytes, str] = {}
         """Transfers of pulls, by the access that was asked for."""
         self._access: dict[str, bytes] = {}
         """The access under which a transfer's blocks move, by the transfer that they fill."""
-        self._openings: dict[int, OpenAccess] = {}
-        """OpenAccess calls that are not answered, by number."""
-        self._renewals: dict[int, tuple[tuple[str, float], ...]] = {}
-        """Leases of RenewLeases calls, and their deadlines before; 0 where they were over."""
-        self._consumers: defaultdict[bytes, set[str]] = defaultdict(set)
-        """Engines that had to do with a transfer key, as consumers."""
+        self._consumer: dict[bytes, tuple[bytes, str]] = {}
+        """The transfer key of an access, and the engine that is to have what moves under it."""
+        self._pushed: dict[bytes, bytes] = {}
+        """Accesses that were asked for to push, by their ids and by those under which the destination reads."""
+        self._closing: set[bytes] = set()
+        """Accesses that were settled for the last time, whatever came of it."""
+        self._calls: dict[int, tuple[Event, Before]] = {}
+        """Calls that are not answered, by number; of RenewLeases with what was before."""
+        self._silent: dict[str, float] = {}
+        """Since when lives of peers are silent."""
         self._ears: dict[type[Event], Callable[[Any], None]] = {
             OpenAccess: self._opening,
-            CloseAccess: lambda event: self._consume(event.engine_id, *(row.token for row in event.closings)),
-            RegisterPush: lambda event: self._register(event.token),
+            SettleAccess: self._asks,
+            CloseAccess: self._closed,
+            RegisterPush: self._register,
+            FinishedBlocks: lambda event: self._consumers.handed_over(event.key, event.on_abort),
             RenewLeases: self._renewing,
+            PullBlocks: self._asks,
             AccessAnswered: self._answered,
+            SettleAnswered: self._settled,
+            ProcessEnded: self._process_ended,
+            DialFailed: lambda event: self._farewells.unreachable(event.address),
         }
 
-    def hears(self, event: Event) -> None:
+    def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event."""
         hear = self._ears.get(type(event))
         if hear is not None:
             hear(event)
+        elif isinstance(event, GiveDestination):
+            self._waits.given(event.transfer_id, now)
+        elif isinstance(event, PeerSilent):
+            peer = self._node.state.peers.get(event.peer)
+            if peer is not None and peer.state is not PeerState.SUSPECT:
+                self._silent[event.peer] = now
 
     def says(self, actions: list[Action]) -> None:
         """After the node handled it, and before anything is done of what it asks for."""
-        if not self._openings and not self._renewals:
+        if not self._calls:
             return
         for action in actions:
-            if not isinstance(action, Reply):
-                continue
-            answer = action.answer
-            if isinstance(answer, Openings):
-                self._granted(self._openings.pop(action.call_id), answer)
-            elif isinstance(answer, Renewed):
-                self._renewed(self._renewals.pop(action.call_id), answer)
+            if isinstance(action, Reply):
+                call = self._calls.pop(action.call_id, None)
+                if call is not None:
+                    self._replied(*call, action.answer)
+            elif isinstance(action, Refuse):
+                self._calls.pop(action.call_id, None)
 
     def asks(self, action: SendOpen) -> None:
         """It asks a peer for an access."""
         opening = action.opening
         if opening.push_content is None:
             self._asked[opening.access_id] = opening.transfer_id
-        elif opening.reverse_access_id:
+            self._farewells.asked(opening.access_id, opening.transfer_id, action.peer)
+            return
+        claims = _claims(opening.token)
+        assert claims is not None
+        self._consumers.came(claims.transfer_key, action.peer)  # a later life of the engine that was named, maybe
+        for access_id in filter(None, (opening.access_id, opening.reverse_access_id)):
+            self._consumer[access_id] = claims.transfer_key, claims.engine_id
+            self._pushed[access_id] = opening.access_id
+        if opening.reverse_access_id:
             self._opened.add(opening.reverse_access_id)
+        self._farewells.asked(opening.access_id, opening.transfer_id, action.peer, opening.token)
+
+    def settles(self, action: SendSettle) -> None:
+        """It asks a peer for its verdict."""
+        if action.settling.last:
+            self._closing.add(action.settling.access_id)
+
+    def closes(self, action: SendClose) -> None:
+        """It tells a peer that an access is over."""
+        self._farewells.over(action.closing.access_id)
+
+    def hangs_up(self, action: HangUp) -> None:
+        """It has done with a life of a peer."""
+        self._consumers.hung_up(action.peer)
+        self._farewells.hung_up(action.peer)
+
+    def life_began(self) -> None:
+        """All of the last life is over."""
+        self._farewells.life_began()
+        self._proven.life_began()
 
     def posts(self, action: Post) -> None:
         """It lets bytes move: the access is open, and what is written or read is pinned."""
@@ -100,28 +184,38 @@ class Audit:
             broken(Rule.R1, f"{action.transfer_id} moves bytes of blocks that it does not pin", action.transfer_id)
 
     def changed(self, action: TransferChanged) -> None:
-        """A transfer changed: no more consumers are done than there are engines that may be."""
+        """A transfer changed: who is done with it is, what it brought is vouched for, and it was not late."""
         transfer = action.transfer
-        if transfer.direction is Direction.SEND and transfer.consumers_done:
-            known = self._consumers[transfer.key]
-            if transfer.consumers_done > len(known):
-                message = f"{transfer.consumers_done} consumers of {transfer.id} are done, of {len(known)} that came"
-                broken(Rule.R4, message, transfer.id, *known)
+        self._consumers.check(transfer)
+        self._waits.changed(transfer)
+        if transfer.over:
+            self._farewells.ended(transfer.id, self._node.state.now)
+        if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
+            self._check_vouched(transfer)
 
-    def everything(self, engine: Engine, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
+    def check_heeded(self, open_writes: frozenset[str]) -> None:
+        """See `Proven.check_heeded`."""
+        self._proven.check_heeded(open_writes)
+
+    def check_quarantine(self, open_writes: frozenset[str]) -> None:
+        """See `Proven.check`."""
+        self._proven.check(self._node.state.transfers, open_writes)
+
+    def everything(self, uses: Uses, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
         """The tables agree with each other, with what the engine uses, and with the memory. `voided`: the engine has
         taken blocks back of which the lead does not know yet.
         """
         for lease in self._node.state.leases:
             if not self._node.state.now < lease.deadline <= lease.cap:
                 broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
+        self.check_talk()
         try:
             self._node.check()
         except AssertionError as error:
             broken(Rule.R1, f"the tables of the lead do not agree: {error}")
         exclusive: set[int] = set()
         for pin in self._node.state.pins:
-            self._check_pin(pin, engine, voided=voided)
+            self._check_pin(pin, uses, voided=voided)
             if pin.kind in EXCLUSIVE:
                 exclusive.update(_cells(pin, pool))
         for memory in memories:
@@ -130,43 +224,130 @@ class Audit:
                 owner = memory.given.get(cell, "nobody")
                 broken(Rule.R1, f"cell {cell} belongs to {owner}, which is not what the lead's pins say", owner)
 
-    def _check_pin(self, pin: Pin, engine: Engine, *, voided: bool) -> None:
+    def check_talk(self) -> None:
+        """Nobody is kept waiting: peers are told of what is over, silence comes to its end, and so do pulls."""
+        state = self._node.state
+        self._waits.check(state.now)
+        self._farewells.check(state.now)
+        for life, since in list(self._silent.items()):
+            peer = state.peers.get(life)
+            if peer is None or peer.state is not PeerState.SUSPECT:
+                del self._silent[life]
+            elif state.now > since + state.limits.peer_grace_s + SLACK_S:
+                broken(Rule.R5, f"{life} is silent for {state.now - since:.3f} s and not taken for dead", life)
+
+    def _check_vouched(self, transfer: Transfer) -> None:
+        if self._access.get(transfer.id) not in self._vouched:
+            broken(Rule.R2, f"{transfer.id} succeeds, and its source never said that it is valid", transfer.id)
+
+    def _check_pin(self, pin: Pin, uses: Uses, *, voided: bool) -> None:
         if voided and pin.kind not in EXCLUSIVE:
             return
         for group, ids in enumerate(pin.blocks):
             for block in ids.tolist():
-                if not engine.uses(group, block):
+                if not uses(group, block):
                     broken(Rule.R1, f"{pin.kind.value} {pin.owner} pins block {block}, which is free", pin.owner)
 
-    def _opening(self, event: OpenAccess) -> None:
-        self._openings[event.call.id] = event
-        self._consume(event.engine_id, *(opening.token for opening in event.openings))
+    # -- what it hears
+
+    def _asks(self, event: OpenAccess | PullBlocks | SettleAccess) -> None:
+        self._calls[event.call.id] = event, ()
 
     def _renewing(self, event: RenewLeases) -> None:
-        self._renewals[event.call.id] = tuple(map(self._deadline, event.leases))
+        self._calls[event.call.id] = event, tuple(map(self._deadline, event.leases))
+
+    def _opening(self, event: OpenAccess) -> None:
+        self._asks(event)
+        for opening in event.openings:
+            claims = self._came(opening.token, event.engine_id, event.incarnation)
+            if claims is not None and claims.access is grants.Access.READ:
+                self._consumer[opening.access_id] = claims.transfer_key, event.engine_id
+
+    def _closed(self, event: CloseAccess) -> None:
+        for row in event.closings:
+            claims = self._came(row.token, event.engine_id, event.incarnation)
+            if row.dropped and claims is not None:
+                self._consumers.gave_up(claims.transfer_key, event.engine_id)
+            self._farewells.over(self._pushed.get(row.access_id, row.access_id))
+
+    def _register(self, event: RegisterPush) -> None:
+        claims = _claims(event.token)
+        if claims is not None:
+            self._consumers.came(claims.transfer_key, peer_key(claims.engine_id, claims.incarnation))
 
     def _answered(self, event: AccessAnswered) -> None:
         if isinstance(event.result, Opened):
             fills = self._asked.get(event.access_id) or event.result.transfer_id
             self._access[fills] = event.access_id
+        elif not event.retryable:
+            self._farewells.over(event.access_id)
+            self._refused(event.access_id, event.result.reason)
 
-    def _granted(self, event: OpenAccess, answer: Openings) -> None:
-        for opening, row in zip(event.openings, answer.rows, strict=True):
-            if isinstance(row, Opened):
-                self._opened.add(opening.access_id)
-                if opening.reverse_access_id:
-                    self._access[row.transfer_id] = opening.reverse_access_id
+    def _settled(self, event: SettleAnswered) -> None:
+        result = event.result
+        if isinstance(result, Verdict):
+            self._refused(event.access_id, result.reason)
+            if event.access_id in self._closing:
+                self._over(event.access_id, result)
+        elif result.reason is Reason.NO_HANDSHAKE and event.access_id not in self._pushed:
+            self._farewells.over(event.access_id)
 
-    def _consume(self, engine_id: str, *tokens: bytes) -> None:
-        for token in tokens:
-            claims = _claims(token)
-            if claims is not None:
-                self._consumers[claims.transfer_key].add(engine_id)
+    def _process_ended(self, event: ProcessEnded) -> None:
+        description = self._node.state.description
+        if description is not None:
+            self._proven.process_ended(event, description.world_size)
 
-    def _register(self, token: bytes) -> None:
+    def _came(self, token: bytes, engine_id: str, incarnation: int) -> grants.Claims | None:
         claims = _claims(token)
         if claims is not None:
-            self._consumers[claims.transfer_key].add(claims.engine_id)
+            self._consumers.came(claims.transfer_key, peer_key(engine_id, incarnation))
+        return claims
+
+    def _refused(self, access_id: bytes, reason: Reason | None) -> None:
+        """The destination of a push says that it has given up for good."""
+        if reason is Reason.CANCELLED and access_id in self._consumer:
+            self._consumers.gave_up(*self._consumer[access_id])
+
+    def _over(self, access_id: bytes, verdict: Verdict) -> None:
+        """The last verdict on an access is given."""
+        if verdict.valid and access_id in self._consumer:
+            self._consumers.received(*self._consumer[access_id])
+        self._farewells.over(access_id)
+        if verdict.valid:
+            self._farewells.over(self._pushed.get(access_id, b""))
+
+    # -- what it says
+
+    def _replied(self, event: Event, before: Before, answer: Answer) -> None:
+        if isinstance(event, OpenAccess) and isinstance(answer, Openings):
+            self._granted(event, answer)
+        elif isinstance(event, SettleAccess) and isinstance(answer, Verdicts):
+            self._gave_verdicts(event, answer)
+        elif isinstance(event, PullBlocks) and isinstance(answer, Pulling) and answer.transfer is not None:
+            self._waits.begun(answer.transfer, event)
+        elif isinstance(answer, Renewed):
+            self._renewed(before, answer)
+
+    def _granted(self, event: OpenAccess, answer: Openings) -> None:
+        peer = peer_key(event.engine_id, event.incarnation)
+        for opening, row in zip(event.openings, answer.rows, strict=True):
+            if not isinstance(row, Opened):
+                continue
+            self._opened.add(opening.access_id)
+            if opening.push_content is None:
+                continue
+            access_id = opening.reverse_access_id or opening.access_id
+            self._access[row.transfer_id] = access_id
+            self._farewells.granted(access_id, row.transfer_id, peer, writes=not opening.reverse_access_id)
+            if not opening.reverse_access_id:
+                self._proven.granted(access_id, row.transfer_id, peer)
+
+    def _gave_verdicts(self, event: SettleAccess, answer: Verdicts) -> None:
+        for settling, verdict in zip(event.settlings, answer.rows, strict=True):
+            if settling.last:
+                self._over(settling.access_id, verdict)
+                if verdict.valid:
+                    self._vouched.add(settling.access_id)
 
     def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
         """A lease and when it ends; 0 for one that is over."""
@@ -177,13 +358,13 @@ class Audit:
         lease = self._node.state.leases.find(lease_id)
         return lease_id, lease.deadline if lease is not None and lease.live else 0.0
 
-    def _renewed(self, before: tuple[tuple[str, float], ...], answer: Renewed) -> None:
+    def _renewed(self, before: Before, answer: Renewed) -> None:
         state = self._node.state
         for (lease_id, deadline), (left_s, refused) in zip(before, answer.rows, strict=True):
             if refused is not None:
                 continue
             lease = state.leases.find(lease_id)
-            if not deadline or lease is None:
+            if deadline <= state.now or lease is None:
                 broken(Rule.R8, f"{lease_id} is renewed, but it is over", lease_id)
             if lease.live and lease.deadline < deadline:
                 broken(Rule.R8, f"a renewal shortens {lease_id} by {deadline - lease.deadline:.3f} s", lease_id)

@@ -14,6 +14,10 @@ DOWN_S = (0.001, 20.0)
 CUT_S = (0.1, 20.0)
 STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
+MIDST_CELLS = 8
+"""As long as so many cells take at most a posting is likely to be under way."""
+PEER_STRUCK = 0.25
+"""How often it is not the side that moves them."""
 DOOM_EVENTS = 40
 """A lead that is doomed crashes in the middle of one of its next events."""
 
@@ -96,14 +100,18 @@ class Chaos:
             agenda.at(when, befall)
 
     def _crash(self, rng: Random) -> None:
-        host, down_s = self._host(rng), _lasts(rng, DOWN_S)
-        if host.up:
-            self._world.seen["crash"] += 1
-            host.crash()
-            self._restart(host, down_s)
+        down_s = _lasts(rng, DOWN_S)
+
+        def crash(host: Host) -> None:
+            if host.up:
+                self._world.seen["crash"] += 1
+                host.crash()
+                self._restart(host, down_s)
+
+        self._strike(rng, crash)
 
     def _crash_in_event(self, rng: Random) -> None:
-        host, events, down_s = self._host(rng), rng.randrange(DOOM_EVENTS), _lasts(rng, DOWN_S)
+        host, events, down_s = rng.choice(self._world.hosts), rng.randrange(DOOM_EVENTS), _lasts(rng, DOWN_S)
         if host.up:
             self._world.seen["crash_in_event"] += 1
             host.doom(events)
@@ -119,16 +127,22 @@ class Chaos:
         self._world.agenda.after(after_s, start)
 
     def _lose_engine(self, rng: Random) -> None:
-        host = self._host(rng)
-        if host.ready and not host.stopped:
-            self._world.seen["lose_engine"] += 1
-            host.reattach()
+        def lose(host: Host) -> None:
+            if host.ready and not host.stopped:
+                self._world.seen["lose_engine"] += 1
+                host.reattach()
+
+        self._strike(rng, lose)
 
     def _lose_rank(self, rng: Random) -> None:
-        host, rank, down_s = self._host(rng), rng.randrange(self._world.ranks), _lasts(rng, RANK_DOWN_S)
-        if host.ready and not host.stopped:
-            self._world.seen["lose_rank"] += 1
-            host.lose_rank(rank, down_s)
+        rank, down_s = rng.randrange(self._world.ranks), _lasts(rng, RANK_DOWN_S)
+
+        def lose(host: Host) -> None:
+            if host.ready and not host.stopped:
+                self._world.seen["lose_rank"] += 1
+                host.lose_rank(rank, down_s)
+
+        self._strike(rng, lose)
 
     def _cut(self, rng: Random, *, one_way: bool) -> None:
         one, other = (host.address for host in rng.sample(self._world.hosts, 2))
@@ -137,12 +151,26 @@ class Chaos:
         self._world.agenda.after(_lasts(rng, CUT_S), lambda: self._world.network.mend(one, other))
 
     def _stop(self, rng: Random) -> None:
-        host, for_s, movers = self._host(rng), _lasts(rng, STOP_S), rng.random() < 0.5
-        if host.up and not host.stopped:
-            self._world.seen["stop"] += 1
-            host.stop(for_s, movers=movers)
+        for_s, movers = _lasts(rng, STOP_S), rng.random() < 0.5
 
-    def _host(self, rng: Random) -> Host:
-        """Every other time one that moves bytes now, if there is one."""
-        busy = [host for host in self._world.hosts if host.up and host.mover.busy]
-        return rng.choice(busy if busy and rng.random() < 0.5 else self._world.hosts)
+        def stop(host: Host) -> None:
+            if host.up and not host.stopped:
+                self._world.seen["stop"] += 1
+                host.stop(for_s, movers=movers)
+
+        self._strike(rng, stop)
+
+    def _strike(self, rng: Random, befall: Callable[[Host], None]) -> None:
+        """Any host, now; every other time one of the next two between which bytes move, while they are on their way."""
+        world = self._world
+        side = int(rng.random() < PEER_STRUCK)
+        host, later_s = rng.choice(world.hosts), rng.uniform(0.0, MIDST_CELLS * world.network.faults.cell_s[1])
+        if rng.random() < 0.5:
+            befall(host)
+            return
+
+        def lurk(*addresses: str) -> None:
+            struck = next(host for host in world.hosts if host.address == addresses[side])
+            world.agenda.after(later_s, lambda: None if world.closing else befall(struck))
+
+        world.ambushes.append(lurk)

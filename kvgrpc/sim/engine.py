@@ -134,6 +134,10 @@ class Engine:
         if made.start_over is not None and rng.random() < START_OVER:
             self._lead.later(rng.expovariate(20.0), made.start_over)
 
+    def void_known(self, lease_id: str) -> None:
+        """The lead knows that the blocks of a lease were taken back."""
+        self._plant.void_known(lease_id)
+
     def told(self, news: EngineNews) -> None:
         """Something that the lead says."""
         if isinstance(news, Received):

@@ -26,6 +26,7 @@ from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.faults import Luck
 from kvgrpc.sim.ledger import Ledger
+from kvgrpc.sim.leftovers import leftovers
 from kvgrpc.sim.life import Life, describe
 from kvgrpc.sim.memory import Door, Memory, Prompt
 from kvgrpc.sim.mover import Mover
@@ -111,7 +112,7 @@ class Host:
         if self._fallen:
             self.crash()
         self.node = Node(world.limits, world.writers, checksums=world.checksums)
-        self.audit = Audit(self.node, world.opened)
+        self.audit = Audit(self.node, world.opened, world.vouched)
         self._skew_s = self._rng.uniform(0, 1e6)
         drift = world.network.faults.drift
         self._pace = self._rng.uniform(1.0 - drift, 1.0 + drift)
@@ -261,31 +262,26 @@ class Host:
 
         self._world.agenda.after(delay_s, if_alive)
 
+    def uses(self, group: int, block: int) -> bool:
+        """Whether its engine has a use for a block."""
+        return self.engine.uses(group, block)
+
     def check(self) -> None:
         """Everything that can be seen between two events."""
         if not self.ready:
             return
         self.ledger.check_waits(self.node.state.now)
         life = self._life
-        self.audit.everything(life.engine, life.memories, self._world.pool, voided=bool(self._flags))
+        self.audit.check_heeded(self.ledger.writes)
+        self.audit.everything(self.uses, life.memories, self._world.pool, voided=bool(self._flags))
 
     def check_idle(self) -> None:
         """Nothing is left of all that went on here."""
         self.check()
         self.ledger.check_idle()
         self.engine.check_idle()
-        state = self.node.state
-        left = {
-            "blocks are still pinned": len(state.pins),
-            "leases are still live": len(state.leases),
-            "accesses are still known": len(state.accesses),
-            "transfers are not acknowledged": state.transfers.live,
-            "idempotency keys are still kept": len(state.keys),
-            "something is still due": len(state.timers),
-        }
-        for what, count in left.items():
-            if count:
-                broken(Rule.END, f"{self.address}: {what}: {count}")
+        for what, count in leftovers(self.node).items():
+            broken(Rule.END, f"{self.address}: {what}: {count}")
 
     def _attach(self) -> None:
         """A new life, with new memory."""
@@ -335,6 +331,8 @@ class Host:
         flags, self._flags = self._flags, []
         if flags:
             self._feed(LeasesVoided(tuple(flags)), 0.0)
+            for lease_id in flags:
+                self.engine.void_known(lease_id)
 
     def _feed(self, event: Event, not_before: float) -> None:
         """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
@@ -344,8 +342,9 @@ class Host:
         world.handled = event
         if watcher:
             watcher.event(self.address, world.agenda.now, event)
-        self.audit.hears(event)
-        actions = self.node.handle(event, max(self.clock(), not_before))
+        now = max(self.clock(), not_before)
+        self.audit.hears(event, now)
+        actions = self.node.handle(event, now)
         life, description = self._life, self.node.state.description
         if description is not None and description is not life.description:
             # The memory has another generation.
@@ -363,6 +362,7 @@ class Host:
             self._performing.perform(action)
         if began:
             self.ledger.life_began()
+            self.audit.life_began()
         self.ledger.check_told()
         self._arm()
 

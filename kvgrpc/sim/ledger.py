@@ -34,6 +34,9 @@ class Ledger:
         self._untold: dict[str, str] = {}
         """Ends and returns of which the engine must be told before the event is over."""
         self._expected: set[str] = set()
+        """Accesses under which peers may read."""
+        self._writes: set[str] = set()
+        """The same, to write."""
         self.ends: dict[tuple[Direction, State], int] = {}
         """How many transfers ended how."""
         self.failures: dict[str, int] = {}
@@ -44,8 +47,9 @@ class Ledger:
         if self._unfinished:
             broken(Rule.R3, "a transfer outlives its life", next(iter(self._unfinished)))
         if self._expected:
-            broken(Rule.END, "reads are expected of a life that is over", *self._expected)
+            broken(Rule.END, "reads are expected of a life that is over", *sorted(self._expected))
         self._transfers.clear()
+        self._writes.clear()
 
     def crashed(self) -> None:
         """Nobody answers any more."""
@@ -54,6 +58,12 @@ class Ledger:
         self._unfinished.clear()
         self._untold.clear()
         self._expected.clear()
+        self._writes.clear()
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """Accesses under which peers may write, for all the lead knows."""
+        return frozenset(self._writes)
 
     def called(self, give: Give, now: float = 0.0, *, rekeys: bool = False) -> int:
         """A call that must be answered once; its number. `rekeys`: it may wait for a re-key."""
@@ -68,12 +78,11 @@ class Ledger:
         self._calls.pop(call_id)[0](answer)
 
     def expected(self, action: Expect) -> None:
-        """Reads of a peer begin or end. What it may write is not over with a life."""
-        if action.writes:
-            return
-        if action.open == (action.access in self._expected):
+        """Reads or writes of a peer begin or end. What it may write is not over with a life."""
+        known = self._writes if action.writes else self._expected
+        if action.open == (action.access in known):
             broken(Rule.R2, f"{action.access} is opened or closed twice", action.access)
-        (self._expected.add if action.open else self._expected.discard)(action.access)
+        (known.add if action.open else known.discard)(action.access)
 
     def changed(self, new: Transfer, now: float, *, attached: bool = False) -> None:
         """A transfer changed; `attached`: there is an engine to tell."""
@@ -128,7 +137,9 @@ class Ledger:
             if not t.over or t.memory is not Disposition.RETURNED:
                 broken(Rule.END, f"{t.id} is {t.state}, its memory {t.memory}", t.id)
         if self._expected:
-            broken(Rule.END, f"reads are still expected: {sorted(self._expected)}", *self._expected)
+            broken(Rule.END, f"reads are still expected: {sorted(self._expected)}", *sorted(self._expected))
+        if self._writes:
+            broken(Rule.END, f"writes are still expected: {sorted(self._writes)}", *sorted(self._writes))
 
     def _check_change(self, old: Transfer | None, new: Transfer) -> None:
         if old is None:

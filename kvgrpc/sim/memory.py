@@ -4,6 +4,7 @@ The layouts of the simulator have one byte for each layer of a block, so an offs
 cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -102,6 +103,10 @@ class Memory:
         """Cells that were given to a transfer to be filled, and to which."""
         self._filling: dict[int, Callable[[], bool]] = {}
         """Cells into which a posting writes, and whether it still can."""
+        self._reading: dict[int, set[str]] = {}
+        """Cells out of which postings of this engine's own push, and which."""
+        self._voided: Counter[int] = Counter()
+        """Cells that the engine has taken back, as long as its lead may not know it."""
         self._burnt = False
 
     def compute(self, blocks: Blocks, prompt: Prompt) -> None:
@@ -110,8 +115,7 @@ class Memory:
             row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
             for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
                 cell = region.offset + block * region.stride_bytes
-                if cell in self._targets:
-                    self._in_use("used", cell)
+                self._check_unused("used", cell)
                 self.cells[cell] = kv
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
@@ -136,10 +140,37 @@ class Memory:
 
     def scrub(self, blocks: Blocks) -> None:
         """The engine recycles blocks: what they held is gone."""
+        self.check_freed(blocks)
         for cell in self._cells_of(blocks):
-            if cell in self._targets:
-                self._in_use("freed", cell)
             self.cells[cell] = UNWRITTEN
+
+    def check_freed(self, blocks: Blocks) -> None:
+        """Nobody but peers that read accesses blocks which the engine is about to recycle."""
+        for cell in self._cells_of(blocks):
+            self._check_unused("freed", cell)
+
+    def read(self, cells: Sequence[int], posting_id: str) -> None:
+        """A posting of this engine's own reads there until `let_go`: what peers read hurts themselves only."""
+        for cell in cells:
+            self._reading.setdefault(cell, set()).add(posting_id)
+
+    def let_go(self, cells: Sequence[int], posting_id: str) -> None:
+        """It has ended."""
+        for cell in cells:
+            readers = self._reading.get(cell, set())
+            readers.discard(posting_id)
+            if not readers:
+                self._reading.pop(cell, None)
+
+    def void(self, blocks: Blocks) -> None:
+        """The engine takes blocks back at once, whoever reads them, or begins to before its lead knows it."""
+        self._voided.update(self._cells_of(blocks))
+
+    def void_known(self, blocks: Blocks) -> None:
+        """Its lead knows it: whoever reads them still is told that it is in vain."""
+        for cell in self._cells_of(blocks):
+            self._reading.pop(cell, None)
+            self._voided[cell] -= 1
 
     def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
         """A posting is about to write there: no other may before it has ended, or `can` not any more."""
@@ -197,6 +228,13 @@ class Memory:
     def _written(self, cell: int) -> bool:
         can = self._filling.get(cell)
         return can is not None and can()
+
+    def _check_unused(self, how: str, cell: int) -> None:
+        if cell in self._targets:
+            self._in_use(how, cell)
+        if cell in self._reading and not self._voided[cell]:
+            posting_id = min(self._reading[cell])
+            broken(Rule.R1, f"cell {cell} is {how} while posting {posting_id} reads it", posting_id)
 
     def _in_use(self, how: str, cell: int) -> None:
         owner = self._targets[cell]

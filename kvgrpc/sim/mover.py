@@ -34,6 +34,8 @@ class _Posting:
     cells: list[tuple[int, int]] = field(default_factory=list)
     """What is left to copy, last first."""
     filled: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    """Cells of its own engine that it reads."""
     can: Callable[[], bool] = lambda: True
     """Whether it can still write."""
     breaks_at: int = NEVER
@@ -100,6 +102,8 @@ class Mover:
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
+        posting.read = [src for src, _ in posting.cells] if writes else []
+        own.read(posting.read, action.posting_id)
         posting.can = lambda: not writes or door.open
         if posting.can():
             posting.sink.fill(posting.filled, posting.owner, posting.can)
@@ -110,7 +114,7 @@ class Mover:
         posting.breaks_at = self._somewhere(posting, "break_posting")
         posting.lost_at = self._somewhere(posting, "lose_posting")
         posting.stalls_at = self._somewhere(posting, "stall")
-        posting.corrupt_at = 1 + self._somewhere(posting, "corrupt")
+        posting.corrupt_at = self._somewhere(posting, "corrupt")
         self._step(posting, -(-len(posting.cells) // CHUNKS))
 
     def sum(self, action: Sum) -> None:
@@ -189,7 +193,8 @@ class Mover:
         self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
 
     def _somewhere(self, posting: _Posting, kind: str) -> int:
-        return self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
+        """Before which cell, by how many are left: the last one of them is 1."""
+        return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
 
     def _step(self, posting: _Posting, chunk: int) -> None:
         delay_s = self._luck.draw(self._luck.faults.cell_s) * chunk
@@ -219,10 +224,11 @@ class Mover:
         if posting.cells:
             self._step(posting, chunk)
         else:
-            self._end(posting, done=posting.breaks_at != 0 and posting.lost_at == NEVER)
+            self._end(posting, done=posting.lost_at == NEVER)
 
     def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
         posting.sink.filled(posting.filled, posting.can)
+        posting.source.let_go(posting.read, posting.post.posting_id)
         del self._postings[posting]
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)
@@ -236,6 +242,8 @@ class Mover:
         nbytes = post.runs.total_bytes if done else 0
         message = "" if done else "the simulator broke it"
         own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
+        if own:
+            posting.source.let_go(posting.read, posting.post.posting_id)
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
 
     def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:

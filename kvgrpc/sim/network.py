@@ -23,6 +23,10 @@ class Lead(Protocol):
     up: bool
 
     @property
+    def node(self) -> object:
+        """What its process has in mind; another one after a crash."""
+
+    @property
     def life(self) -> str:
         """Key of the present life of its engine."""
 
@@ -61,12 +65,14 @@ class Network:
         self._leads[lead.address] = lead
 
     def rpc(self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S) -> None:
-        """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller lives."""
-        life = caller.life
+        """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
+        lives: an answer to a call of an engine that is gone comes to its lead, too.
+        """
+        node = caller.node
         open_calls = [give]
 
         def answer(result: Result) -> None:
-            if open_calls and caller.up and caller.life == life:
+            if open_calls and caller.up and caller.node is node:
                 open_calls.pop()(result)
 
         lost = Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time")

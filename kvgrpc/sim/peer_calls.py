@@ -47,6 +47,9 @@ from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason, Un
 from kvgrpc.sim.faults import OPEN_TIMEOUT_S
 from kvgrpc.sim.network import Lead, Network, Result
 
+BUSY = (Unavailable, Exhausted)
+"""After these a server asks again; what settles is asked again only where nobody answered."""
+
 
 class Caller(Lead, Protocol):
     """What the channels know of their host."""
@@ -100,12 +103,12 @@ class PeerCalls:
             else:
                 assert isinstance(result, Openings)
                 row = result.rows[0]
-            self._host.handle(AccessAnswered(action.opening.access_id, row, isinstance(row, Unavailable)))
+            self._host.handle(AccessAnswered(action.opening.access_id, row, isinstance(row, BUSY)))
 
         def ask(call: Call) -> OpenAccess:
             return OpenAccess(call, me.engine_id, me.incarnation, (action.opening,))
 
-        self._network.rpc(self._host, _address(action.peer), ask, give, OPEN_TIMEOUT_S)
+        self._network.rpc(self._host, address_of(action.peer), ask, give, OPEN_TIMEOUT_S)
 
     def settle(self, action: SendSettle) -> None:
         """SettleAccess."""
@@ -123,7 +126,7 @@ class PeerCalls:
         def ask(call: Call) -> SettleAccess:
             return SettleAccess(call, me.engine_id, me.incarnation, (action.settling,))
 
-        self._network.rpc(self._host, _address(action.peer), ask, give)
+        self._network.rpc(self._host, address_of(action.peer), ask, give)
 
     def close(self, action: SendClose) -> None:
         """CloseAccess."""
@@ -138,7 +141,7 @@ class PeerCalls:
         def ask(call: Call) -> CloseAccess:
             return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
 
-        self._network.rpc(self._host, _address(action.peer), ask, give)
+        self._network.rpc(self._host, address_of(action.peer), ask, give)
 
     def parts(self, action: SendParts) -> None:
         """PartsReady."""
@@ -146,12 +149,12 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             error = result if isinstance(result, KVGrpcError) else None
-            self._host.handle(PartsAnswered(action.access_id, error, isinstance(error, Unavailable)))
+            self._host.handle(PartsAnswered(action.access_id, error, isinstance(error, BUSY)))
 
         def ask(call: Call) -> PartsReady:
             return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
 
-        self._network.rpc(self._host, _address(action.peer), ask, give)
+        self._network.rpc(self._host, address_of(action.peer), ask, give)
 
     def checksums(self, action: SendChecksums) -> None:
         """ChecksumBlocks."""
@@ -159,9 +162,7 @@ class PeerCalls:
 
         def give(result: Result) -> None:
             if isinstance(result, KVGrpcError):
-                self._host.handle(
-                    ChecksumsAnswered(action.name, action.number, result, isinstance(result, Unavailable | Exhausted))
-                )
+                self._host.handle(ChecksumsAnswered(action.name, action.number, result, isinstance(result, BUSY)))
                 return
             assert isinstance(result, Checksums)
             self._host.handle(ChecksumsAnswered(action.name, action.number, result.by_rank))
@@ -170,20 +171,20 @@ class PeerCalls:
             blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)
             return ChecksumBlocks(call, me.engine_id, me.incarnation, action.access_id, blocks)
 
-        self._network.rpc(self._host, _address(action.peer), ask, give)
+        self._network.rpc(self._host, address_of(action.peer), ask, give)
 
     def register(self, action: SendRegister) -> None:
         """RegisterPush."""
 
         def give(result: Result) -> None:
             error = result if isinstance(result, KVGrpcError) else None
-            self._host.handle(RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable)))
+            self._host.handle(RegisterAnswered(action.transfer_id, error, isinstance(error, BUSY)))
 
         def ask(call: Call) -> RegisterPush:
             ids = self._rng.randbytes(16), self._rng.randbytes(16)
             return RegisterPush(call, action.token, action.request_id, *ids)
 
-        self._network.rpc(self._host, _address(action.peer), ask, give)
+        self._network.rpc(self._host, address_of(action.peer), ask, give)
 
     def renew(self, action: SendRenew) -> None:
         """RenewLeases."""
@@ -193,7 +194,7 @@ class PeerCalls:
                 self._host.handle(RenewAnswered(transfer_id, _renewal_error(result, i)))
 
         refs = tuple(LeaseRef(token=token) for _, token in action.rows)
-        self._network.rpc(self._host, _address(action.peer), lambda call: RenewLeases(call, refs), give)
+        self._network.rpc(self._host, address_of(action.peer), lambda call: RenewLeases(call, refs), give)
 
 
 def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
@@ -204,6 +205,6 @@ def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
     return None if reason is None else PreconditionFailed(reason, "not renewed")
 
 
-def _address(peer: str) -> str:
+def address_of(peer: str) -> str:
     """In the simulator an engine's id is its address."""
     return peer.rpartition("@")[0]

@@ -33,7 +33,7 @@ from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.ledger import Ledger
 from kvgrpc.sim.memory import Door
 from kvgrpc.sim.mover import Mover
-from kvgrpc.sim.peer_calls import Caller, PeerCalls
+from kvgrpc.sim.peer_calls import Caller, PeerCalls, address_of
 from kvgrpc.sim.surroundings import Surroundings
 
 
@@ -75,10 +75,10 @@ class Performing:
             Reply: lambda action: host.ledger.answered(action.call_id, action.answer),
             Refuse: lambda action: host.ledger.answered(action.call_id, action.error),
             Dial: peers.dial,
-            HangUp: lambda action: world.network.hang_up(host, action.peer),
+            HangUp: self._hang_up,
             SendOpen: self._open,
-            SendSettle: peers.settle,
-            SendClose: peers.close,
+            SendSettle: self._settle,
+            SendClose: self._close,
             SendRenew: peers.renew,
             SendParts: peers.parts,
             SendRegister: peers.register,
@@ -112,10 +112,25 @@ class Performing:
     def _post(self, action: Post) -> None:
         self._host.audit.posts(action)
         self._host.mover.post(action)
+        for lurk in self._world.ambushes:
+            lurk(self._host.address, address_of(action.peer))
+        self._world.ambushes.clear()
 
     def _open(self, action: SendOpen) -> None:
         self._host.audit.asks(action)
         self._peers.open(action)
+
+    def _settle(self, action: SendSettle) -> None:
+        self._host.audit.settles(action)
+        self._peers.settle(action)
+
+    def _close(self, action: SendClose) -> None:
+        self._host.audit.closes(action)
+        self._peers.close(action)
+
+    def _hang_up(self, action: HangUp) -> None:
+        self._host.audit.hangs_up(action)
+        self._world.network.hang_up(self._host, action.peer)
 
     def _changed(self, action: TransferChanged) -> None:
         self._host.audit.changed(action)

@@ -24,6 +24,8 @@ class Plant:
         self.blocks = BlockManager(description.pool)
         self._lent: dict[str, Blocks] = {}
         """Blocks that were handed over, by their lease."""
+        self._voided: dict[str, Blocks] = {}
+        """Those that were taken back, until the lead knows it."""
         self.refused: Counter[str] = Counter()
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
@@ -48,8 +50,19 @@ class Plant:
         self._lent[lease_id] = blocks
 
     def take_back(self, lease_id: str) -> None:
-        """They are not waited for any more."""
-        self._lent.pop(lease_id, None)
+        """They are not waited for any more, whoever reads them."""
+        blocks = self._lent.pop(lease_id, None)
+        if blocks is not None:
+            self._voided[lease_id] = blocks
+            for memory in self.memories:
+                memory.void(blocks)
+
+    def void_known(self, lease_id: str) -> None:
+        """The lead knows that they were taken back."""
+        blocks = self._voided.pop(lease_id, None)
+        if blocks is not None:
+            for memory in self.memories:
+                memory.void_known(blocks)
 
     def returned(self, lease_id: str) -> None:
         """A lease has ended: its blocks, unless they were taken back before, are the engine's again."""

@@ -113,6 +113,8 @@ def _drawn(seed: int, steps: int) -> Setup:
         writers=rng.choice((frozenset(), WRITES)),
         rate_per_s=rng.choice((2.0, 5.0, 10.0)),
     )
+    if setup.writers and not setup.habits.pushes:
+        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # else nobody would write
     cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
     weather = rng.randrange(8)
     if weather == 0:

@@ -252,9 +252,16 @@ class Story:
             lambda: routed(source, lambda call: RenewLeases(call, (ref,), float(1 + number))),
             lambda: routed(source, lambda call: ReleaseLease(call, ref)),
             lambda: routed(host, lambda call: ConnectPeer(call, source.address)),
-            lambda: host.release_quarantine() if host.up else None,
+            lambda: self._operate(host),
         ]
         return self._rng.choice(deeds)
+
+    def _operate(self, host: Host) -> None:
+        """An operator wants memory back, where some is in quarantine."""
+        quarantined = (other for other in self._world.hosts if other.up and any(other.node.state.pins.quarantined))
+        chosen = next(quarantined, host)
+        if chosen.up:
+            chosen.release_quarantine()
 
     def _wish(self, offer: Offer) -> Wish:
         """Mostly the prompt on offer; else a longer or shorter one, or one that diverges from it somewhere."""
@@ -278,7 +285,7 @@ class Story:
             have_tokens=rng.choice((0, 0, 16, 32, 40)),
             all_local=rng.randrange(10) == 0,
             blocks_after_s=rng.choice((0.0, 0.0, 0.001, 0.5)),
-            in_step=rng.random() < 0.2,
+            in_step=rng.random() < 0.3,
         )
 
     def _prompt(self) -> Prompt:

@@ -1,6 +1,7 @@
 """What all hosts of a world share, and who watches them."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +46,10 @@ class Surroundings:
     """What went wrong, by kind."""
     opened: set[bytes] = field(default_factory=set)
     """Accesses that an issuer has granted."""
+    vouched: set[bytes] = field(default_factory=set)
+    """Accesses of which an issuer has said, at their end, that all that was moved under them is valid."""
+    ambushes: list[Callable[[str, str], None]] = field(default_factory=list)
+    """What is going to happen when bytes move next; each is told the addresses of who moves them and of its peer."""
     offered: dict[bytes, Prompt] = field(default_factory=dict)
     """What transfer keys stand for."""
     steps: int = 0

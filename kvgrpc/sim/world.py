@@ -42,6 +42,8 @@ class World:
         )  # fmt: skip
         self.offered = around.offered
         """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""
+        self.ambushes = around.ambushes
+        """See `Surroundings`."""
         self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
         for host in self.hosts:
             host.start()
@@ -80,6 +82,7 @@ class World:
                 host.start()
         self._come_to_rest()
         for host in self.hosts:
+            host.audit.check_quarantine(host.ledger.writes)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()

@@ -1,5 +1,7 @@
 """docs/reliability.md against the simulator: the rules that are checked, the bugs that are planted."""
 
+from collections import Counter
+
 from kvgrpc.sim import Rule
 from tests.docs.pages import DOCS, section, tables
 from tests.sim.mutants import MUTANTS
@@ -14,5 +16,13 @@ def test_every_rule_says_when_it_is_broken() -> None:
 
 def test_the_planted_bugs_are_those_of_the_command() -> None:
     (rows,) = tables(section(PAGE, "### Does it find bugs?"))
-    assert [(row[0], int(row[2])) for row in rows] == [(mutant.what, mutant.seeds) for mutant in MUTANTS]
+    assert [(row[0], int(row[2]), row[3]) for row in rows] == [(m.what, m.seeds, m.rule.value) for m in MUTANTS]
     assert all(0 < int(row[1]) <= int(row[2]) for row in rows)
+
+
+def test_planted_bugs_are_counted_by_the_rule_that_they_break() -> None:
+    (rows,) = tables(section(PAGE, "## The rules"))
+    counts = Counter(mutant.rule.value for mutant in MUTANTS)
+    assert [(row[0], row[1]) for row in rows] == [
+        (rule.value, str(counts[rule.value] or "—")) for rule in Rule if rule is not Rule.END
+    ]

@@ -21,8 +21,13 @@ def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(pat
     assert all(len(words) > 1 for words in said.values())
 
 
-SCRIPTED = [mutant for mutant in MUTANTS if mutant.what != "checksums are not compared"]
-"""Bytes that change on their way are for the random worlds: no command of a script corrupts any."""
+UNSCRIPTED = {
+    "checksums are not compared",
+    "a renewal comes before what was due",
+    "a queue is waited for without an end",
+}
+"""For the random worlds: no script corrupts bytes, renews at a lead that is stopped, or fills a lead with work."""
+SCRIPTED = [mutant for mutant in MUTANTS if mutant.what not in UNSCRIPTED]
 
 
 @pytest.mark.parametrize("mutant", SCRIPTED, ids=[mutant.what for mutant in SCRIPTED])

@@ -8,7 +8,7 @@ import pytest
 from kvgrpc.sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
-SOUND = 12
+SOUND = 30
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])

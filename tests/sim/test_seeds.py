@@ -79,8 +79,8 @@ def test_a_request_that_is_left_out_leaves_the_others_as_they_are() -> None:
 
 
 def test_the_order_of_sets_in_a_process_changes_nothing() -> None:
-    """Another process, with other hashes of strings."""
-    script = "from tests.sim.test_seeds import digest; print(*map(digest, range(4)))"
+    """Another process, with other hashes of strings. In the world of seed 48 several lives may write at once."""
+    script = "from tests.sim.test_seeds import digest; print(*map(digest, range(4)), digest(48, 3_000))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -70,6 +70,7 @@ def _do(stage: Stage, text: str, number: int) -> list[str]:
     try:
         VERBS[line.verb](stage, line)
         line.check_used()
+        stage.check()
     except ValueError as error:
         raise ScriptError(f"line {number}: {text}: {error}") from error
     except AssertionError as error:

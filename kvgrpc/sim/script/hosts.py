@@ -66,6 +66,8 @@ class HandHost(Host):
         self.hand = hand
         self.lives = 0
         """How many lives it has had."""
+        self.used: Callable[[int, int], bool] = lambda *_: True
+        """What the scripted engine uses."""
         self._told = told
         self._change = describe
         self._agenda = world.agenda
@@ -96,10 +98,9 @@ class HandHost(Host):
 
         self.soon(begin_anew)
 
-    def check(self) -> None:
-        """What its tables say; what engines use, the scripted one checks by itself."""
-        self.ledger.check_waits(self.node.state.now)
-        self.node.check()
+    def uses(self, group: int, block: int) -> bool:
+        """Whether the scripted engine has a use for a block."""
+        return self.used(group, block)
 
     def _feed(self, event: Event, not_before: float) -> None:
         super()._feed(event, not_before)

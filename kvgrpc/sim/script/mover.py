@@ -61,6 +61,7 @@ class _Posting:
     """What is left to copy, last first."""
     fills: list[int]
     bytes_s: float
+    reads: list[int]
     can: Callable[[], bool]
     """Whether it can still write."""
     at: str = START
@@ -108,8 +109,10 @@ class HandMover(Mover):
         owner = action.fills or action.transfer_id
         fills = [dst for _, dst in cells]
         bytes_s, can = self._hand.bytes_s, lambda: door.open
-        posting = _Posting(action, owner, source, sink, door, cells[::-1], fills, bytes_s, can)
+        reads = [src for src, _ in cells] if action.operation is Operation.WRITE else []
+        posting = _Posting(action, owner, source, sink, door, cells[::-1], fills, bytes_s, reads, can)
         sink.fill(posting.fills, owner, posting.can)
+        source.read(posting.reads, action.posting_id)
         self._open[posting] = None
         self._turn(posting)
 
@@ -175,6 +178,7 @@ class HandMover(Mover):
 
     def _finish(self, posting: _Posting, *, done: bool) -> None:
         posting.sink.filled(posting.fills, posting.can)
+        posting.source.let_go(posting.reads, posting.post.posting_id)
         del self._open[posting]
         self._tell_end(posting, done=done)
         self._look()

@@ -123,7 +123,7 @@ class Sending:
         job = self._jobs[name]
         job.taken_back = True
         self._host.void(job.lease_id)
-        self._shop.release(job.blocks)
+        self._shop.void(job.blocks)
         self._say(name, f"took {self._shop.show(job.blocks)} back")
 
     def name_of(self, transfer_id: str) -> str | None:

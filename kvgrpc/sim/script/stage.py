@@ -139,6 +139,12 @@ class Stage:
         name = next((name for name, prompt in self.prompts.items() if _begins(prompt, found.prompt)), "something else")
         return f"{name} (of another place)" if _begins(self.prompts.get(name), wanted.prompt) else name
 
+    def check(self) -> None:
+        """Everything that can be seen between two commands."""
+        for host in self.hosts.values():
+            if not host.stopped:
+                host.check()
+
     # -- the end
 
     def finish(self) -> None:
@@ -151,6 +157,7 @@ class Stage:
         self.network.mend_all()
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts.values():
+            host.audit.check_quarantine(host.ledger.writes)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
@@ -161,7 +168,8 @@ class Stage:
     def _born(self, name: str) -> None:
         host = self.hosts[name]
         self._lives[host.life] = name if host.lives == 1 else f"{name}/{host.lives}"
-        self.engines[name] = ScriptEngine(host, self.say, self._weights[name])
+        engine = self.engines[name] = ScriptEngine(host, self.say, self._weights[name])
+        host.used = engine.shop.blocks.in_use
 
     def _tell(self, name: str, action: TellEngine) -> None:
         self.engines[name].told(action.news)

@@ -98,6 +98,15 @@ class Workshop:
         if blocks is not None:
             unused = self.blocks.free(blocks)
             assert self._host.at_rest(unused), "blocks are reused that are pinned"
+            for memory in self.memories:
+                memory.check_freed(unused)
+
+    def void(self, blocks: Blocks | None) -> None:
+        """As `release`, whoever reads them."""
+        if blocks is not None:
+            for memory in self.memories:
+                memory.void(blocks)
+        self.release(blocks)
 
     def queue(self, step: int, blocks: Blocks, do: Callable[[int], None]) -> None:
         """Queues work on blocks, which are not used again before it is done."""

@@ -1,0 +1,55 @@
+"""Who may write into the blocks of a lead's engine, and of whom the lead was told that they write no more."""
+
+from collections.abc import Iterable
+
+from kvgrpc.core.events import ProcessEnded
+from kvgrpc.core.transfers import Direction, Disposition, Transfer
+from kvgrpc.sim.rules import Rule, broken
+
+
+class Proven:
+    """The writers of one lead, in one life of its engine."""
+
+    def __init__(self) -> None:
+        self._writers: dict[str, dict[str, str]] = {}
+        """By transfer: accesses under which a source may write, as ranks call them, and the source's life."""
+        self._ended: dict[str, dict[int, bool]] = {}
+        """By life, the ranks whose process is gone, and whether nothing of it lands any more."""
+        self._proved: set[str] = set()
+        """Accesses under which nothing is written any more: that was seen."""
+
+    def granted(self, access_id: bytes, transfer_id: str, life: str) -> None:
+        """A source may write under an access from now on."""
+        self._writers.setdefault(transfer_id, {})[f"w-{access_id.hex()}"] = life
+
+    def process_ended(self, event: ProcessEnded, ranks: int) -> None:
+        """The lead is told that a process of a peer is gone."""
+        ended = self._ended.setdefault(event.peer, {})
+        ended[event.rank] = event.drained
+        if len(ended) == ranks and all(ended.values()):
+            for writers in self._writers.values():
+                self._proved.update(name for name, life in writers.items() if life == event.peer)
+
+    def check_heeded(self, open_writes: frozenset[str]) -> None:
+        """The lead expects no writes of which it knows that they cannot come."""
+        if not self._proved.isdisjoint(open_writes):
+            name = min(self._proved & open_writes)
+            broken(Rule.END, f"writes under {name} are expected, and their writers are known to be gone", name)
+
+    def check(self, transfers: Iterable[Transfer], open_writes: frozenset[str]) -> None:
+        """Once no posting is in flight here, only blocks are in quarantine that somebody may still write, for all the
+        lead knows. `open_writes`: accesses under which it still expects writes.
+        """
+        for transfer in transfers:
+            if transfer.memory is not Disposition.QUARANTINED:
+                continue
+            writers = self._writers.get(transfer.id, {}).keys() & open_writes
+            if transfer.direction is Direction.SEND or not writers:
+                broken(Rule.END, f"{transfer.id} is in quarantine, and all its postings have ended", transfer.id)
+        self.check_heeded(open_writes)
+
+    def life_began(self) -> None:
+        """Another memory, in which nobody writes yet."""
+        self._writers.clear()
+        self._ended.clear()
+        self._proved.clear()

@@ -1,0 +1,246 @@
+"""Bugs: each makes a function of the core another one, given the sound one. `mutants` says where they are planted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kvgrpc.core import pulling
+from kvgrpc.core.accesses import AccessState, Verdict
+from kvgrpc.core.actions import Failed, Post, Verdicts
+from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.pins import PinKind
+from kvgrpc.core.timers import Timer
+
+Make = Callable[[Any], Any]
+
+
+def always(answer: object) -> Make:
+    """Whatever it is asked."""
+    return lambda _: lambda *_, **__: answer
+
+
+def never(timer: Timer) -> Make:
+    """Deadlines of that kind never come."""
+    return lambda set_: lambda self, kind, name, when: None if kind is timer else set_(self, kind, name, when)
+
+
+def settled_at_once(settle: Any) -> Any:
+    return lambda steps, pull: (settle(steps, pull), steps.settled(pull))
+
+
+def from_memory(answered: Any) -> Any:
+    """OpenAccess is asked again after a failure, but the blocks of the last answer are read meanwhile."""
+    known: dict[bytes, Opened] = {}
+
+    def access_answered(moves: Any, event: AccessAnswered) -> None:
+        move = moves._table.of_access(event.access_id)
+        if move is not None and isinstance(event.result, Opened):
+            known[move.token] = event.result
+        elif move is not None and move.token in known:
+            event = replace(event, result=known[move.token])
+        answered(moves, event)
+
+    return access_answered
+
+
+def by_access(count: Any) -> Any:
+    """Each access that ends counts as a consumer."""
+
+    def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
+        name = access.consumer
+        access.consumer = f"{name}#{access.id.hex()}"
+        count(self, access, lease, received=received)
+        access.consumer = name
+
+    return _count
+
+
+def free_when_over(end: Any) -> Any:
+    def ended(ends: Any, pull: Any, *args: Any, **fields: Any) -> None:
+        pull.postings.clear()
+        end(ends, pull, *args, **fields)
+
+    return ended
+
+
+def any_life(settle: Any) -> Any:
+    """An access that this life does not know was one of the last life: that must have been all right."""
+
+    def settled(self: Any, event: Any) -> None:
+        known = self._state.accesses
+        if all(row.access_id in known for row in event.settlings):
+            settle(self, event)
+        else:
+            self._state.reply(event.call.id, Verdicts(tuple(Verdict(True) for _ in event.settlings)))
+
+    return settled
+
+
+def revived(renew_one: Any) -> Any:
+    """A renewal that comes too late makes the lease, and what was read under it, good again."""
+
+    def _renew_one(self: Any, ref: Any, ttl_s: float | None) -> Any:
+        lease = self._state.leases.find(ref.lease_id) if ref.lease_id else _find(self, ref)
+        if lease is None or lease.state is not LeaseState.EXPIRED:
+            return renew_one(self, ref, ttl_s)
+        for access in self._state.accesses.values():
+            if access.lease_id == lease.id and access.state is AccessState.STALE:
+                access.state, access.stale = AccessState.OPEN, None
+        return lease.ttl_s, None
+
+    return _renew_one
+
+
+def _find(hand_over: Any, ref: Any) -> Any:
+    try:
+        return hand_over.find(ref)
+    except Exception:  # noqa: BLE001 - a grant that is none
+        return None
+
+
+def shortening(renew: Any) -> Any:
+    def renewed(lease: Any, now: float, ttl_s: float | None) -> None:
+        renew(lease, now, ttl_s)
+        lease.deadline = min(now + lease.last_ttl_s, lease.cap)
+
+    return renewed
+
+
+def at_rest(posting_ended: Any) -> Any:
+    return lambda self, event: posting_ended(self, replace(event, quiesced=True))
+
+
+def posted_twice(post_slice: Any) -> Any:
+    def _post_slice(steps: Any, move: Any) -> None:
+        post_slice(steps, move)
+        for action in [action for action in steps._state.actions if isinstance(action, Post)]:
+            steps._state.emit(action)
+
+    return _post_slice
+
+
+def dead_mover(peer_dead: Any) -> Any:
+    """Its lead is dead, so it writes nothing more."""
+
+    def dead(self: Any, peer: Any) -> None:
+        written = [access_id for access_id in peer.accesses if self._deliveries.writers.find(access_id)]
+        peer_dead(self, peer)
+        for access_id in written:
+            self._deliveries._proved(access_id)
+
+    return dead
+
+
+def concluded(post: Any) -> Any:
+    """What was sent is there."""
+
+    def _post(steps: Any, push: Any) -> None:
+        post(steps, push)
+        if push.postings and push.left is None:
+            push.postings.clear()
+            steps.settle(push)
+
+    return _post
+
+
+def untold(tell: Any) -> Any:
+    return lambda self, owner, news: None if isinstance(news, Failed) else tell(self, owner, news)
+
+
+def all_agree(both: Any) -> Any:
+    return lambda self: (both(self)[1],) * 2
+
+
+def proved_anyway(rekeyed: Any) -> Any:
+    return lambda self, event: rekeyed(self, replace(event, message=""))
+
+
+def landed(process_ended: Any) -> Any:
+    return lambda self, event: process_ended(self, replace(event, drained=True))
+
+
+def freed_under_write(lease_ended: Any) -> Any:
+    return lambda self, lease, message: (lease_ended(self, lease, message), False)[1]
+
+
+def forgotten_source(lease_ended: Any) -> Any:
+    """As above, and their pins are gone."""
+
+    def ended(self: Any, lease: Any, message: Any) -> bool:
+        moves = list(self._pushes.push(lease.transfer_id).registrations.values())
+        lease_ended(self, lease, message)
+        for move in moves:
+            self._state.pins.drop(move.name, PinKind.ACCESS)
+        return False
+
+    return ended
+
+
+def failures_done(count: Any) -> Any:
+    """Who failed will not come again."""
+
+    def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
+        lease.finished.add(access.consumer)
+        count(self, access, lease, received=received)
+
+    return _count
+
+
+def drops_done(count: Any) -> Any:
+    """Who gave up is done, whatever the grant says of it."""
+
+    def _count(self: Any, access: Any, lease: Any, *, received: bool) -> None:
+        if access.dropped:
+            lease.finished.add(access.consumer)
+        count(self, access, lease, received=received)
+
+    return _count
+
+
+def silence_is_valid(due: Any) -> Any:
+    def _due(self: Any, timer: Timer, name: str) -> None:
+        if timer is Timer.SETTLE and isinstance(self, pulling.Pulls):
+            pull = self._table.find(name)
+            assert pull is not None
+            self._steps.settled(pull)
+        else:
+            due(self, timer, name)
+
+    return _due
+
+
+def kept_in_flight(_: Any) -> Any:
+    def leave(self: Any, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._in_flight.pop(name, 0)
+
+    return leave
+
+
+def kept_early(forget: Any) -> Any:
+    def forgotten(self: Any, name: str) -> None:
+        early = {lease_id: dict(accesses) for lease_id, accesses in self._early.items()}
+        forget(self, name)
+        self._early.update(early)
+
+    return forgotten
+
+
+def silent_end(over: Any) -> Any:
+    return lambda self, move, _: over(self, move, None)
+
+
+def renewals_first(handle: Any) -> Any:
+    """What was due before a renewal came is looked at after it."""
+
+    def handled(self: Any, event: Any, now: float) -> Any:
+        if not isinstance(event, RenewLeases):
+            return handle(self, event, now)
+        self._fire_due = lambda when: setattr(self.state, "now", when)
+        try:
+            return handle(self, event, now)
+        finally:
+            del self._fire_due
+
+    return handled
