@@ -52,6 +52,8 @@ from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Rea
 
 TAKEN_BACK_S = 5.0
 """So long a preemption waits for blocks that cannot be taken back at once: the lead has to answer."""
+CANCEL_S = 0.05
+"""So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ class Scheduler:
         self._known: dict[str, _Handles] = {}
         self._of: dict[Handle, tuple[str, Side]] = {}
         self._news: list[News] = []
+        self._cancels: list[Handle] = []
+        """Of transfers that the lead has not named yet."""
         self._perform: dict[type[Task], Callable[[_Handles, Any], None]] = {
             Begin: self._begin,
             Start: self._start,
@@ -216,6 +220,7 @@ class Scheduler:
         for event in self.engine.poll(timeout_s):
             self._hear(event)
         self._settle()
+        self._finish_cancels()
         news, self._news = self._news, []
         return news
 
@@ -320,6 +325,20 @@ class Scheduler:
         handle = handles.take if task.side is Side.TAKE else handles.give
         if handle is not None:
             handle.cancel(task.message)
+            if not handle.transfer_id:
+                self._cancels.append(handle)
+
+    def _finish_cancels(self) -> None:
+        """A cancel goes out once the lead has named its transfer. This may be an engine's last step for a long time."""
+        if not self._cancels:
+            return
+        deadline = time.monotonic() + CANCEL_S
+        while time.monotonic() < deadline and any(not (h.transfer_id or h.over) for h in self._cancels):
+            for event in self.engine.poll(CANCEL_S):
+                self._hear(event)
+        self._cancels = [handle for handle in self._cancels if not (handle.transfer_id or handle.over)]
+        self._settle()
+        self.engine.flush()
 
     # -- events
 

@@ -10,9 +10,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.vllm.meeting import Met, Step
-from kvgrpc.integrations.vllm.options import Options, layout_of
+from kvgrpc.integrations.vllm.options import Options, layout_of, revision_of
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from kvgrpc.integrations.vllm.working import WorkerSide
@@ -30,14 +31,18 @@ if TYPE_CHECKING:
 class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     """One side of it, as vLLM makes it in each of its processes."""
 
+    _cache_hit_source = CacheHitSource.P2P
+
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._options = Options.of(vllm_config)
-        self._layout = layout_of(vllm_config, kv_cache_config)
-        self._scheduling = (
-            SchedulerSide(vllm_config, self._options, self._layout) if role is KVConnectorRole.SCHEDULER else None
-        )
-        self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
+        options, layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        self._scheduling: SchedulerSide | None = None
+        self._working: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            engine_id = vllm_config.kv_transfer_config.engine_id or ""
+            self._scheduling = SchedulerSide(engine_id, options, layout, revision_of(options, kv_cache_config))
+        else:
+            self._working = WorkerSide(options, layout)
 
     # -- the scheduler's side
 
@@ -59,6 +64,10 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
         tokens = self._at.match(request.request_id, num_computed_tokens)
         return tokens, tokens > 0
+
+    def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         self._at.allocated(request, blocks.get_block_ids(), num_external_tokens)
@@ -102,10 +111,9 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         step = self._step()
-        return KVConnectorTransferResults(finished_sending=step.sent, finished_recving=step.loaded)
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._step().invalid_blocks
+        return KVConnectorTransferResults(
+            finished_sending=step.sent, finished_recving=step.loaded, failed_recving=step.failed
+        )
 
     def _step(self) -> Step:
         step = self._get_connector_metadata()

@@ -26,7 +26,8 @@ class Step(KVConnectorMetadata):
     number: int = 0
     loaded: set[str] = field(default_factory=set)
     sent: set[str] = field(default_factory=set)
-    invalid_blocks: set[int] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    """Of those in `loaded`, the ones of which nothing came."""
 
 
 def wait_for(path: Path) -> None:

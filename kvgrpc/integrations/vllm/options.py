@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.policy_values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
@@ -71,3 +74,12 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
         dtype, order="head_major",
     )  # fmt: skip
     return uniform_layout(made, spec.page_size_bytes)
+
+
+def revision_of(options: Options, cache: "KVCacheConfig") -> str:
+    """What the KV is of, beyond its tokens: weights, and how a head's bytes lie within a block, which only the kernels of
+    attention know.
+    """
+    spec = cache.kv_cache_groups[0].kv_cache_spec
+    form = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size) if current_platform.is_cpu() else "paged"
+    return f"{options.weights_revision};{form}"

@@ -19,7 +19,6 @@ from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -32,7 +31,7 @@ IDLE_S = 0.002
 class SchedulerSide:
     """One engine's."""
 
-    def __init__(self, config: "VllmConfig", options: Options, layout: PoolLayout) -> None:
+    def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str) -> None:
         self.stats = KVGrpcStats()
         self.blocks: Any = None
         """vLLM's KVCacheManager."""
@@ -49,7 +48,7 @@ class SchedulerSide:
         paths = ("--data-paths", ",".join(options.data_paths))
         self._engine = Engine.launch(
             listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout, private_memory=True,
-            weights_revision=options.weights_revision, engine_id=config.kv_transfer_config.engine_id or "",
+            weights_revision=revision, engine_id=engine_id,
         )  # fmt: skip
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
@@ -113,9 +112,9 @@ class SchedulerSide:
                 case LoadEnded():
                     self._waiting -= 1
                     step.loaded.add(news.request_id)
-                    step.invalid_blocks.update(block for ids in news.blocks for block in ids)
                     self.stats.loaded(news)
                     if news.loss is not None:
+                        step.failed.add(news.request_id)
                         _log.warning("request %s got no KV: %s", news.request_id, news.loss.message)
                 case SendEnded():
                     step.sent.add(news.request_id)
