@@ -19,7 +19,12 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
 # (path or path:function, rule) -> why.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    (
+        "kvgrpc/integrations/vllm/meeting.py",
+        "time.sleep",
+    ): "two processes meet once, at the start, by files in a folder",
+}
 
 # Where `print` is what the file is for, once the file is there.
 PRINTERS = {

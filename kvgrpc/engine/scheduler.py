@@ -1,0 +1,390 @@
+"""Scheduler: the policy of `kvgrpc.core.policy` on an engine's own session, for an engine's scheduler.
+
+    scheduler = Scheduler(engine)
+    admitted = scheduler.arrived(Wanted("r1", prompt, take=Offer(grant)))     # request came in
+    tokens = scheduler.match("r1", hit).tokens                                # as often as it likes
+    scheduler.allocated("r1", table, hit, tokens, after_step=n)
+    for told in scheduler.step(): ...                                         # each step: LoadEnded, SendEnded, ...
+    finished = scheduler.finished("r1", ids, table, computed, Outcome.COMPLETE, step=n)
+
+All hooks are those of the policy; each sends what it leads to with the next `step`, and none waits.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvgrpc.core import grants
+from kvgrpc.core.policy import Policy
+from kvgrpc.core.policy_request import without_backoff
+from kvgrpc.core.policy_values import (
+    Admitted,
+    Arrival,
+    Begin,
+    Cancel,
+    Finished,
+    Give,
+    GiveUp,
+    HandOver,
+    Loss,
+    Match,
+    Mode,
+    Outcome,
+    Part,
+    Reserve,
+    Rules,
+    Side,
+    Start,
+    StartOver,
+    Table,
+    Take,
+    Task,
+    Told,
+)
+from kvgrpc.core.transfers import Next
+from kvgrpc.engine.engine import Engine
+from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PartsReturned, Received, Reserved
+from kvgrpc.engine.handles import Content, Handle, Pull, check_key, content
+from kvgrpc.engine.handles import HandOver as HandOverHandle
+from kvgrpc.engine.pushes import Push, Reservation
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Reason
+
+TAKEN_BACK_S = 5.0
+"""So long a preemption waits for blocks that cannot be taken back at once: the lead has to answer."""
+CANCEL_S = 0.05
+"""So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """KV that a grant offers."""
+
+    grant: bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """An engine that will push KV; empty where a router tells it where to, by the grant of `ReservedAt`."""
+
+    address: str = ""
+    engine_id: str = ""
+    keep: bool = False
+    """See `Take.keep`."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request with all that its transfers are called and made of."""
+
+    request_id: str
+    prompt: Sequence[int] = ()
+    """Token ids; empty where it has none."""
+    adapter: str = ""
+    cache_salt: str = ""
+    transfer_key: bytes = b""
+    """Of what is given, or comes by push; a pull has that of its grant."""
+    take: Offer | Source | None = None
+    give: Give | None = None
+    target: bytes = b""
+    """The WRITE grant of the destination of a push, where a router brought it."""
+    label: str = ""
+    """The LLM request's id in traces and lists; empty: `request_id`."""
+    consumers: int = 1
+    on_abort: grants.OnAbort = grants.OnAbort.RELEASE
+    ttl_s: float | None = None
+    priority: int = 0
+    traceparent: str = ""
+    needs_all_outputs: bool = False
+
+
+@dataclass(frozen=True)
+class ReservedAt:
+    """Blocks for a push are reserved; `grant` is for its source, if that is not known here."""
+
+    request_id: str
+    grant: bytes
+
+
+@dataclass(frozen=True)
+class Provisional:
+    """These layers of a push are there; see `LayersReceived`."""
+
+    request_id: str
+    layers_done: tuple[tuple[int, int], ...]
+    part_epoch: int
+
+
+News = Told | ReservedAt | Provisional
+
+
+@dataclass(eq=False)
+class _Handles:
+    wanted: Wanted
+    given: Sequence[int]
+    """Tokens whose KV goes."""
+    take: Pull | Reservation | None = None
+    give: HandOverHandle | Push | None = None
+
+
+class Scheduler:
+    """Of one engine. Not for several threads at once."""
+
+    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+        """`rules`: the groups are the engine's own in any case."""
+        self.engine = engine
+        self.policy = Policy(replace(rules or Rules(()), groups=engine.pool.groups))
+        self._known: dict[str, _Handles] = {}
+        self._of: dict[Handle, tuple[str, Side]] = {}
+        self._news: list[News] = []
+        self._cancels: list[Handle] = []
+        """Of transfers that the lead has not named yet."""
+        self._perform: dict[type[Task], Callable[[_Handles, Any], None]] = {
+            Begin: self._begin,
+            Start: self._start,
+            Reserve: self._reserve,
+            HandOver: self._hand_over,
+            Part: self._part,
+            StartOver: self._start_over,
+            GiveUp: self._give_up,
+            Cancel: self._cancel,
+        }
+
+    # -- hooks: see Policy
+
+    def arrived(self, wanted: Wanted) -> Admitted:
+        """Raises what `Policy.arrived` raises; InvalidRequest (GRANT_INVALID) for what is no grant, or for a key that
+        is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind. Then nothing has changed.
+        """
+        arrival = Arrival(
+            wanted.request_id, len(wanted.prompt), self._offered(wanted), wanted.give, wanted.needs_all_outputs
+        )
+        if wanted.target:
+            _check_access(wanted.target, grants.Access.WRITE)
+        if wanted.give is not None or isinstance(wanted.take, Source):
+            check_key(wanted.transfer_key)
+        known = wanted.request_id in self.policy
+        admitted = self.policy.arrived(arrival)
+        if not known:
+            self._known[wanted.request_id] = handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
+            if wanted.target and wanted.prompt:
+                self._push(handles).register(wanted.target)
+        self._settle()
+        return admitted
+
+    def match(self, request_id: str, computed_tokens: int) -> Match:
+        return self.policy.match(request_id, computed_tokens)
+
+    def allocated(
+        self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
+    ) -> None:
+        self.policy.allocated(request_id, table, computed_tokens, external_tokens, after_step)
+        self._settle()
+
+    def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
+        self.policy.computed(request_id, table, computed_tokens, step)
+        self._settle()
+
+    def preempted(self, request_id: str) -> None:
+        """The blocks are the scheduler's when this returns."""
+        self.policy.preempted(request_id)
+        self._settle()
+
+    def finished(
+        self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
+    ) -> Finished:
+        """`ids`: the tokens of prompt and answer; those that were computed name what is handed over."""
+        handles = self._known.get(request_id)
+        if handles is not None and handles.wanted.give is not None and not handles.wanted.give.prefill:
+            handles.given = ids
+        finished = self.policy.finished(request_id, table, computed_tokens, outcome, step)
+        self._settle()
+        return finished
+
+    def aborted(self, request_id: str, message: str = "aborted") -> Finished:
+        finished = self.policy.aborted(request_id, message)
+        self._settle()
+        return finished
+
+    def loaded(self, request_id: str) -> None:
+        self.policy.loaded(request_id)
+        self._settle()
+
+    def step(self, timeout_s: float = 0.0) -> list[News]:
+        """Sends what is queued and tells what happened, waiting up to `timeout_s` for the first event.
+
+        Raises LeadDied.
+        """
+        if self._news:
+            timeout_s = 0.0
+        for event in self.engine.poll(timeout_s):
+            self._hear(event)
+        self._settle()
+        self._finish_cancels()
+        news, self._news = self._news, []
+        return news
+
+    def grant(self, request_id: str) -> bytes:
+        """The READ grant of what was handed over; empty where there is none."""
+        handles = self._known.get(request_id)
+        return handles.give.grant if handles is not None and isinstance(handles.give, HandOverHandle) else b""
+
+    # -- tasks
+
+    def _settle(self) -> None:
+        """Performs what the policy decided, until it decides nothing more."""
+        while tasks := self.policy.take_tasks():
+            for task in tasks:
+                handles = self._known.get(task.request_id)
+                if handles is not None:
+                    self._try(handles, task)
+        self._news += self.policy.take_told()
+        for request_id in [id_ for id_ in self._known if id_ not in self.policy]:
+            del self._known[request_id]
+
+    def _try(self, handles: _Handles, task: Task) -> None:
+        """What cannot even be asked for is a loss like any other."""
+        try:
+            self._perform[type(task)](handles, task)
+        except KVGrpcError as error:
+            takes = isinstance(task, Begin | Start | Reserve)
+            side, handle = (Side.TAKE, handles.take) if takes else (Side.GIVE, handles.give)
+            self.policy.failed(task.request_id, side, Loss(error.reason, error.message, Next.RECOMPUTE))
+            if handle is None or handle.over:
+                self.policy.returned(task.request_id, side)
+            else:
+                handle.cancel(error.message)
+
+    def _begin(self, handles: _Handles, task: Begin) -> None:
+        wanted = handles.wanted
+        assert isinstance(wanted.take, Offer)
+        handles.take = self.engine.pull(
+            wanted.take.grant, self._content(wanted, wanted.prompt),
+            use_tokens=task.use_tokens, priority=wanted.priority, **_labels(wanted),
+        )  # fmt: skip
+        self._of[handles.take] = wanted.request_id, Side.TAKE
+
+    def _start(self, handles: _Handles, task: Start) -> None:
+        if isinstance(handles.take, Pull) and not handles.take.over:
+            handles.take.start(task.blocks, have_tokens=task.have_tokens, after_step=task.after_step)
+
+    def _reserve(self, handles: _Handles, task: Reserve) -> None:
+        wanted = handles.wanted
+        assert isinstance(wanted.take, Source)
+        handles.take = self.engine.reserve(
+            task.blocks, self._content(wanted, wanted.prompt), transfer_key=wanted.transfer_key,
+            have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=wanted.take.address,
+            source_engine_id=wanted.take.engine_id, priority=wanted.priority, after_step=task.after_step,
+            **_labels(wanted),
+        )  # fmt: skip
+        self._of[handles.take] = wanted.request_id, Side.TAKE
+
+    def _hand_over(self, handles: _Handles, task: HandOver) -> None:
+        wanted = handles.wanted
+        handles.give = self.engine.finished_blocks(
+            task.blocks, self._content(wanted, handles.given[: task.tokens]), transfer_key=wanted.transfer_key,
+            ttl_s=wanted.ttl_s, consumers=wanted.consumers, on_abort=wanted.on_abort, after_step=task.after_step,
+            **_labels(wanted),
+        )  # fmt: skip
+        self._of[handles.give] = wanted.request_id, Side.GIVE
+
+    def _push(self, handles: _Handles) -> Push:
+        wanted = handles.wanted
+        if handles.give is None:
+            handles.give = self.engine.push(
+                self._content(wanted, handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
+                on_abort=wanted.on_abort, priority=wanted.priority, **_labels(wanted),
+            )  # fmt: skip
+            self._of[handles.give] = wanted.request_id, Side.GIVE
+        assert isinstance(handles.give, Push)
+        return handles.give
+
+    def _part(self, handles: _Handles, task: Part) -> None:
+        self._push(handles).finished(task.blocks, layers=task.layers, last=task.last, after_step=task.after_step)
+
+    def _give_up(self, handles: _Handles, task: GiveUp) -> None:
+        push = self._push(handles)
+        if not push.over:
+            push.fail(task.message)
+
+    def _start_over(self, handles: _Handles, _: StartOver) -> None:
+        push = self._push(handles)
+        if push.over or push.start_over():
+            return
+        deadline = time.monotonic() + TAKEN_BACK_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            events = self.engine.poll(left_s)
+            for event in events:
+                self._hear(event)
+            if any(isinstance(event, PartsReturned | BlocksReturned) and event.transfer is push for event in events):
+                return
+        text = f"the blocks of {handles.wanted.request_id} are still being read: keep them, and end this engine"
+        raise DeadlineExceeded(Reason.DEADLINE, text)
+
+    def _cancel(self, handles: _Handles, task: Cancel) -> None:
+        handle = handles.take if task.side is Side.TAKE else handles.give
+        if handle is not None:
+            handle.cancel(task.message)
+            if not handle.transfer_id:
+                self._cancels.append(handle)
+
+    def _finish_cancels(self) -> None:
+        """A cancel goes out once the lead has named its transfer. This may be an engine's last step for a long time."""
+        if not self._cancels:
+            return
+        deadline = time.monotonic() + CANCEL_S
+        while time.monotonic() < deadline and any(not (h.transfer_id or h.over) for h in self._cancels):
+            for event in self.engine.poll(CANCEL_S):
+                self._hear(event)
+        self._cancels = [handle for handle in self._cancels if not (handle.transfer_id or handle.over)]
+        self._settle()
+        self.engine.flush()
+
+    # -- events
+
+    def _hear(self, event: Event) -> None:
+        request_id, side = self._of.get(event.transfer, ("", Side.TAKE))
+        if not request_id:
+            return
+        match event:
+            case Reserved():
+                take = self._known[request_id].wanted.take if request_id in self._known else None
+                if isinstance(take, Source) and not take.address:
+                    self._news.append(ReservedAt(request_id, event.transfer.grant))
+            case LayersReceived():
+                self._news.append(Provisional(request_id, event.layers_done, event.part_epoch))
+            case Failed():
+                self.policy.failed(request_id, side, Loss(event.reason, event.message, event.next))
+            case Received():
+                del self._of[event.transfer]
+                self.policy.received(request_id)
+            case BlocksReturned():
+                del self._of[event.transfer]
+                self.policy.returned(request_id, side)
+
+    # -- what is said of a request
+
+    def _offered(self, wanted: Wanted) -> Take | None:
+        if isinstance(wanted.take, Offer):
+            claims = _check_access(wanted.take.grant, grants.Access.READ)
+            return Take(Mode.PULL, claims.token_count)
+        if isinstance(wanted.take, Source):
+            return Take(Mode.PUSH, without_backoff(self.policy.rules, len(wanted.prompt)), wanted.take.keep)
+        return None
+
+    def _content(self, wanted: Wanted, ids: Sequence[int]) -> Content:
+        return content(ids, adapter=wanted.adapter, cache_salt=wanted.cache_salt)
+
+
+def _check_access(grant: bytes, access: grants.Access) -> grants.Claims:
+    claims = grants.read_claims(grant)
+    if claims.access is not access:
+        raise PreconditionFailed(
+            Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.value} grant; a {access.value} grant is needed here"
+        )
+    return claims
+
+
+def _labels(wanted: Wanted) -> dict[str, Any]:
+    """What its transfers are called."""
+    return {"request_id": wanted.label or wanted.request_id, "traceparent": wanted.traceparent}

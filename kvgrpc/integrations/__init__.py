@@ -1,0 +1,1 @@
+"""Adapters for engines that other people wrote. Each imports its engine only when it is used."""

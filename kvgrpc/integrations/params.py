@@ -1,0 +1,136 @@
+"""`kv_transfer_params`, the object that routers relay between engines, as requests for a Scheduler.
+
+Read are the flags that routers set (`do_remote_decode`, `do_remote_prefill`), our grant (`kvgrpc_grant`), our intent
+(`kvgrpc_intent`), the other side's address where a router knows it (`remote_host`, `remote_port`, `remote_engine_id`)
+and the name that newer routers give a push (`transfer_id`). All other fields are relayed and ignored.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import ParseDict, ParseError
+
+from kvgrpc.core import grants
+from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.core.policy_values import Give, Mode
+from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.v1.common_pb2 import (
+    ON_ABORT_KEEP,
+    TRANSFER_MODE_PULL,
+    TRANSFER_MODE_PUSH,
+    TRANSFER_MODE_UNSPECIFIED,
+    Intent,
+)
+
+Params = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What an engine does where a router does not say."""
+
+    mode: Mode = Mode.PULL
+    ttl_s: float | None = None
+    """Of hand-overs; None: the lead's default."""
+    offer_ttl_s: float = 0.0
+    """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
+
+
+def wanted(request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, **more: Any) -> Wanted | None:
+    """What a request with these params wants; None: nothing. `more` are further fields of Wanted.
+
+    Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
+    INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.
+    """
+    prefills, decodes = params.get("do_remote_decode") is True, params.get("do_remote_prefill") is True
+    if prefills and decodes:
+        raise _invalid("do_remote_decode and do_remote_prefill", "cannot both be set: where is it prefilled?")
+    if not prefills and not decodes:
+        return None
+    intent = _intent(params)
+    token = grants.from_json(params) if "kvgrpc_grant" in params else b""
+    writes = bool(token) and grants.read_claims(token).access is grants.Access.WRITE
+    mode = _mode(intent, defaults, pushes=writes)
+    fields: dict[str, Any] = {
+        "transfer_key": _key(intent, params, mode),
+        "consumers": intent.consumers or 1,
+        "on_abort": grants.OnAbort.KEEP if intent.on_abort == ON_ABORT_KEEP else grants.OnAbort.RELEASE,
+        "ttl_s": intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else defaults.ttl_s,
+        "priority": intent.priority,
+        "label": intent.request_id,
+        **more,
+    }
+    if prefills:
+        fields["give"] = Give(mode)
+        if writes:
+            fields["target"] = token
+        elif token:
+            fields["take"] = Offer(token)
+    else:
+        fields["take"] = _source(params, intent, token, mode)
+        if defaults.offer_ttl_s:
+            fields |= {"give": Give(Mode.PULL, prefill=False), "ttl_s": defaults.offer_ttl_s}
+            if mode is Mode.PULL:
+                fields["transfer_key"] = os.urandom(TRANSFER_KEY_BYTES_MIN)
+    return Wanted(request_id, prompt, **fields)
+
+
+def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
+    """The object for whoever comes next: of a prefill for the decode engine, else of an answer for the next prefill."""
+    return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
+
+
+def _mode(intent: Intent, defaults: Defaults, *, pushes: bool) -> Mode:
+    if intent.mode == TRANSFER_MODE_UNSPECIFIED:
+        return Mode.PUSH if pushes else defaults.mode
+    return {TRANSFER_MODE_PULL: Mode.PULL, TRANSFER_MODE_PUSH: Mode.PUSH}.get(intent.mode, defaults.mode)
+
+
+def _key(intent: Intent, params: Params, mode: Mode) -> bytes:
+    """What pairs both sides: of a push what the router named it, of a pull a new one, which its grant names."""
+    if intent.transfer_key:
+        return intent.transfer_key
+    name = params.get("transfer_id")
+    if isinstance(name, str) and name:
+        return hashlib.sha256(b"transfer_id:" + name.encode()).digest()
+    if mode is Mode.PUSH:
+        raise _invalid("kvgrpc_intent.transferKey", "is required for a push, the same on both sides (or transfer_id)")
+    return os.urandom(TRANSFER_KEY_BYTES_MIN)
+
+
+def _source(params: Params, intent: Intent, token: bytes, mode: Mode) -> Offer | Source:
+    if mode is Mode.PULL:
+        if not token:
+            raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant: nothing can be pulled")
+        return Offer(token)
+    peer, keep = intent.peer, intent.on_abort == ON_ABORT_KEEP
+    if peer.address:
+        return Source(peer.address, peer.engine_id, keep)
+    host, port, engine_id = (params.get(f"remote_{name}") for name in ("host", "port", "engine_id"))
+    if not host:
+        return Source("", "", keep)
+    if not (isinstance(host, str) and isinstance(port, int) and isinstance(engine_id, str | None)):
+        raise _invalid("remote_host, remote_port, remote_engine_id", "are a name, a number and a name")
+    return Source(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", engine_id or "", keep)
+
+
+def _intent(params: Params) -> Intent:
+    stated = params.get("kvgrpc_intent")
+    if stated is None:
+        return Intent()
+    if not isinstance(stated, Mapping):
+        raise _invalid("kvgrpc_intent", "is an object")
+    # Not the parser's own way to ignore fields of later versions: it ignores unknown values of known fields, too.
+    known = {name for field in Intent.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+    try:
+        return ParseDict({name: value for name, value in stated.items() if name in known}, Intent())
+    except ParseError as error:
+        raise _invalid("kvgrpc_intent", str(error)) from error
+
+
+def _invalid(field: str, what: str) -> InvalidRequest:
+    return InvalidRequest(Reason.INVALID_FIELD, f"kv_transfer_params: {field} {what}")

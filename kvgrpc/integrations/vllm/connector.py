@@ -1,0 +1,139 @@
+"""The class that vLLM makes once in its engine core and once in its worker; each hook goes to its side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvgrpc.integrations.vllm.meeting import Met, Step
+from kvgrpc.integrations.vllm.options import Options, layout_of, revision_of
+from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
+from kvgrpc.integrations.vllm.working import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
+    """One side of it, as vLLM makes it in each of its processes."""
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        options, layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        self._scheduling: SchedulerSide | None = None
+        self._working: WorkerSide | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            engine_id = vllm_config.kv_transfer_config.engine_id or ""
+            self._scheduling = SchedulerSide(engine_id, options, layout, revision_of(options, kv_cache_config))
+        else:
+            self._working = WorkerSide(options, layout)
+
+    # -- the scheduler's side
+
+    @property
+    def _at(self) -> "SchedulerSide":
+        assert self._scheduling is not None, "this is a worker's connector"
+        return self._scheduling
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self._at.meet(Path(metadata[0].folder))
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._at.blocks = kv_cache_manager
+
+    def on_new_request(self, request: "Request") -> None:
+        self._at.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
+        tokens = self._at.match(request.request_id, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
+        groups: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return groups
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        self._at.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Step:
+        return self._at.step(scheduler_output)
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._at.finished(request, block_ids)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Nothing: the worker only says what this side told it."""
+
+    # -- the worker's side
+
+    @property
+    def _in(self) -> "WorkerSide":
+        assert self._working is not None, "this is a scheduler's connector"
+        return self._working
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._in.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Met:
+        return Met(str(self._in.folder))
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        """Nothing: loads run beside the steps."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: what a step reads was there before it began."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """What this layer computed may go."""
+        self._in.layer_done(layer_name, self._step())
+
+    def wait_for_save(self) -> None:
+        self._in.step_done(self._step())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        step = self._step()
+        return KVConnectorTransferResults(
+            finished_sending=step.sent, finished_recving=step.loaded, failed_recving=step.failed
+        )
+
+    def _step(self) -> Step:
+        step = self._get_connector_metadata()
+        assert isinstance(step, Step)
+        return step
+
+    # -- both
+
+    def get_kv_connector_stats(self) -> KVGrpcStats | None:
+        return self._scheduling.stats.take() if self._scheduling is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVGrpcStats:
+        return KVGrpcStats(data=data) if data else KVGrpcStats()
+
+    @classmethod
+    def build_prom_metrics(cls, *arguments: Any) -> PromMetrics:
+        return PromMetrics(*arguments)
+
+    def shutdown(self) -> None:
+        for side in (self._scheduling, self._working):
+            if side is not None:
+                side.close()

@@ -1,0 +1,39 @@
+"""What the two sides of the connector tell each other, and how they meet."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+
+MEET_S = 60.0
+"""So long worker and scheduler wait for each other at the start."""
+TICKET, ATTACHED = "ticket", "attached"
+"""Files in the folder where they meet."""
+
+
+@dataclass
+class Met(KVConnectorHandshakeMetadata):
+    """Where the worker waits for its ticket."""
+
+    folder: str
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    """What the scheduler's side tells the worker's in one step."""
+
+    number: int = 0
+    loaded: set[str] = field(default_factory=set)
+    sent: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    """Of those in `loaded`, the ones of which nothing came."""
+
+
+def wait_for(path: Path) -> None:
+    """Raises TimeoutError."""
+    deadline = time.monotonic() + MEET_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"kvgrpc: the other side did not come within {MEET_S:g} s ({path})")
+        time.sleep(0.01)

@@ -1,0 +1,83 @@
+"""What vLLM is told about kvgrpc, and what its KV cache looks like as a pool."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.policy_values import Mode, OnLoss
+from kvgrpc.integrations.params import Defaults
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+@dataclass(frozen=True)
+class Options:
+    """`kv_connector_extra_config`, with what vLLM itself is told."""
+
+    defaults: Defaults
+    on_loss: OnLoss = OnLoss.FAIL
+    listen: str = "127.0.0.1:0"
+    """Where the lead serves peers and routers."""
+    data_paths: tuple[str, ...] = ("cma", "nixl")
+    serve_flags: tuple[str, ...] = ()
+    """More flags of `kvgrpc serve` for the lead: --advertise, --dial-allow, --config."""
+    recompute_threshold_tokens: int = 64
+    layers_per_part: int = 0
+    """Pushes hand over so many layers at once, as soon as they are computed; 0: all."""
+    copy_threads: int = 1
+    weights_revision: str = ""
+
+    @classmethod
+    def of(cls, config: "VllmConfig") -> "Options":
+        """Raises ValueError for what is unknown, or wrong."""
+        transfer = config.kv_transfer_config
+        stated: dict[str, Any] = dict(transfer.kv_connector_extra_config or {})
+        model = config.model_config
+        defaults = Defaults(
+            Mode(stated.pop("mode", "pull")), stated.pop("ttl_s", None), float(stated.pop("offer_ttl_s", 0.0))
+        )
+        fields: dict[str, Any] = {
+            "on_loss": OnLoss(transfer.kv_load_failure_policy),
+            "weights_revision": f"{model.model}@{model.revision or ''}",
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
+        }
+        unknown = fields.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise ValueError(f"kv_connector_extra_config: kvgrpc knows no {', '.join(sorted(unknown))}")
+        return cls(defaults, **fields)
+
+
+def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
+    """The pool. Raises ValueError for one that this connector does not serve, with the reason."""
+    parallel = config.parallel_config
+    if parallel.world_size != 1:
+        raise ValueError(f"KVGrpcConnector serves engines of one rank; this one has {parallel.world_size}")
+    if len(cache.kv_cache_groups) != 1:
+        raise ValueError(f"KVGrpcConnector serves one KV cache group; this model has {len(cache.kv_cache_groups)}")
+    (group,) = cache.kv_cache_groups
+    spec = group.kv_cache_spec
+    kind = type(spec).__name__
+    if kind != "FullAttentionSpec" or spec.sliding_window is not None:
+        raise ValueError(f"KVGrpcConnector serves full attention; this model's layers have {kind}")
+    dtype = str(spec.dtype).removeprefix("torch.")
+    plain_bytes = 2 * spec.block_size * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
+    if spec.page_size_bytes != plain_bytes:
+        raise ValueError(f"a block of one layer has {spec.page_size_bytes} bytes; keys and values take {plain_bytes}")
+    layers = len(group.layer_names)
+    made = Group(
+        "full", GroupKind.FULL_ATTENTION, layers, spec.block_size, cache.num_blocks, spec.num_kv_heads, spec.head_size,
+        dtype, order="head_major",
+    )  # fmt: skip
+    return uniform_layout(made, spec.page_size_bytes)
+
+
+def revision_of(options: Options, cache: "KVCacheConfig") -> str:
+    """What the KV is of, beyond its tokens: weights, and the order within a block that the attention kernels keep."""
+    spec = cache.kv_cache_groups[0].kv_cache_spec
+    form = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size) if current_platform.is_cpu() else "paged"
+    return f"{options.weights_revision};{form}"

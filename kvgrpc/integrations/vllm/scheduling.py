@@ -1,0 +1,143 @@
+"""The connector in vLLM's engine core: its hooks, on a Scheduler with a lead of its own."""
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.policy_values import LoadEnded, Mode, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.engine import Engine
+from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.integrations.params import answered, wanted
+from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
+from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.stats import KVGrpcStats
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+_log = logging.getLogger(__name__)
+
+IDLE_S = 0.002
+"""A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
+
+
+class SchedulerSide:
+    """One engine's."""
+
+    def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str) -> None:
+        self.stats = KVGrpcStats()
+        self.blocks: Any = None
+        """vLLM's KVCacheManager."""
+        self._options = options
+        self._number = 0
+        self._computing: dict[str, Request] = {}
+        """Requests that are to be pushed, while they are computed."""
+        self._computed_tokens: dict[str, int] = {}
+        """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
+        self._waiting = 0
+        """Requests that wait for KV."""
+        count, layers = options.layers_per_part, layout.groups[0].layers
+        ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
+        paths = ("--data-paths", ",".join(options.data_paths))
+        self._engine = Engine.launch(
+            listen=options.listen, flags=(*paths, *options.serve_flags), pool=layout, private_memory=True,
+            weights_revision=revision, engine_id=engine_id,
+        )  # fmt: skip
+        rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
+        self.scheduler = Scheduler(self._engine, rules)
+        _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
+
+    def meet(self, folder: Path) -> None:
+        """Gives the worker its ticket, and waits until it is attached."""
+        ticket = self._engine.ticket
+        made = folder / f"{TICKET}.new"
+        made.write_text(json.dumps({**asdict(ticket), "secret": ticket.secret.hex()}))
+        made.rename(folder / TICKET)
+        wait_for(folder / ATTACHED)
+
+    def arrived(self, request: "Request") -> None:
+        """What its params ask for begins. What they ask for in vain is computed here, or fails as configured."""
+        params = request.kv_transfer_params
+        if not params:
+            return
+        adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+        logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
+        try:
+            found = wanted(
+                request.request_id, request.prompt_token_ids or (), params, self._options.defaults, adapter=adapter,
+                cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
+            )  # fmt: skip
+            if found is None:
+                return
+            self.scheduler.arrived(found)
+        except KVGrpcError as error:
+            self.stats.refused()
+            _log.warning("request %s moves no KV: %s", request.request_id, error)
+            return
+        self._engine.flush()
+        if found.give is not None and found.give.prefill:
+            request.max_tokens = 1
+            if found.give.mode is Mode.PUSH:
+                self._computing[request.request_id] = request
+
+    def match(self, request_id: str, computed_tokens: int) -> int:
+        self._computed_tokens[request_id] = computed_tokens
+        return self.scheduler.match(request_id, computed_tokens).tokens
+
+    def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
+        computed = self._computed_tokens.pop(request.request_id, 0)
+        self.scheduler.allocated(request.request_id, table, computed, external_tokens, self._number)
+        self._waiting += bool(external_tokens)
+
+    def step(self, output: "SchedulerOutput") -> Step:
+        """What was scheduled may be sent when it is done, and the worker learns what came."""
+        self._number += 1
+        for request_id in output.preempted_req_ids or ():
+            self.scheduler.preempted(request_id)
+        for request_id, request in self._computing.items():
+            if count := output.num_scheduled_tokens.get(request_id):
+                table = self.blocks.get_block_ids(request_id)
+                self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
+        step = Step(self._number)
+        idle = self._waiting and not output.total_num_scheduled_tokens
+        for news in self.scheduler.step(IDLE_S if idle else 0.0):
+            match news:
+                case LoadEnded():
+                    self._waiting -= 1
+                    step.loaded.add(news.request_id)
+                    self.stats.loaded(news)
+                    if news.loss is not None:
+                        step.failed.add(news.request_id)
+                        _log.warning("request %s got no KV: %s", news.request_id, news.loss.message)
+                case SendEnded():
+                    step.sent.add(news.request_id)
+                    self.stats.sent(news)
+                case TakeLost():
+                    _log.warning("request %s gets no KV: %s", news.request_id, news.loss.message)
+        return step
+
+    def finished(self, request: "Request", table: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        """Whether vLLM keeps the blocks for now, and what the router relays."""
+        request_id = request.request_id
+        self._computing.pop(request_id, None)
+        self._computed_tokens.pop(request_id, None)
+        if request_id not in self.scheduler.policy:
+            return False, None
+        complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+        outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
+        ids = list(request.all_token_ids)
+        found = self.scheduler.finished(request_id, ids, table, request.num_computed_tokens, outcome, self._number)
+        self._engine.flush()
+        grant = self.scheduler.grant(request_id)
+        prefilled = request.kv_transfer_params.get("do_remote_decode") is True
+        return found.keep, answered(grant, prefilled=prefilled) if grant else None
+
+    def close(self) -> None:
+        self._engine.close()

@@ -1,0 +1,81 @@
+"""What vLLM's log and its Prometheus metrics say of kvgrpc's transfers. Those of the lead itself say more."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+if TYPE_CHECKING:
+    from kvgrpc.core.policy_values import LoadEnded, SendEnded
+
+COUNTERS = {
+    "received": "Requests whose KV was received.",
+    "received_tokens": "Tokens whose KV was received, or was here already.",
+    "lost": "Requests whose KV did not come.",
+    "sent": "Requests whose KV was handed over and is done with.",
+    "unsent": "Requests whose KV was handed over in vain.",
+    "refused": "Requests whose kv_transfer_params asked for nothing that can be done.",
+}
+
+
+class KVGrpcStats(KVConnectorStats):
+    """Counts of one interval."""
+
+    def __init__(self, data: Mapping[str, int] | None = None) -> None:
+        super().__init__(data=dict.fromkeys(COUNTERS, 0) | dict(data or {}))
+
+    def loaded(self, news: "LoadEnded") -> None:
+        """A load is over."""
+        if news.loss is not None:
+            self.data["lost"] += 1
+        else:
+            self.data["received"] += 1
+            self.data["received_tokens"] += news.tokens
+
+    def sent(self, news: "SendEnded") -> None:
+        """Blocks came back."""
+        self.data["sent" if news.loss is None else "unsent"] += 1
+
+    def refused(self) -> None:
+        """Params were of no use."""
+        self.data["refused"] += 1
+
+    def take(self) -> "KVGrpcStats | None":
+        """The counts so far, which begin anew; None: nothing happened."""
+        if self.is_empty():
+            return None
+        taken = KVGrpcStats(self.data)
+        self.reset()
+        return taken
+
+    def reset(self) -> None:
+        self.data = dict.fromkeys(COUNTERS, 0)
+
+    def aggregate(self, other: KVConnectorStats) -> "KVGrpcStats":
+        for name, count in other.data.items():
+            self.data[name] += count
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The counts as vllm:kvgrpc_*_total."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labels: list[str], values: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labels, values)
+        self._counters = {
+            name: {
+                engine: self._counter_cls(f"vllm:kvgrpc_{name}", about, labels).labels(*of)
+                for engine, of in values.items()
+            }
+            for name, about in COUNTERS.items()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, count in transfer_stats_data.items():
+            self._counters[name][engine_idx].inc(count)

@@ -1,0 +1,166 @@
+"""Whatever schedulers do and however transfers fare: each allocation and each block that was kept has one end."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import DataObject
+
+from kvgrpc.core.layout import Group, GroupKind
+from kvgrpc.core.policy import Policy
+from kvgrpc.core.policy_values import (
+    Arrival,
+    Begin,
+    Cancel,
+    Give,
+    HandOver,
+    LoadEnded,
+    Loss,
+    Mode,
+    OnLoss,
+    Outcome,
+    Part,
+    Reserve,
+    Rules,
+    SendEnded,
+    Side,
+    Start,
+    Take,
+    Task,
+    Told,
+)
+from kvgrpc.core.transfers import Next
+from kvgrpc.errors import Reason
+
+GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 64, 1, 8, "uint8")
+LOSS = Loss(Reason.PEER_LOST, "gone", Next.RECOMPUTE)
+TABLE = (tuple(range(8)),)
+IDS = ("a", "b")
+
+modes = st.sampled_from(Mode)
+takes = st.none() | st.builds(Take, modes, st.integers(1, 128), st.booleans())
+gives = st.none() | st.builds(Give, modes, st.booleans())
+
+
+class World:
+    """A scheduler that does anything, and transfers that end once each."""
+
+    def __init__(self, data: DataObject) -> None:
+        self.data = data
+        self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
+        self.open: dict[tuple[str, Side], bool] = {}
+        """Transfers that are not over; whether they have failed."""
+        self.awaited: Counter[str] = Counter()
+        self.kept: set[str] = set()
+        self.ended: Counter[str] = Counter()
+
+    def step(self) -> None:
+        draw, policy = self.data.draw, self.policy
+        id_ = draw(st.sampled_from(IDS))
+        computed = draw(st.integers(0, 128))
+        match draw(st.integers(0, 8)):
+            case 0:
+                if id_ not in policy:
+                    policy.arrived(
+                        Arrival(id_, draw(st.integers(0, 128)), draw(takes), draw(gives), draw(st.booleans()))
+                    )
+            case 1:
+                tokens = policy.match(id_, computed).tokens * draw(st.booleans())
+                policy.allocated(id_, TABLE, computed, tokens)
+                self.awaited[id_] += bool(tokens)
+            case 2:
+                policy.computed(id_, TABLE, computed, 1)
+            case 3:
+                policy.preempted(id_)
+            case 4:
+                self.left(id_, policy.finished(id_, TABLE, computed, draw(st.sampled_from(Outcome))).keep)
+            case 5:
+                self.left(id_, policy.aborted(id_).keep)
+            case 6:
+                policy.loaded(id_)
+            case _:
+                self.news()
+        self.look()
+
+    def left(self, id_: str, keep: bool) -> None:
+        """Kept blocks have an end to come, others none."""
+        if keep:
+            self.kept.add(id_)
+        else:
+            assert id_ not in self.policy
+
+    def news(self) -> None:
+        if self.open:
+            name = self.data.draw(st.sampled_from(sorted(self.open, key=str)))
+            self.end(*name, failed=self.data.draw(st.booleans()))
+
+    def end(self, id_: str, side: Side, *, failed: bool) -> None:
+        """One piece of news about a transfer."""
+        if self.open[id_, side]:
+            del self.open[id_, side]
+            self.policy.returned(id_, side)
+        elif failed:
+            self.open[id_, side] = True
+            self.policy.failed(id_, side, LOSS)
+        else:
+            del self.open[id_, side]
+            self.policy.received(id_) if side is Side.TAKE else self.policy.returned(id_, side)
+
+    def look(self) -> None:
+        for task in self.policy.take_tasks():
+            self.perform(task)
+        for told in self.policy.take_told():
+            self.hear(told)
+
+    def perform(self, task: Task) -> None:
+        if isinstance(task, Begin | Reserve):
+            self.open[task.request_id, Side.TAKE] = False
+        elif isinstance(task, HandOver | Part):
+            self.open.setdefault((task.request_id, Side.GIVE), False)
+        elif isinstance(task, Start):
+            assert (task.request_id, Side.TAKE) in self.open, "a pull begins before it gets its blocks"
+        elif isinstance(task, Cancel) and (task.request_id, task.side) in self.open:
+            self.open[task.request_id, task.side] = False
+
+    def hear(self, told: Told) -> None:
+        if isinstance(told, LoadEnded):
+            self.awaited[told.request_id] -= 1
+            assert self.awaited[told.request_id] >= 0, "told twice"
+        elif isinstance(told, SendEnded):
+            assert told.request_id in self.kept
+            self.ended[told.request_id] += 1
+
+    def finish(self) -> None:
+        """Every request leaves, every transfer ends: then nothing is left."""
+        for id_ in IDS:
+            self.left(id_, self.policy.aborted(id_).keep)
+            self.look()
+        while self.open:
+            self.end(*next(iter(self.open)), failed=False)
+            self.look()
+        for id_ in IDS:
+            self.policy.loaded(id_)
+        self.look()
+        assert not +self.awaited
+        assert len(self.policy) == 0
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_every_wait_ends_once_and_nothing_is_left_at_the_end(data: DataObject) -> None:
+    world = World(data)
+    for _ in range(data.draw(st.integers(1, 25))):
+        world.step()
+    world.finish()
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_blocks_that_are_given_away_are_never_reported_free(data: DataObject) -> None:
+    """As long as a transfer is open, its request is not forgotten."""
+    world = World(data)
+    for _ in range(data.draw(st.integers(1, 25))):
+        world.step()
+        given = {id_ for id_, side in world.open if side is Side.GIVE}
+        assert given <= {id_ for id_ in IDS if id_ in world.policy}
+    world.finish()

@@ -1,0 +1,227 @@
+"""The policy on two real engines: requests go through their hooks, and KV goes where they say."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.engine.scheduler import News, Offer, Provisional, ReservedAt, Scheduler, Source, Wanted
+from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from tests.engine.support import WAIT_S, Lead, Side, new_key, refused, tokens
+from tests.service.engines import wait_until
+
+PROMPT = tokens(40)
+TABLE, TARGET = [[1, 2, 9]], [[30, 31, 5]]
+COMPLETE = Outcome.COMPLETE
+R = "r1"
+
+
+class At:
+    """A scheduler on one side."""
+
+    def __init__(self, side: Side, **rules: Any) -> None:
+        self.side = side
+        self.scheduler = Scheduler(side.engine, Rules((), **rules))
+        self.news: list[News] = []
+
+    def until(self, done: Callable[[], bool]) -> None:
+        def look() -> bool:
+            self.news += self.scheduler.step(0.05)
+            return done()
+
+        wait_until(look, WAIT_S, lambda: self.news)
+
+    def told(self, kind: type[Any]) -> Any:
+        """The next one of a kind; all others stay."""
+        found: list[News] = []
+
+        def look() -> bool:
+            found[:] = [news for news in self.news if isinstance(news, kind)]
+            return bool(found)
+
+        self.until(look)
+        self.news.remove(found[0])
+        return found[0]
+
+    def prefilled(self, wanted: Wanted, *, seed: int = 1, step: int = 0) -> bytes:
+        """Computes a prompt and hands it over; the grant, if there is one."""
+        self.scheduler.arrived(wanted)
+        self.scheduler.allocated(wanted.request_id, TABLE, 0, 0)
+        self.side.fill(TABLE[0], seed)
+        finished = self.scheduler.finished(wanted.request_id, wanted.prompt, TABLE, len(wanted.prompt), COMPLETE, step)
+        assert finished.keep
+        self.scheduler.step()
+        return self.scheduler.grant(wanted.request_id)
+
+    def load(self, computed: int = 0) -> int:
+        """Allocates blocks for all that comes."""
+        found = self.scheduler.match(R, computed).tokens
+        self.scheduler.allocated(R, TARGET, computed, found)
+        return found
+
+
+@pytest.fixture
+def sides(pair: tuple[Side, Side]) -> tuple[At, At]:
+    """P and D."""
+    return At(pair[0]), At(pair[1])
+
+
+def give(mode: Mode = Mode.PULL, **fields: Any) -> Wanted:
+    return Wanted(R, PROMPT, transfer_key=new_key(), give=Give(mode), **fields)
+
+
+def same(p: At, d: At, blocks: Sequence[int] = (0, 1, 2)) -> bool:
+    source, target = [TABLE[0][i] for i in blocks], [TARGET[0][i] for i in blocks]
+    return np.array_equal(p.side.read(source), d.side.read(target))
+
+
+def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple[At, At]) -> None:
+    p, d = sides
+    grant = p.prefilled(give())
+    assert not d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant))).one_token
+    assert d.load() == 40
+    assert d.told(LoadEnded) == LoadEnded(R, 40, None, (), OnLoss.FAIL)
+    assert same(p, d)
+    assert p.told(SendEnded) == SendEnded(R, None)
+    d.scheduler.finished(R, PROMPT, TARGET, 40, COMPLETE)
+    assert (len(p.scheduler.policy), len(d.scheduler.policy)) == (0, 0)
+
+
+def test_a_full_hit_lets_the_source_free_its_blocks_at_once(sides: tuple[At, At]) -> None:
+    p, d = sides
+    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.prefilled(give()))))
+    assert d.load(40) == 0
+    d.scheduler.step()
+    assert p.told(SendEnded) == SendEnded(R, None)
+
+
+@pytest.mark.parametrize("known", ["source", "target"])
+def test_a_push_is_registered_by_its_destination_or_by_whoever_brings_the_grant(
+    sides: tuple[At, At], known: str
+) -> None:
+    p, d = sides
+    key = new_key()
+    source = Source(p.side.engine.address, "P") if known == "source" else Source()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=source))
+    assert d.load() == 40
+    target = b"" if known == "source" else d.told(ReservedAt).grant
+    wanted = Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=target)
+    d.scheduler.step()
+    assert p.prefilled(wanted) == b""
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d)
+    assert p.told(SendEnded).loss is None
+
+
+def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted(pair: tuple[Side, Side]) -> None:
+    p, d = At(pair[0], layer_ranges=((0, 1), (1, 1))), At(pair[1])
+    key = new_key()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.side.fill([20, 21], seed=8)
+    p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
+    p.scheduler.step()
+    d.until(lambda: np.array_equal(p.side.read([20, 21]), d.side.read(TARGET[0][:2])))
+    p.scheduler.preempted(R)
+    p.side.fill([20, 21], seed=9)  # they are somebody else's now
+    p.scheduler.allocated(R, TABLE, 0, 0)
+    p.side.fill(TABLE[0], seed=1)
+    assert p.scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE, step=1).handed_over
+    p.scheduler.step()
+    p.side.ranks[0].layers_done(1, 0, 1)
+    assert d.told(Provisional).layers_done == ((0, 1),)
+    p.side.ranks[0].step_done(1)
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d)
+
+
+def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(sides: tuple[At, At]) -> None:
+    p, d = sides
+    d.scheduler.arrived(
+        Wanted(R, PROMPT, transfer_key=new_key(), take=Offer(p.prefilled(give())), give=Give(Mode.PULL, prefill=False))
+    )
+    d.load()
+    d.told(LoadEnded)
+    chat = [*PROMPT, *tokens(8, seed=5)]
+    d.side.fill(TARGET[0], seed=3)
+    assert d.scheduler.finished(R, chat, TARGET, 48, COMPLETE).handed_over
+    d.scheduler.step()
+    history, turn = d.scheduler.grant(R), [*chat, *tokens(90, seed=6)]
+    p.told(SendEnded)
+    p = At(p.side, recompute_threshold_tokens=16)
+    p.scheduler.arrived(Wanted("r2", turn, transfer_key=new_key(), take=Offer(history), give=Give(Mode.PULL)))
+    assert p.scheduler.match("r2", 0).tokens == 48
+    table = [[*range(40, 49)]]
+    p.scheduler.allocated("r2", table, 0, 48)
+    assert p.told(LoadEnded).loss is None
+    assert np.array_equal(p.side.read(table[0][:3]), d.side.read(TARGET[0]))
+    assert p.scheduler.finished("r2", turn, table, len(turn), COMPLETE).handed_over
+    p.scheduler.aborted("r2")
+    d.told(SendEnded)
+    p.told(SendEnded)
+
+
+def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At]) -> None:
+    p, d = sides
+    grant = p.prefilled(give())
+    d.scheduler.arrived(Wanted(R, tokens(40, seed=7), take=Offer(grant)))
+    d.load()
+    ended = d.told(LoadEnded)
+    assert ended.loss.reason is Reason.CONTENT_MISMATCH
+    assert (ended.tokens, ended.blocks) == (0, ((30, 31, 5),))
+
+
+def test_what_cannot_be_had_any_more_is_computed_here(pair: tuple[Side, Side]) -> None:
+    p, d = At(pair[0]), At(pair[1], on_loss=OnLoss.RECOMPUTE)
+    grant = p.prefilled(give())
+    p.scheduler.aborted(R)
+    assert p.told(SendEnded).loss.reason is Reason.CANCELLED
+    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant)))
+    assert isinstance(d.told(TakeLost), TakeLost)
+    assert d.scheduler.match(R, 0).tokens == 0
+
+
+@pytest.mark.parametrize("when", ["arrived", "allocated"])
+def test_an_abort_ends_the_pull_and_frees_both_sides(sides: tuple[At, At], when: str) -> None:
+    p, d = sides
+    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.prefilled(give()))))
+    if when == "allocated":
+        d.load()
+    assert d.scheduler.aborted(R).keep is (when == "allocated")
+    if when == "allocated":
+        d.told(LoadEnded)
+    d.scheduler.step()
+    p.told(SendEnded)
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
+
+
+def test_a_prefill_that_fails_tells_the_destination_of_its_push(sides: tuple[At, At]) -> None:
+    p, d = sides
+    key = new_key()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    assert not p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED).keep
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
+
+
+def test_what_a_request_brings_is_checked_before_it_is_known(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
+    p, d = sides
+    grant = p.prefilled(give())
+    for wrong, reason, kind in (
+        (Wanted("x", PROMPT, take=Offer(b"nonsense")), Reason.GRANT_INVALID, InvalidRequest),
+        (Wanted("x", PROMPT, take=Source("127.0.0.1:1"), transfer_key=b"short"), Reason.INVALID_FIELD, InvalidRequest),
+        (Wanted("x", PROMPT, give=Give(Mode.PULL)), Reason.INVALID_FIELD, InvalidRequest),
+        (give(Mode.PUSH, target=grant), Reason.GRANT_WRONG_ACCESS, PreconditionFailed),
+    ):
+        with refused(reason, kind):
+            d.scheduler.arrived(wrong)
+    assert len(d.scheduler.policy) == 0
+    p.scheduler.aborted(R)
+    p.told(SendEnded)

@@ -1,0 +1,116 @@
+"""`kv_transfer_params` as routers write and relay them, and what they ask an engine for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import grants
+from kvgrpc.core.policy_values import Give, Mode
+from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.integrations.params import Defaults, answered, wanted
+from tests.engine.support import refused
+
+KEY = b"k" * 16
+INTENT = {"transferKey": "a2tra2tra2tra2tra2traw==", "mode": "TRANSFER_MODE_PUSH"}
+PROMPT = [1, 2, 3]
+
+
+def token(access: grants.Access) -> bytes:
+    claims = grants.Claims(access, "p", 1, "10.0.0.1:50051", "l-1", KEY, 30.0, 1, 3)
+    return grants.mint(claims, b"s" * 32)
+
+
+READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
+
+
+def read(params: dict[str, Any], **defaults: Any) -> Wanted:
+    """As it comes out of a request's JSON."""
+    found = wanted("r", PROMPT, json.loads(json.dumps(params)), Defaults(**defaults))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("params", [{}, {"do_remote_decode": False, "do_remote_prefill": False}, {"other": 1}])
+def test_params_without_a_flag_ask_for_nothing(params: dict[str, Any]) -> None:
+    assert wanted("r", PROMPT, params, Defaults()) is None
+
+
+def test_what_the_usual_proxy_sends_to_prefill_asks_for_a_hand_over() -> None:
+    params = {
+        "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+        "remote_host": None, "remote_port": None,
+    }  # fmt: skip
+    found = read(params)
+    assert (found.take, found.give, found.target, found.ttl_s) == (None, Give(Mode.PULL), b"", None)
+    assert len(found.transfer_key) == 16
+    assert read(params).transfer_key != found.transfer_key
+
+
+def test_what_prefill_answers_is_what_decode_takes_with_whatever_a_router_adds() -> None:
+    relayed = answered(READ, prefilled=True) | {"remote_port": 7, "tp_size": 1, "x": {"y": None}}
+    found = read(relayed)
+    assert (found.take, found.give) == (Offer(READ), None)
+
+
+def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own() -> None:
+    found = read(
+        answered(READ, prefilled=True) | {"kvgrpc_intent": {"transferKey": INTENT["transferKey"]}}, offer_ttl_s=60
+    )
+    assert (found.give, found.ttl_s) == (Give(Mode.PULL, prefill=False), 60)
+    assert found.transfer_key != KEY
+
+
+def test_what_decode_answers_is_history_for_the_next_prefill() -> None:
+    found = read(answered(READ, prefilled=False))
+    assert (found.take, found.give) == (Offer(READ), Give(Mode.PULL))
+
+
+def test_a_push_is_paired_by_the_intent_and_finds_its_source_by_whichever_address_there_is() -> None:
+    decode = {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 50051, "kvgrpc_intent": INTENT}
+    found = read(decode)
+    assert (found.take, found.transfer_key) == (Source("10.0.0.1:50051"), KEY)
+    assert read(decode | {"remote_host": "fd00::1", "remote_engine_id": "p"}).take == Source("[fd00::1]:50051", "p")
+    peer = INTENT | {"peer": {"address": "h:1", "engineId": "p"}, "onAbort": "ON_ABORT_KEEP"}
+    assert read(decode | {"kvgrpc_intent": peer}).take == Source("h:1", "p", keep=True)
+    assert read({"do_remote_prefill": True, "kvgrpc_intent": INTENT}).take == Source()
+    assert read({"do_remote_decode": True, "kvgrpc_intent": INTENT}).give == Give(Mode.PUSH)
+
+
+def test_a_write_grant_says_where_a_prefill_is_pushed() -> None:
+    found = read({**grants.to_json(WRITE), "kvgrpc_intent": {"transferKey": INTENT["transferKey"]}})
+    assert (found.target, found.give, found.take) == (WRITE, Give(Mode.PUSH), None)
+
+
+def test_the_name_that_a_router_gives_a_push_pairs_it() -> None:
+    sides = [{flag: True, "transfer_id": "abc"} for flag in ("do_remote_decode", "do_remote_prefill")]
+    first, second = (read(side, mode=Mode.PUSH) for side in sides)
+    assert first.transfer_key == second.transfer_key
+    assert read(sides[0] | {"transfer_id": "abd"}, mode=Mode.PUSH).transfer_key != first.transfer_key
+
+
+def test_everything_else_that_an_intent_says_is_taken_over() -> None:
+    intent = {"ttl": "2.5s", "priority": -5, "consumers": 3, "requestId": "r-1", "onAbort": "ON_ABORT_KEEP", "new": 1}
+    found = read({"do_remote_decode": True, "kvgrpc_intent": intent}, ttl_s=9.0)
+    assert (found.ttl_s, found.priority, found.consumers, found.label) == (2.5, -5, 3, "r-1")
+    assert found.on_abort is grants.OnAbort.KEEP
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"do_remote_prefill": True, "do_remote_decode": True}, Reason.INVALID_FIELD),
+        ({"do_remote_prefill": True}, Reason.GRANT_INVALID),
+        ({"do_remote_prefill": True, "kvgrpc_grant": "??"}, Reason.GRANT_INVALID),
+        ({"do_remote_prefill": True, "kvgrpc_grant": None}, Reason.GRANT_INVALID),
+        ({"do_remote_decode": True, "kvgrpc_intent": []}, Reason.INVALID_FIELD),
+        ({"do_remote_decode": True, "kvgrpc_intent": {"mode": "PUSH"}}, Reason.INVALID_FIELD),
+        ({"do_remote_decode": True, "kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}, Reason.INVALID_FIELD),
+        ({"do_remote_prefill": True, "remote_host": 1, "kvgrpc_intent": INTENT}, Reason.INVALID_FIELD),
+        ({"do_remote_prefill": True, "remote_host": "h", "kvgrpc_intent": INTENT}, Reason.INVALID_FIELD),
+    ],
+)
+def test_params_that_make_no_sense_are_refused_with_their_field(params: dict[str, Any], reason: Reason) -> None:
+    with refused(reason, InvalidRequest):
+        wanted("r", PROMPT, params, Defaults())
