@@ -369,3 +369,16 @@ def test_the_answers_of_a_source_that_is_asked_in_turn_are_one(monkeypatch: pyte
     lead.here(2, part=1)
     lead.settled()
     assert lead.end()[0] is State.SUCCEEDED
+
+
+def test_answers_that_name_now_more_ranks_and_now_fewer_are_no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(move_steps, "ANSWER_BYTES", 4)
+    lead = Comparing()
+    lead.move()
+    lead.posted = lead.seen(actions.Post)
+    lead.here(1)
+    lead.move()
+    lead.here(2, part=1)
+    lead.there((sums(1),))
+    lead.feed(events.ChecksumsAnswered(lead.asked.name, 1, (sums(2), sums(2))))
+    assert lead.end()[2] is Reason.PEER_FAILED

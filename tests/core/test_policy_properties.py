@@ -50,6 +50,8 @@ class World:
         self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
         self.open: dict[tuple[str, Side], bool] = {}
         """Transfers that are not over; whether they have failed."""
+        self.filling: set[str] = set()
+        """Requests whose blocks a transfer has: without them none is received."""
         self.awaited: Counter[str] = Counter()
         self.kept: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -92,7 +94,8 @@ class World:
     def news(self) -> None:
         if self.open:
             name = self.data.draw(st.sampled_from(sorted(self.open, key=str)))
-            self.end(*name, failed=self.data.draw(st.booleans()))
+            bare = name[1] is Side.TAKE and name[0] not in self.filling
+            self.end(*name, failed=bare or self.data.draw(st.booleans()))
 
     def end(self, id_: str, side: Side, *, failed: bool) -> None:
         """One piece of news about a transfer."""
@@ -115,7 +118,10 @@ class World:
     def perform(self, task: Task) -> None:
         if isinstance(task, Begin | Reserve):
             self.open[task.request_id, Side.TAKE] = False
-        elif isinstance(task, HandOver | Part):
+            self.filling.discard(task.request_id)
+        if isinstance(task, Start | Reserve):
+            self.filling.add(task.request_id)
+        if isinstance(task, HandOver | Part):
             self.open.setdefault((task.request_id, Side.GIVE), False)
         elif isinstance(task, Start):
             assert (task.request_id, Side.TAKE) in self.open, "a pull begins before it gets its blocks"
@@ -136,7 +142,8 @@ class World:
             self.left(id_, self.policy.aborted(id_).keep)
             self.look()
         while self.open:
-            self.end(*next(iter(self.open)), failed=False)
+            id_, side = next(iter(self.open))
+            self.end(id_, side, failed=side is Side.TAKE and id_ not in self.filling)
             self.look()
         for id_ in IDS:
             self.policy.loaded(id_)

@@ -10,7 +10,7 @@ from kvgrpc.core.node import Node
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Disposition, State, Transfer
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
-from tests.core.nodes import Lead, access_id, answer_of, describe, grant, refused
+from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of, refused
 from tests.core.pairs import READING, WRITING, Pair
 from tests.core.test_proofs import Written
 
@@ -164,5 +164,5 @@ def test_only_the_rows_of_lives_that_may_still_write_are_kept_of_processes_that_
     for number in range(100):
         peer = describe("p", 100 + number, world_size=2)
         lead.admit(peer)
-        lead.feed(events.ProcessEnded(0, f"p@{100 + number}", drained=True))
-    assert len(lead.node._proofs._ended) <= len(lead.state.peers)
+        lead.feed(events.ProcessEnded(0, key_of(peer), drained=True))
+    assert 0 < len(lead.node._proofs._ended) <= len(lead.state.peers)
