@@ -16,6 +16,7 @@ from typing import Protocol
 from kvgrpc.core.actions import QuarantineReleased
 from kvgrpc.core.delivering import Deliveries
 from kvgrpc.core.events import ProcessEnded, Rekeyed, ReleaseQuarantine
+from kvgrpc.core.peers import PeerState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.rank_actions import Rekey
 from kvgrpc.core.state import NodeState
@@ -91,7 +92,6 @@ class Proofs:
     def process_ended(self, event: ProcessEnded) -> None:
         """A rank saw the end of its peer's process. With the last one the life is over, and often proved at rest."""
         state = self._state
-        self._forget_ended()
         writes = event.peer in self._deliveries.writers.lives()
         if not writes and event.peer not in state.peers:
             return
@@ -102,14 +102,15 @@ class Proofs:
         self._peers.exited(event.peer)
         if all(ended.values()):
             self._deliveries.peer_at_rest(event.peer)
-        if event.peer not in self._deliveries.writers.lives():
-            del self._ended[event.peer]
 
     def _forget_ended(self) -> None:
-        """Lives of which nothing is in question any more."""
-        known = self._deliveries.writers.lives()
-        for life in [life for life in self._ended if life not in known and life not in self._state.peers]:
-            del self._ended[life]
+        """Lives that are over, and of which nothing is in question any more."""
+        if not self._ended:
+            return
+        writers, peers = self._deliveries.writers.lives(), self._state.peers
+        for life in list(self._ended):
+            if life not in writers and (life not in peers or peers[life].state is PeerState.DEAD):
+                del self._ended[life]
 
     def release(self, event: ReleaseQuarantine) -> None:
         """ReleaseQuarantine: by re-key, which is answered when it is over, or at somebody's word."""
@@ -137,6 +138,7 @@ class Proofs:
     def look(self) -> None:
         """After each event: whether a re-key goes on, or one will be needed."""
         state = self._state
+        self._forget_ended()
         if state.rekeying:
             if not self._left and self._calm():
                 self._go()
