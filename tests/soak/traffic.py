@@ -6,7 +6,6 @@ shows as wrong content of somebody else's.
 """
 
 import os
-import select
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, Push, Received
 from kvgrpc.engine.handles import Content, Handle
 from kvgrpc.v1 import admin_pb2, transfer_pb2
 from tests.engine.made import BLOCK_TOKENS, LAYER_BYTES, LAYERS, layout
-from tests.engine.support import Lead, Side
+from tests.engine.support import Lead, Side, readable
 from tests.service.engines import wait_until
 
 BLOCKS = 2048
@@ -116,7 +115,7 @@ class Traffic:
                 self._begin()
             for pool in self._pools:
                 pool.side.engine.flush()
-            select.select([pool.side.engine for pool in self._pools], [], [], 0.01)
+            readable(0.01, *(pool.side.engine for pool in self._pools))
             events = [event for pool in self._pools for event in pool.side.engine.poll()]
             for event in events:
                 self._take(event)
