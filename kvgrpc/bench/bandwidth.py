@@ -22,7 +22,7 @@ class Move:
     without: float | None
     """Without checksums; None where ours is."""
     uncoalesced: dict[str, float]
-    """As `nixl`, with one descriptor a block; empty where that is the same."""
+    """As `nixl`, with one descriptor a block; empty where that is the same, and with checksums."""
 
 
 class Bandwidth:
@@ -36,7 +36,7 @@ class Bandwidth:
 
     @property
     def coalescing_ratio(self) -> float | None:
-        """Contiguous 16 KB blocks pulled over nixl, over raw NIXL with one descriptor a block."""
+        """Contiguous 16 KB blocks pulled over nixl, over raw NIXL with one descriptor a block; not with checksums."""
         return statistics.median(self._coalescing) if self._coalescing else None
 
     async def run(self) -> list[PullCase]:
@@ -44,7 +44,7 @@ class Bandwidth:
         found = []
         for block_bytes in self._plan.block_bytes:
             for data_path in self._plan.data_paths:
-                async with self._stage.pools(data_path, block_bytes) as pools:
+                async with self._stage.pools(data_path, block_bytes, checksums=self._plan.checksum) as pools:
                     found += [await self._measure(case, pools) for case in self._plan.cases(data_path, block_bytes)]
         return found
 
@@ -67,8 +67,8 @@ class Bandwidth:
         pools.check_path(case, ours)
         without = await self._without_checksums(case, pools) if self._plan.checksum else None
         nixl = {mode: pair.move(case) for mode, pair in pools.pairs.items()}
-        uncoalesced = {}
-        if case.layout == "contiguous" and case.block_bytes == min(self._plan.block_bytes):
+        uncoalesced, smallest = {}, case.block_bytes == min(self._plan.block_bytes)
+        if case.layout == "contiguous" and smallest and not self._plan.checksum:
             uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pools.pairs.items()}
         return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, without, uncoalesced)
 

@@ -59,9 +59,10 @@ class Engines:
         push.register(reservation.grant)
         self.source.flush()
         deadline = time.monotonic() + _EVENT_S
+        answered = _waiting_for(self.source)
         while not push.transfer_id and time.monotonic() < deadline:
-            # The answer is no event, for which `poll` would go on waiting.
-            select.select([self.source], [], [], _EVENT_S)
+            # The answer is no event, for which `poll` of the engine would go on waiting.
+            answered.poll(_EVENT_S * 1e3)
             _check(self.source.poll())
         self.layers_seen = 0
         return push
@@ -88,10 +89,11 @@ class Engines:
 
     def run_until(self, when: float) -> None:
         """Both engines take in what they are told until then."""
-        sockets = {engine.fileno(): engine for engine in (self.source, self.destination)}
+        engines = {engine.fileno(): engine for engine in (self.source, self.destination)}
+        told = _waiting_for(*engines.values())
         while (left_s := when - time.monotonic()) > 0:
-            for ready in select.select(list(sockets), [], [], left_s)[0]:
-                self._note(_check(sockets[ready].poll()))
+            for ready, _ in told.poll(left_s * 1e3):
+                self._note(_check(engines[ready].poll()))
 
     def fill(self) -> None:
         """Gives every eight bytes of the source a value of their own, and clears the destination."""
@@ -129,6 +131,14 @@ class Engines:
         for event in events:
             if isinstance(event, LayersReceived):
                 self.layers_seen = sum(count for _, count in event.layers_done)
+
+
+def _waiting_for(*engines: Engine) -> select.poll:
+    """Waits until one of them is told something. Not select: it takes no descriptor beyond 1,023."""
+    found = select.poll()
+    for engine in engines:
+        found.register(engine, select.POLLIN)
+    return found
 
 
 def _check(events: list[Event]) -> list[Event]:

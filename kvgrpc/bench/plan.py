@@ -19,6 +19,8 @@ WRITES = "-writes"
 """Ends the name of a data path over which the source writes what it pushes (setting `source_writes`)."""
 PUSH_PATHS = (*DATA_PATHS, f"nixl{TCP}")
 WRITING_PATHS = tuple(f"{name}{WRITES}" for name in ("nixl", f"nixl{TCP}"))
+SOURCE_WRITES, YES = "KVGRPC_SOURCE_WRITES", "yes"
+"""The variable of that setting, and what it is over such a data path."""
 LAYERS = 32
 LAYOUTS = ("scattered", "contiguous")
 BLOCK_BYTES = (4 << 20, 64 << 10, 16 << 10)
@@ -76,8 +78,6 @@ class Plan:
     repeats: int = 9
     copy_threads: int = 2
     quick: bool = False
-    checksum: bool = False
-    """Everything that moves is measured with checksums and without."""
 
     def cases(self, data_path: str, block_bytes: int) -> list[Case]:
         """The cases of one pool over one data path."""
@@ -98,6 +98,8 @@ class PullPlan(Plan):
     leases_few: int = 1_000
     leases_many: int = 100_000
     idle_s: float = 5.0
+    checksum: bool = False
+    """Whole pools are pulled with checksums, and without them right after it."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,9 @@ def path_of(name: str) -> str:
 
 
 def environment_of(name: str) -> dict[str, str]:
-    """What the processes of a data path get beside our own environment."""
+    """What the processes of a data path get beside our own environment, whatever that says of it."""
     transport = {"UCX_TLS": "tcp"} if TCP in name else {}
-    return transport | ({"KVGRPC_SOURCE_WRITES": "yes"} if name.endswith(WRITES) else {})
+    return transport | {SOURCE_WRITES: YES if name.endswith(WRITES) else "no"}
 
 
 def pool(block_bytes: int, blocks: int, layers: int = 1) -> PoolConfig:

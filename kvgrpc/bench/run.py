@@ -4,7 +4,7 @@ from kvgrpc.bench import layerwise, leases, push
 from kvgrpc.bench.bandwidth import Bandwidth
 from kvgrpc.bench.latency import Latency
 from kvgrpc.bench.machine import machine, versions
-from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan
+from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan, environment_of
 from kvgrpc.bench.push_result import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
 from kvgrpc.bench.result import BASELINES, PullResult
 from kvgrpc.bench.stage import Progress, Stage
@@ -20,7 +20,7 @@ async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False)
         progress(f"leases with {plan.leases_few} and {plan.leases_many} alive")
         cost = leases.measure(plan)
         found.lease_us, found.lease_cost_ratio_100k = cost.few_us, cost.ratio
-    with Stage(plan, progress) as stage:
+    with Stage(plan, progress, environment_of(plan.data_paths[0])) as stage:
         if "latency" in plan.parts:
             progress("single pulls and calls")
             latency = Latency(plan, stage.source, stage.destination, stage.baseline, profile=profile)

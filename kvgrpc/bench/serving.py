@@ -18,7 +18,7 @@ from typing import Any
 
 from kvgrpc.bench.calls import Caller
 from kvgrpc.bench.host import Answer
-from kvgrpc.bench.plan import pool
+from kvgrpc.bench.plan import SOURCE_WRITES, YES, pool
 from kvgrpc.bench.profiling import describe, new_profile
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
@@ -62,7 +62,7 @@ class Serving:
         self._stamps.on = stamped
         with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as folder:
             config = Config(
-                source_writes="KVGRPC_SOURCE_WRITES" in os.environ,
+                source_writes=os.environ.get(SOURCE_WRITES) == YES,
                 checksums=checksums,
                 listen="127.0.0.1:0",
                 data_paths=tuple(data_paths),

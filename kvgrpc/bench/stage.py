@@ -124,12 +124,14 @@ class Stage:
         self._ends.close()
 
     @contextlib.asynccontextmanager
-    async def pools(self, data_path: str, block_bytes: int, *, raw: bool = True) -> AsyncIterator[Pools]:
+    async def pools(
+        self, data_path: str, block_bytes: int, *, raw: bool = True, checksums: bool = False
+    ) -> AsyncIterator[Pools]:
         """Pools of the plan's size over one data path; `raw`: with raw NIXL beside them."""
         blocks = self._plan.pool_bytes // block_bytes
         arguments: dict[str, Any] = {"block_bytes": block_bytes, "blocks": blocks}
         arguments |= {"copy_threads": self._plan.copy_threads, "data_paths": [path_of(data_path)]}
-        arguments["checksums"] = self._plan.checksum
+        arguments["checksums"] = checksums
         source, source_fd = self.source.ask_fd("start", **arguments)
         destination, destination_fd = self.destination.ask_fd("start", **arguments)
         try:

@@ -40,9 +40,9 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     data_paths: DataPaths = "shm,cma,nixl",
     sizes: Sizes = None,
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
-    parts: Annotated[str, typer.Option(help="What to measure.")] = "bandwidth,latency,leases",
+    parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases.")] = None,
     checksum: Annotated[
-        bool, typer.Option("--checksum", help="With checksums, and each pull without them right after it.")
+        bool, typer.Option("--checksum", help="Bandwidth with checksums, and each pull without them right after it.")
     ] = False,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,
@@ -65,9 +65,10 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     from kvgrpc.config import DATA_PATHS
 
     plan = _plan(PULL_QUICK if quick else PullPlan(), data_paths, DATA_PATHS, sizes, pool_mb, repeats, copy_threads)
-    plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=_choice("parts", parts, PARTS))
-    if checksum:
-        plan = replace(plan, checksum=True, parts=("bandwidth",))
+    if checksum and parts is not None:
+        _fail("--parts: not with --checksum, which measures bandwidth")
+    chosen = ("bandwidth",) if checksum else PARTS if parts is None else _choice("parts", parts, PARTS)
+    plan = replace(plan, layouts=_choice("layouts", layouts, LAYOUTS), parts=chosen, checksum=checksum)
     _measure(run_pull(plan, _progress, profile=profile), json_=json_, output=output)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kvgrpc.bench.plan import PUSH_PATHS, SOURCE_WRITES, WRITING_PATHS, YES, environment_of
 from kvgrpc.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +136,14 @@ def test_every_figure_of_pulls_is_measured_and_named() -> None:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 10)
+def test_pulls_with_checksums_are_measured_against_those_without_and_nothing_else() -> None:
+    said = measure("pull", "--data-paths", "nixl", "--layouts", "contiguous", "--checksum")
+    (case,) = said["cases"]
+    check_case(case, PULL_CASE | {"ratio_without"})
+    assert all(said[name] is None for name in PULL_FIGURES), said
+
+
+@pytest.mark.timeout(TIMEOUT_S + 10)
 def test_every_figure_of_pushes_is_measured_and_named() -> None:
     said = measure("push", "--data-paths", "shm,nixl", "--profile")
     assert [case["datapath"] for case in said["cases"]] == ["shm", "nixl"]
@@ -169,14 +178,20 @@ def test_every_figure_of_layer_wise_pushes_is_measured_and_named() -> None:
         ("pull", ("--pool-mb", "-4")),
         ("pull", ("--layouts", "")),
         ("pull", ("--parts", "all")),
+        ("pull", ("--parts", "latency", "--checksum")),
         ("push", ("--data-paths", "pigeon")),
         ("push", ("--sizes", "5")),
         ("layerwise", ("--pool-mb", "0")),
         ("layerwise", ("--sizes", "192")),
     ],
 )
-def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, str]) -> None:
+def test_a_choice_that_is_none_is_refused_before_anything_starts(command: str, flags: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, ["bench", command, "--quick", *flags])
     assert result.exit_code == 2
     assert flags[0] in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("data_path", [*PUSH_PATHS, *WRITING_PATHS])
+def test_sources_write_over_the_paths_that_say_so_and_over_no_others(data_path: str) -> None:
+    assert (environment_of(data_path)[SOURCE_WRITES] == YES) is (data_path in WRITING_PATHS)

@@ -1,7 +1,7 @@
 """A process of an engine, its scheduler or a worker, to be killed or stopped: driven by JSON lines.
 
     {"op": "schedule", "socket_path", "private"}    attaches as the scheduler; the ticket for the worker
-    {"op": "work", "ticket", "private", "path"}     attaches as the worker of rank 0
+    {"op": "work", "ticket", "private", "path", "environment"}     attaches as the worker of rank 0
     {"op": "hand_over", "name", "blocks", "tokens"}   the grant
     {"op": "pull", "name", "grant", "tokens"}       nothing; the transfer is called `name` from now on
     {"op": "start", "name", "blocks"}
@@ -55,6 +55,7 @@ class Actor:
 
     def work(self, line: dict[str, Any]) -> str:
         self.leave({})
+        os.environ.update(line["environment"])  # UCX reads it once, with the first rank
         row = line["ticket"]
         ticket = RankTicket(row["path"], bytes.fromhex(row["secret"]), row["memory_bytes"])
         if line["private"]:

@@ -68,8 +68,9 @@ class Player:
     def attach(self) -> None:
         """Its engine begins a new life."""
         ticket = self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
-        data_path = PATHS[self._path][0][-1]
-        assert self.worker.ask(op="work", ticket=ticket, private=self._private, path=data_path) == "attached"
+        flags, environment = PATHS[self._path]
+        work = {"private": self._private, "path": flags[-1], "environment": environment}
+        assert self.worker.ask(op="work", ticket=ticket, **work) == "attached"
 
     # -- what happens to it
 
@@ -123,7 +124,7 @@ class Player:
         for part in {"scheduler", "worker"} & self._killed:
             getattr(self, part).close()
             setattr(self, part, self._actors.make())
-        ended = bool(self._killed) or ["LeadDied", "", ""] in self.ask("events", wait_s=0.0)
+        ended = bool(self._killed) or self.lost(self.ask("events", wait_s=0.0))
         self._killed.clear()
         if ended:
             self.leave()
@@ -141,12 +142,23 @@ class Player:
         """Whether it was neither killed nor stands still."""
         return part not in self._killed and self.pids(part) not in self._stopped
 
+    def lost(self, events: list[list[str]]) -> bool:
+        """Whether its engine was told that its life is over. Fails where none of its processes was killed."""
+        found = ["LeadDied", "", ""] in events
+        assert self._killed or not found, f"{self.name} lost its session: {events}"
+        return found
+
     def quarantine(self) -> list[admin_pb2.Pin]:
         """Fails for one that does not say which proof is missing."""
         pins = self.lead.api.admin.ListPins(admin_pb2.ListPinsRequest()).pins
         found = [pin for pin in pins if pin.kind == admin_pb2.PIN_KIND_QUARANTINE]
         assert all(pin.missing_proof for pin in found), found
         return found
+
+    def transports(self) -> list[str]:
+        """What its bytes go by, as it says it of each peer that it reaches."""
+        peers = self.lead.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
+        return [path.why for peer in peers for path in peer.paths]
 
     def paint(self, blocks: Sequence[int], value: int) -> None:
         self.worker.ask(op="paint", blocks=list(blocks), value=value)

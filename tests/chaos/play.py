@@ -19,6 +19,9 @@ KV, NEW, NEXT = 7, 100, 50
 BOUND_S = 20.0
 """Until a transfer is over: far above the sum of all that it may wait for."""
 
+ENDS = ("Received", "BlocksReturned")
+"""Events after which an engine has all its blocks."""
+
 STEPS = {
     "pull": ("before they have met", "waiting for blocks", "bytes on their way", "before the settle"),
     "push": ("registered", "between two parts", "bytes on their way"),
@@ -113,16 +116,16 @@ class Play:
 
 def check_over(player: Player, name: str) -> str:
     """The last event of a player's transfer, which comes within its bounds; "" while some memory is in quarantine,
-    which says for want of which proof.
+    which says for want of which proof; "LeadDied" when the engine's life is over.
     """
-    until, ends = time.monotonic() + BOUND_S, ("Received", "BlocksReturned")
+    until = time.monotonic() + BOUND_S
     while time.monotonic() < until:
         events = player.ask("events", wait_s=0.1)
         mine = [kind for kind, about, _ in events if about == name]
-        if mine and mine[-1] in ends:
-            assert sum(kind in ends for kind in mine) == 1, events
+        if mine and mine[-1] in ENDS:
+            assert sum(kind in ENDS for kind in mine) == 1, events
             return str(mine[-1])
-        if ["LeadDied", "", ""] in events:
+        if player.lost(events):
             return "LeadDied"
         if "Failed" in mine and (not player.reachable or player.quarantine()):
             return ""

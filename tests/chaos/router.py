@@ -15,7 +15,7 @@ from tests.service.values import content, dur, group, ids_of, new_key, prompt
 STEPS = ("handed over", "waiting for blocks", "bytes on their way", "over")
 COUNT = 16
 TOKENS = prompt(COUNT * 16)
-TTL_S = 1.0
+TTL_S = 3.0
 
 
 def reached(step: str) -> None:

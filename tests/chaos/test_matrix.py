@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cast import Player
-from tests.chaos.play import BLOCKS, KV, NEW, NEXT, STEPS, TARGET, TOKENS, Play, check_over
+from tests.chaos.play import BLOCKS, ENDS, KV, NEW, NEXT, STEPS, TARGET, TOKENS, Play, check_over
 from tests.e2e.conftest import PATHS
 from tests.engine.support import Workers
 from tests.service.values import prompt
@@ -85,6 +85,8 @@ def cast(
     request: pytest.FixtureRequest, tmp_path: Path, actors: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Player, Player]]:
     case = request.getfixturevalue("case")
+    for name, value in PATHS[case.path][1].items():
+        monkeypatch.setenv(name, value)
     with ExitStack() as stack:
         players = [Player(tmp_path, name, case.path, actors) for name in ("P", "D")]
         for player in players:
@@ -124,6 +126,20 @@ def check_gives_nothing(grant: str, source: Player, destination: Player) -> None
     assert check_over(destination, "old") == "BlocksReturned"
 
 
+def check_transports(case: Case, found: list[str]) -> None:
+    """The bytes went by what the case says."""
+    assert found
+    if case.path == "nixl-tcp":
+        assert all("tcp" in transport and "cma" not in transport for transport in found), found
+
+
+def end_of(play: Play, player: Player) -> str:
+    """The last event of a player's transfer. What was received is the source's KV, whole."""
+    end = check_over(player, play.name)
+    assert end != "Received" or not player.sound("worker") or player.see(TARGET) == [KV]
+    return end
+
+
 @pytest.mark.timeout(TEST_S)
 @pytest.mark.parametrize("case", [marked(case) for case in cases()])
 def test_who_survives_is_never_wrong_and_never_stuck(case: Case, cast: tuple[Player, Player]) -> None:
@@ -132,22 +148,20 @@ def test_who_survives_is_never_wrong_and_never_stuck(case: Case, cast: tuple[Pla
     play.bring_to(case.step)
     do(case, source, destination)
     play.go_on()
-    kept = {}
-    for player, blocks in ((source, BLOCKS), (destination, TARGET)):
-        if player.sound("lead") and player.sound("scheduler") and play.knows(player):
-            end = check_over(player, play.name)
-            if end in ("Received", "BlocksReturned") and player.sound("worker"):
-                assert end != "Received" or player.see(blocks) == [KV]
-                player.paint(blocks, NEW)
-                kept[player.name] = blocks
+    kept, blocks = {}, {"P": BLOCKS, "D": TARGET}
+    for player in cast:
+        told = player.sound("lead") and player.sound("scheduler") and play.knows(player)
+        if told and end_of(play, player) in ENDS and player.sound("worker"):
+            player.paint(blocks[player.name], NEW)
+            kept[player.name] = blocks[player.name]
     for player in cast:
         player.mend()
         player.resume()
     lives = [player.revive() for player in cast]
     for player, new_life in zip(cast, lives, strict=True):
-        if not new_life and play.knows(player) and player.name not in kept:
-            check_over(player, play.name)
         player.wait_at_rest()
+        if not new_life and play.knows(player) and player.name not in kept:
+            assert end_of(play, player) in ENDS, "what was in quarantine has not come back"
     for player in cast:
         if player.name in kept:
             assert player.see(kept[player.name]) == [NEW], "a byte came late"
@@ -155,3 +169,4 @@ def test_who_survives_is_never_wrong_and_never_stuck(case: Case, cast: tuple[Pla
         check_gives_nothing(play.grant, source, destination)
     check_serves(source, destination)
     check_serves(destination, source)
+    check_transports(case, [*source.transports(), *destination.transports()])

@@ -10,7 +10,7 @@ from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 
 SOON_S = 5.0
-"""The grace of LIMITS is a tenth of it."""
+"""Eight times the grace of LIMITS."""
 
 
 def held(engine: Engine) -> tuple[int, int]:

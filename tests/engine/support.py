@@ -293,4 +293,14 @@ def lead_died(side: Side) -> LeadDied:
 
 def ended(pidfd: int, timeout_s: float = WAIT_S) -> bool:
     """Whether a process has ended, within that time. Of a child of somebody else, too."""
-    return bool(select.select([pidfd], [], [], timeout_s)[0])
+    return readable(timeout_s, pidfd)
+
+
+def readable(timeout_s: float, *what: int | Engine) -> bool:
+    """Whether one of them is readable within that time. By poll: select takes no descriptor beyond 1,023, and a process
+    that runs many tests comes near.
+    """
+    waiting = select.poll()
+    for one in what:
+        waiting.register(one, select.POLLIN)
+    return bool(waiting.poll(timeout_s * 1e3))

@@ -132,6 +132,14 @@ def test_a_rank_comes_back_once(connect: Connect) -> None:
     assert refusal(again) == "ENGINE_ATTACHED"
 
 
+def too_large() -> int:
+    made = SharedMemory.create(NBYTES + 1)
+    try:
+        return os.dup(made.fd)
+    finally:
+        made.close()
+
+
 def unsealed() -> int:
     fd = os.memfd_create("pool")
     os.ftruncate(fd, 1 << 20)
@@ -141,7 +149,7 @@ def unsealed() -> int:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: SharedMemory.create(NBYTES + 1).fd, "POOL_KIND_MISMATCH"),
+        (too_large, "POOL_KIND_MISMATCH"),
         (unsealed, "POOL_KIND_MISMATCH"),
         (lambda: os.open("/dev/null", os.O_RDWR), "POOL_KIND_MISMATCH"),
         (lambda: os.memfd_create("empty"), "POOL_KIND_MISMATCH"),
@@ -150,7 +158,9 @@ def unsealed() -> int:
 )
 def test_memory_that_is_not_the_pools_is_refused(connect: Connect, make: Callable[[], int], reason: str) -> None:
     scheduler, rank = back(connect), worker(connect)
-    give(rank, make())
+    fd = make()
+    give(rank, fd)
+    os.close(fd)
     assert refusal(scheduler) == reason
     assert refusal(rank) == "NOT_OWNER"
 

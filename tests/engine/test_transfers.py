@@ -11,7 +11,7 @@ from kvgrpc.core.transfers import Next
 from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
-from tests.engine.support import QUIET_S, Side, failure, kinds, new_key, received, refused, tokens
+from tests.engine.support import QUIET_S, WAIT_S, Side, failure, kinds, new_key, readable, received, refused, tokens
 from tests.service.values import dur
 
 PROMPT = tokens(40)
@@ -296,13 +296,11 @@ def test_poll_waits_for_an_event_and_not_for_an_answer(pair: Pair) -> None:
 
 
 def test_a_second_engine_event_loop_may_watch_the_descriptor(pair: Pair) -> None:
-    import select
-
     source, _ = pair
     source.hand_over(SOURCE, PROMPT, ttl_s=0.2)
     found: list[object] = []
     while not any(isinstance(event, Failed) for event in found):
-        assert select.select([source.engine], [], [], 10.0)[0]
+        assert readable(WAIT_S, source.engine)
         found += source.engine.poll()
 
 

@@ -1,6 +1,7 @@
 """How many inputs: 10,000 in a run of all tests, unless FUZZ_INPUTS says otherwise, for FUZZ_S seconds at most.
 
-The same inputs in every run; another FUZZ_SEED makes other ones.
+The same inputs in every run; another FUZZ_SEED makes other ones. A test that fails says the number of the input that it
+was at; with FUZZ_ONLY a test makes the one of that number and no other.
 """
 
 import os
@@ -10,60 +11,35 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-from hypothesis.errors import FlakyStrategyDefinition
 
 from tests.fuzz.target import LIMITS, Target
 from tests.service.conftest import starting
 
-ROUND_INPUTS = 5_000
-"""Of one run of Hypothesis, which keeps all that it has tried."""
 RUN_S = 7 * 24 * 3600
 
 Run = Callable[[Callable[[Random], None], float], None]
 """Gives its share of all inputs to a function that makes each from random choices."""
 
 
-class _Enough(BaseException):
-    """Hypothesis tries more than it is asked for. No Exception, which it would look into."""
-
-
 @pytest.fixture
-def run(record_property: Callable[[str, object], None]) -> Run:
-    def rounds(take: Callable[[Random], None], share: float) -> None:
-        inputs = max(1, round(share * int(os.environ.get("FUZZ_INPUTS", "10000"))))
+def run(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Run:
+    def inputs(take: Callable[[Random], None], share: float) -> None:
+        count = max(1, round(share * int(os.environ.get("FUZZ_INPUTS", "10000"))))
         until = time.monotonic() + share * float(os.environ.get("FUZZ_S", RUN_S))
-        done = 0
-
-        def enough() -> bool:
-            return done == inputs or time.monotonic() > until
-
-        def one(random: Random) -> None:
-            nonlocal done
-            if enough():
-                raise _Enough
-            done += 1
-            take(random)
-
-        first = int(os.environ.get("FUZZ_SEED", "0"))
-        for number, start in enumerate(range(0, inputs, ROUND_INPUTS)):
-            limits = settings(
-                max_examples=min(ROUND_INPUTS, inputs - start),
-                database=None,
-                deadline=None,
-                phases=[Phase.generate, Phase.shrink],
-                suppress_health_check=list(HealthCheck),
-            )
-            try:
-                seed(f"{first} {number}")(limits(given(st.randoms(use_true_random=False))(one)))()
-            except (_Enough, FlakyStrategyDefinition):  # that it did not get what it tried again
-                if not enough():
-                    raise
+        seed, only = os.environ.get("FUZZ_SEED", "0"), os.environ.get("FUZZ_ONLY")
+        taken = 0
+        for number in range(count) if only is None else [int(only)]:
+            if time.monotonic() > until:
                 break
-        record_property("inputs", done)
+            try:
+                take(Random(f"{seed} {request.node.name} {number}"))
+            except BaseException as error:  # also what ends a test that takes too long
+                error.add_note(f"at input {number} of this test: FUZZ_SEED={seed} FUZZ_ONLY={number}")
+                raise
+            taken += 1
+        record_property("inputs", taken)
 
-    return rounds
+    return inputs
 
 
 @pytest.fixture(scope="session")

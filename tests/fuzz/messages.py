@@ -1,8 +1,8 @@
 """Protobufs made from their descriptors: random ones, and mutations of valid ones.
 
-All choices come from one `Random`, so that Hypothesis can make it and shrink what it chose. Values are boundaries, what
-breaks parsers, and what a server knows: ids, keys, grants and whole messages harvested from real calls, so that a
-random message reaches further than the first check.
+All choices come from one `Random`, so that a seed makes a message again. Values are boundaries, what breaks parsers,
+and what a server knows: ids, keys, grants and whole messages harvested from real calls, so that a random message
+reaches further than the first check.
 """
 
 from random import Random

@@ -1,7 +1,7 @@
 """What every input meets: an engine in the middle of pulls, pushes, leases and accesses, and valid requests about them.
 
-A scene is made anew every some hundred inputs. The requests that inputs are made of are those of the first one, because
-Hypothesis wants the same choices every time; `Scene.translated` puts the ids of the present one into them.
+A scene is made anew every some hundred inputs. The requests that inputs are made of are those of the first one, so that
+the same choices make the same input in every scene; `Scene.translated` puts the ids of the present one into them.
 """
 
 from collections.abc import Iterator

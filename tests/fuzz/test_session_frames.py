@@ -3,7 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from random import Random
 from typing import Any
@@ -28,8 +28,9 @@ PROMPT = tokens(40)
 KEYS = [bytes([i]) * 16 for i in range(4)]
 PROBE = 1 << 40
 """Call ids from here on are of calls whose answer tells that everything before them was taken."""
-RANKS_MAX = 3
-"""An engine may have thousands of ranks, and then their memory is made."""
+RANKS_MAX, POOL_BYTES_MAX, HUGE_BYTES = 3, 64 << 20, 1 << 40
+"""An engine may have thousands of ranks, and pools as large as the machine's memory: then it is made, which takes long.
+What is huge is refused."""
 REPORTS = rank_pb2.RankReport.DESCRIPTOR
 
 
@@ -70,6 +71,7 @@ class Target:
         self.worker: Client | None = None
         self.ticket = b""
         self._inputs = 0
+        self._last = fresh(), False
         self.check_sound()
         self._before = self._at_rest()
 
@@ -82,6 +84,7 @@ class Target:
     def attach(self, request: session_pb2.ClientFrame, *, private: bool) -> None:
         """Another engine in place of the one that is there, and its worker, as far as it is taken."""
         self.leave()
+        self._last = request, private
         request.attach.memory = session_pb2.POOL_MEMORY_PRIVATE if private else session_pb2.POOL_MEMORY_SHARED
         self.scheduler = Client(self._lead.socket_path)
         answer = self._first(self.scheduler, request)
@@ -103,37 +106,42 @@ class Target:
 
     def say(self, frame: bytes) -> list[session_pb2.CallAnswer]:
         """The answers to a frame of the scheduler's; none, and no engine any more, when it ended the session."""
-        if self.scheduler is None:
-            self.attach(fresh(), private=False)
-        assert self.scheduler is not None
-        probe = session_pb2.Call(call_id=next(self._probes))
+        scheduler, probe = self._attached(), session_pb2.Call(call_id=next(self._probes))
         answers: list[session_pb2.CallAnswer] = []
         try:
-            self.scheduler.socket.sendall(frame + encode(batch(probe)))
+            scheduler.socket.sendall(frame + encode(batch(probe)))
             while True:
-                answers += [event.answer for event in self.scheduler.receive().events.events if event.answer.code]
+                answers += [event.answer for event in scheduler.receive().events.events if event.answer.code]
                 if any(answer.call_id == probe.call_id for answer in answers):
                     return [answer for answer in answers if answer.call_id < PROBE]
+        except TimeoutError:
+            raise
         except (OSError, AssertionError):  # the lead ended it
             self.leave()
             return []
 
     def call(self, call: session_pb2.Call) -> None:
         """A call; when it is refused, it changed nothing."""
+        self._attached()
         before = digest(self._lead.api)
         refusals = self.say(encode(batch(call)))
         if refusals and self.scheduler is not None:
             assert "a defect" not in refusals[0].failure.message, refusals
             if digest(self._lead.api) != before:
-                again = changes_nothing(self._lead.api, lambda: self.say(encode(batch(call))))
-                assert again, f"refused with {refusals}, and changed the state"
+
+                def refused() -> bool:
+                    answers = self.say(encode(batch(call)))
+                    return bool(answers) and answers[0].failure.reason == refusals[0].failure.reason
+
+                sound = changes_nothing(self._lead.api, refused, self._begin_anew)
+                assert sound, f"refused with {refusals}, and changed the state"
 
     def report(self, frame: bytes) -> None:
         """Something from the worker."""
         if self.worker is None:
             self.attach(fresh(), private=True)
         assert self.worker is not None
-        with suppress(OSError):
+        with may_end():
             self.worker.socket.sendall(frame)
         if self.scheduler is not None:
             self.say(b"")
@@ -143,7 +151,7 @@ class Target:
         client = Client(self._lead.socket_path)
         with client.socket:
             client.socket.settimeout(ANSWER_S)
-            with suppress(OSError):
+            with may_end():
                 client.socket.sendall(data)
                 client.socket.shutdown(socket.SHUT_WR)
                 client.rest()
@@ -174,12 +182,45 @@ class Target:
         wait_until(lambda: not any("kvgrpc-pool" in kind for kind in footprint(pid).descriptors))
         return footprint(pid)
 
+    def _attached(self) -> Client:
+        """The scheduler of the engine that is there, or of a new one."""
+        if self.scheduler is None:
+            self.attach(fresh(), private=False)
+        assert self.scheduler is not None
+        return self.scheduler
+
+    def _begin_anew(self) -> None:
+        """The next life of the engine that was there last."""
+        request, private = self._last
+        self.attach(request, private=private)
+        self._attached()
+
     def _first(self, client: Client, frame: session_pb2.ClientFrame) -> session_pb2.ServerFrame | None:
         try:
             client.socket.sendall(encode(frame))
             return client.receive()
+        except TimeoutError:
+            raise
         except (OSError, AssertionError):
             return None
+
+
+@contextmanager
+def may_end() -> Iterator[None]:
+    """The lead may end the connection meanwhile. What it must not do is leave it as it is and say nothing."""
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError:
+        pass
+
+
+def make_small(attach: session_pb2.AttachRequest) -> None:
+    """So that its memory is made at once, or refused."""
+    attach.world_size %= RANKS_MAX
+    if POOL_BYTES_MAX < attach.pool.total_bytes < HUGE_BYTES:
+        attach.pool.total_bytes = POOL_BYTES_MAX
 
 
 def fresh() -> session_pb2.ClientFrame:
@@ -231,12 +272,12 @@ def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: R
                 other = maker.any_of(session_pb2.ClientFrame.DESCRIPTOR)
                 assert isinstance(other, session_pb2.ClientFrame)
                 if other.HasField("attach"):
-                    other.attach.world_size %= RANKS_MAX
+                    make_small(other.attach)
                 sessions.stranger(maker.garbled(encode(other)))
             case "attach":
                 attach = maker.mutated(ATTACH)
                 assert isinstance(attach, session_pb2.ClientFrame)
-                attach.attach.world_size %= RANKS_MAX
+                make_small(attach.attach)
                 if attach.attach.rank_ticket:  # it comes back, and nobody else of it does
                     sessions.stranger(encode(attach))
                 else:

@@ -282,8 +282,13 @@ class Engine:
         )
         request = transfer_pb2.ListTransfersRequest(filter=wanted, page_size=1000)
         for transfer in self.api.transfers.ListTransfers(request).transfers:
-            self.cancel(transfer.transfer_id)
-            self.wait(transfer.transfer_id)
+            try:
+                self.cancel(transfer.transfer_id)
+                self.wait(transfer.transfer_id)
+            except grpc.RpcError as error:
+                # It was over, and has left a short history since.
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
         for lease in self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases:
             self.release(lease.lease_id)
         for block in sorted(self._allocated):

@@ -31,13 +31,15 @@ def connected(engine: Engine) -> Iterator[socket.socket]:
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """All of it, or as much as the server wanted."""
+    """All of it, or as much as the server wanted, until it hangs up."""
     try:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(65536):
             pass
-    except OSError:  # the server hung up
+    except TimeoutError:
+        raise
+    except OSError:  # it did not wait for the end
         pass
 
 

@@ -54,6 +54,7 @@ def test_after_many_transfers_no_block_is_lost_and_nothing_has_grown(
             before = [Held.of(lead) for lead in pair]
             traffic.run(TRANSFERS - WARM_UP)
             traffic.check_whole()
+            traffic.check_arrived()
             after = [Held.of(lead) for lead in pair]
         finally:
             traffic.close()
