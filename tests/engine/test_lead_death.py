@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 
 from kvgrpc.core.layout import Group, GroupKind, PoolKind, uniform_layout
-from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.engine import (
     BlocksReturned,
     Engine,
@@ -37,7 +35,6 @@ from kvgrpc.engine import (
     content,
     succession,
 )
-from kvgrpc.engine import rank as rank_module
 from kvgrpc.engine.handles import Handle
 from kvgrpc.errors import InternalError, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS
@@ -110,7 +107,9 @@ def launched(mode: str, *flags: str, private: bool | None = None, relaunches: in
     if not private:
         return shared(engine)
     view = np.zeros((LAYERS, BLOCKS, LAYER_BYTES), dtype=np.uint8)
-    return Side(engine, Rank(engine.ticket, 0, list(view), data_paths=(mode,)), view)
+    limit = SLOW_BYTES_PER_S if SLOW[0] in flags else None
+    rank = Rank(engine.ticket, 0, list(view), data_paths=(mode,), bandwidth_limit_bytes_per_s=limit)
+    return Side(engine, rank, view)
 
 
 @pytest.fixture(scope="module")
@@ -350,15 +349,8 @@ def push_in_flight(source: Side, destination: Side, blocks: list[int], prompt: l
 @pytest.mark.parametrize("begin", [in_flight, pytest.param(push_in_flight, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
 def test_no_late_byte_of_what_is_in_flight_lands_in_blocks_that_came_back(
-    sides: Callable[..., Side],
-    peer: Side,
-    mode: str,
-    begin: Callable[..., tuple[Handle, Handle]],
-    monkeypatch: pytest.MonkeyPatch,
+    sides: Callable[..., Side], peer: Side, mode: str, begin: Callable[..., tuple[Handle, Handle]]
 ) -> None:
-    # The setting of a lead for its own movers, which a rank with private memory has none of.
-    slow_rank = partial(LocalRank, bandwidth_limit_bytes_per_s=SLOW_BYTES_PER_S)
-    monkeypatch.setattr(rank_module, "LocalRank", slow_rank)
     side = sides(mode, *SLOW)
     cached, blocks = side.fill(CACHED, seed=5), list(range(100))
     peer.view[:, blocks] = 0xAA
