@@ -12,12 +12,13 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from kvgrpc.core.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.policy_values import OnLoss, Rules
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
 
 DTYPE_BYTES = {
@@ -60,6 +61,39 @@ class PoolConfig:
 
 
 @dataclass(frozen=True)
+class SchedulerConfig:
+    """What SchedulerService goes by."""
+
+    on_loss: str = "fail"
+    recompute_threshold_tokens: int = 64
+    prefill_backoff_tokens: int = 0
+    layers_per_part: int = 0
+    staged: bool = False
+
+    def rules(self, groups: tuple[Group, ...]) -> Rules:
+        """For a pool with these groups."""
+        most = max((group.layers for group in groups), default=0)
+        step = self.layers_per_part
+        ranges = [(first, min(step, most - first)) for first in range(0, most, step)] if step else []
+        return Rules(
+            groups, OnLoss(self.on_loss), self.recompute_threshold_tokens, self.prefill_backoff_tokens, tuple(ranges),
+            self.staged,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        known = [value.value for value in OnLoss]
+        if self.on_loss not in known:
+            raise _invalid("scheduler.on_loss", f"{self.on_loss!r} is not one of {', '.join(known)}")
+        for name in ("recompute_threshold_tokens", "prefill_backoff_tokens", "layers_per_part"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise _invalid(f"scheduler.{name}", "is a whole number from 0")
+        if not isinstance(self.staged, bool):
+            raise _invalid("scheduler.staged", "is yes or no")
+
+
+@dataclass(frozen=True)
 class Config:
     """A server's configuration."""
 
@@ -95,6 +129,7 @@ class Config:
     """What arrives here is compared with its source, block by block, before it counts."""
     drain_s: float = 10.0
     """How long SIGTERM waits for what is going on."""
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -126,6 +161,7 @@ class Config:
         if self.ready_file and not Path(self.ready_file).parent.is_dir():
             raise _invalid("ready_file", f"{self.ready_file} lies in no folder that there is")
         self._check_limits()
+        self.scheduler.check()
         if self.pool is not None:
             self.pool.layout()
         self._check_session()
@@ -198,7 +234,11 @@ def _matches(host: str, allowed: str) -> bool:
 
 
 _PREFIX = "KVGRPC_"
-_TABLES: dict[str, type[PoolConfig] | type[Limits]] = {"pool": PoolConfig, "limits": Limits}
+_TABLES: dict[str, type[PoolConfig] | type[SchedulerConfig] | type[Limits]] = {
+    "pool": PoolConfig,
+    "scheduler": SchedulerConfig,
+    "limits": Limits,
+}
 _KUBERNETES = re.compile(
     rf"{_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=.*|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=.*|PORT=\w+://.*)"
 )
@@ -235,8 +275,8 @@ def _add_variables(environment: Mapping[str, str], merged: dict[str, Any]) -> No
 
 def _parsed(key: str, kind: type, text: str) -> Any:
     try:
-        return kind(text)
-    except ValueError as error:
+        return _FLAG_TEXTS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError) as error:
         raise _invalid(key, f"{text!r} is not usable: {error}") from error
 
 
@@ -267,10 +307,9 @@ def _convert(key: str, value: Any) -> Any:
             return _number(_NUMBERS[key], value)
         if key in _FLAGS:
             return value if isinstance(value, bool) else _FLAG_TEXTS[value.lower()]
-        if key == "pool" and not isinstance(value, PoolConfig | None):
-            return None if value is False else PoolConfig(**value)
-        if key == "limits" and not isinstance(value, Limits):
-            return replace(Limits(), **value)
+        known = key not in _TABLES or isinstance(value, _TABLES[key]) or (key == "pool" and value is None)
+        if not known:
+            return None if key == "pool" and value is False else _TABLES[key](**value)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise _invalid(key, f"{value!r} is not usable: {error}") from error
     return value

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgrpc.config import DATA_PATHS, Config, PoolConfig, is_loopback, load, split_address
+from kvgrpc.config import DATA_PATHS, Config, PoolConfig, SchedulerConfig, is_loopback, load, split_address
+from kvgrpc.core.layout import Group, GroupKind
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.policy_values import OnLoss, Rules
 from kvgrpc.errors import InvalidRequest
 
 FILE = """
@@ -94,7 +96,7 @@ def test_every_setting_but_the_tables_has_its_variable() -> None:
         "exit_with_engine": "0",
         "checksums": "yes",
     }
-    names = {item.name for item in fields(Config)} - {"pool", "limits"}
+    names = {item.name for item in fields(Config)} - {"pool", "limits", "scheduler"}
     values = {name: (texts | numbers | flags).get(name, "text") for name in names}
     config = load(None, {f"KVGRPC_{name.upper()}": value for name, value in values.items()}, {})
     assert all(getattr(config, name) != getattr(Config(), name) for name in names - {"ready_file", "exit_with_engine"})
@@ -106,6 +108,29 @@ def test_a_key_of_a_table_has_a_variable_that_changes_it_alone(file: Path) -> No
     assert config.pool == PoolConfig(blocks=64, dtype="bfloat16")
     assert config.limits == Limits(lease_ttl_s=2.5, blocks_per_request=100, leases=7)
     assert load(None, {"KVGRPC_POOL_DTYPE": "int8"}, {}).pool == PoolConfig(dtype="int8")
+
+
+def test_keys_of_the_scheduler_have_variables_too() -> None:
+    environment = {"KVGRPC_SCHEDULER_STAGED": "Yes", "KVGRPC_SCHEDULER_ON_LOSS": "recompute"}
+    assert load(None, environment, {}).scheduler == SchedulerConfig("recompute", staged=True)
+    with pytest.raises(InvalidRequest):
+        load(None, {"KVGRPC_SCHEDULER_STAGED": "perhaps"}, {})
+
+
+@pytest.mark.parametrize(
+    ("layers", "step", "ranges"),
+    [((4,), 0, ()), ((4,), 3, ((0, 3), (3, 1))), ((2, 4), 2, ((0, 2), (2, 2))), ((), 2, ())],
+)
+def test_parts_are_cut_into_layers_of_the_group_that_has_most(
+    layers: tuple[int, ...], step: int, ranges: tuple[tuple[int, int], ...]
+) -> None:
+    groups = tuple(Group("g", GroupKind.FULL_ATTENTION, count, 16, 64, 1, 8, "uint8") for count in layers)
+    assert SchedulerConfig(layers_per_part=step).rules(groups).layer_ranges == ranges
+
+
+def test_the_rules_of_the_scheduler_are_those_that_are_set() -> None:
+    rules = SchedulerConfig("recompute", 7, 1, 0, staged=True).rules(())
+    assert rules == Rules((), OnLoss.RECOMPUTE, 7, 1, (), staged=True)
 
 
 def test_no_pool_is_said_with_no_in_the_environment_and_a_key_makes_one_again(file: Path) -> None:
@@ -192,6 +217,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
             load(path, {}, {})
 
 
+COUNTS = ("recompute_threshold_tokens", "prefill_backoff_tokens", "layers_per_part")
 WRONG: list[tuple[str, Any, str]] = [
     ("listen", "nonsense", "listen"),
     ("listen", "127.0.0.1:", "listen"),
@@ -243,6 +269,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("pool", {"layers": True}, "pool.layers"),
     ("pool", {"dtype": "complex"}, "pool.dtype"),
     ("pool", {"dtype": 5}, "pool.dtype"),
+    ("scheduler", 5, "scheduler"),
+    ("scheduler", {"bogus": 1}, "scheduler"),
+    ("scheduler", {"on_loss": "despair"}, "scheduler.on_loss"),
+    *[("scheduler", {name: -1}, f"scheduler.{name}") for name in COUNTS],
+    *[("scheduler", {name: True}, f"scheduler.{name}") for name in COUNTS],
+    ("scheduler", {"staged": "perhaps"}, "scheduler.staged"),
     ("limits", 5, "limits"),
     ("limits", {"bogus": 1}, "limits"),
     *[("limits", {name: 0}, f"limits.{name}") for name in (item.name for item in fields(Limits))],

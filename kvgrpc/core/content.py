@@ -88,6 +88,15 @@ class Content:
             f"{tokens} tokens is neither a multiple of 16 up to {self.tokens} nor the whole content",
         )
 
+    def first(self, tokens: int) -> "Content":
+        """The content of the first `tokens` tokens. Raises OutOfRange (CONTENT_RANGE) where this has no digest."""
+        if self.opaque:
+            if tokens != self.tokens:
+                raise OutOfRange(Reason.CONTENT_RANGE, "what an opaque id stands for cannot be cut")
+            return self
+        last = self.digest(tokens)
+        return Content(tokens, self.digests[: (tokens - 1) // UNIT_TOKENS * DIGEST_BYTES] + last)
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -17,7 +17,7 @@ Hooks may come twice and late: what is known changes nothing. What contradicts w
 nothing has changed.
 """
 
-from kvgrpc.core.policy_request import Request, Stage, cut, prefills, usable, whole, without_backoff
+from kvgrpc.core.policy_request import Request, Stage, cut, prefills, usable, whole, with_layers, without_backoff
 from kvgrpc.core.policy_values import (
     Admitted,
     Arrival,
@@ -130,14 +130,14 @@ class Policy:
             self._fill(request, after_step)
 
     def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
-        """Once `step` is done the KV of `computed_tokens` tokens is there: a push sends what is whole, a staged engine
-        saves what is new.
+        """Once `step` is done the KV of `computed_tokens` tokens is there: a push of a prefill sends what is whole, a
+        staged engine saves what is new. A decode engine sends all at its end: only then it is known what the KV is of.
         """
         request = self._requests.get(request_id)
         if request is None or request.arrival.give is None or request.give is Stage.OVER or request.over:
             return
         self._save(request, table, computed_tokens)
-        if request.arrival.give.mode is Mode.PUSH and request.arrival.prompt_tokens:
+        if request.arrival.give.mode is Mode.PUSH and request.prefills and request.arrival.prompt_tokens:
             cut(self.rules, table, 0, computed_tokens)
             self._send(request, table, whole(self.rules, computed_tokens), last=False, step=step)
 
@@ -151,6 +151,13 @@ class Policy:
             request.sent = [0] * len(self.rules.groups)
             self._tasks.append(StartOver(request_id))
 
+    def given_tokens(self, request_id: str, computed_tokens: int, outcome: Outcome) -> int:
+        """How many tokens `finished` would hand over: whoever names what they are has to know before."""
+        request = self._requests.get(request_id)
+        if request is None or request.over or outcome is not Outcome.COMPLETE:
+            return 0
+        return request.given_tokens(self.rules, computed_tokens)
+
     def finished(
         self, request_id: str, table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
     ) -> Finished:
@@ -163,7 +170,7 @@ class Policy:
             return Finished(keep=False, handed_over=False)
         if request.over:
             return Finished(request.busy, request.give is Stage.BUSY)
-        tokens = request.given_tokens(self.rules, computed_tokens) if outcome is Outcome.COMPLETE else 0
+        tokens = self.given_tokens(request_id, computed_tokens, outcome)
         if tokens:
             cut(self.rules, table, 0, tokens)
         self._end_take(request, step)
@@ -309,7 +316,9 @@ class Policy:
         ranges = self.rules.layer_ranges if any(blocks) and self.rules.layer_ranges else (None,)
         for layers in ranges:
             ends = last and layers == ranges[-1]
-            self._tasks.append(Part(request.arrival.request_id, blocks, layers, ends, step))
+            within = with_layers(self.rules, blocks, layers)
+            if any(within) or ends:
+                self._tasks.append(Part(request.arrival.request_id, within, layers, ends, step))
         request.sent = [max(sent, end) for sent, end in zip(request.sent, whole, strict=True)]
         request.give = Stage.BUSY
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvgrpc.core.content import largest_use
+from kvgrpc.core.calls import LayerRange
+from kvgrpc.core.content import UNIT_TOKENS, largest_use
 from kvgrpc.core.layout import GroupKind
 from kvgrpc.core.policy_values import Arrival, Lists, Loss, Rules, Table
 from kvgrpc.errors import InvalidRequest, Reason
@@ -76,6 +77,8 @@ def usable(rules: Rules, arrival: Arrival) -> int:
     if arrival.take is None or arrival.needs_all_outputs or not arrival.prompt_tokens:
         return 0
     use = largest_use(without_backoff(rules, arrival.prompt_tokens), arrival.take.offer_tokens)
+    if arrival.whole_units and use != arrival.prompt_tokens:
+        use -= use % UNIT_TOKENS
     states = any(group.kind is GroupKind.STATE for group in rules.groups)
     return 0 if states and use != arrival.take.offer_tokens else use
 
@@ -102,3 +105,10 @@ def cut(rules: Rules, table: Table, first_tokens: int, end_tokens: int) -> Lists
 def whole(rules: Rules, tokens: int) -> list[int]:
     """Blocks of each group that so many tokens fill. A state is whole at the end only."""
     return [0 if group.kind is GroupKind.STATE else tokens // group.block_tokens for group in rules.groups]
+
+
+def with_layers(rules: Rules, blocks: Lists, layers: LayerRange | None) -> Lists:
+    """The blocks of those groups that have some of these layers; None: all."""
+    if layers is None:
+        return blocks
+    return tuple(ids if layers[0] < group.layers else () for group, ids in zip(rules.groups, blocks, strict=True))

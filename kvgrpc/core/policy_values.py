@@ -96,6 +96,8 @@ class Arrival:
     give: Give | None = None
     needs_all_outputs: bool = False
     """Every prompt token has to go through this engine, for prompt log-probabilities say: nothing is taken."""
+    whole_units: bool = False
+    """It is known by digests of whole units of tokens, and cannot be named at any other length but its own."""
 
 
 @dataclass(frozen=True)

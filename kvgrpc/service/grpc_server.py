@@ -20,6 +20,7 @@ from kvgrpc.service.lease_service import LeaseService
 from kvgrpc.service.peer_service import PeerService
 from kvgrpc.service.pool_service import PoolService
 from kvgrpc.service.rpc import Registrar
+from kvgrpc.service.scheduler_service import SchedulerService
 from kvgrpc.service.transfer_service import TransferService
 from kvgrpc.v1 import (
     admin_pb2,
@@ -32,6 +33,8 @@ from kvgrpc.v1 import (
     lease_pb2_grpc,
     pool_pb2,
     pool_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
     transfer_pb2,
     transfer_pb2_grpc,
 )
@@ -43,6 +46,7 @@ SERVICES = tuple(
         (handoff_pb2, "HandoffService"),
         (transfer_pb2, "TransferService"),
         (lease_pb2, "LeaseService"),
+        (scheduler_pb2, "SchedulerService"),
         (pool_pb2, "PoolService"),
         (admin_pb2, "AdminService"),
         (peer_pb2, "PeerService"),
@@ -96,6 +100,7 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
     lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
     pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
     peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)

@@ -79,7 +79,7 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
     now = lead.runner.now
     match answer:
         case KVGrpcError():
-            made.failure.CopyFrom(_failure(answer))
+            made.failure.CopyFrom(refusal(answer))
             made.code = answer.code
         case actions.Cancelled():
             made.cancel_transfer.CopyFrom(
@@ -129,8 +129,8 @@ def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | Non
     return answers.transfer(value, now) if value else None
 
 
-def _failure(error: KVGrpcError) -> common_pb2.Failure:
-    """A refusal with all that an engine can know of it: the fields that are wrong, and what would help."""
+def refusal(error: KVGrpcError) -> common_pb2.Failure:
+    """A refusal with all that a caller can know of it: the fields that are wrong, and what would help."""
     row = error_row(error)
     row.message = sentence(error)
     row.next = NEXT[NEXT_STEPS.get(error.reason, Next.RECOMPUTE)]

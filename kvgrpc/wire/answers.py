@@ -152,9 +152,8 @@ def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
 
 
 def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
-    for group, ids in row.blocks:
-        if len(ids):
-            put_runs(ids, into.blocks.add(group=group).blocks)
+    for group, ids in row.blocks:  # also those without blocks: whoever has all tokens says so for each
+        put_runs(ids, into.blocks.add(group=group).blocks)
     into.token_count = row.token_count
     into.offer_tokens = row.offer_tokens
     into.remaining.CopyFrom(duration(row.remaining_s))

@@ -68,12 +68,12 @@ def finished_blocks(
         blocks=block_lists(request.blocks, limit),
         content=content(request.content, weights) if not push or request.HasField("content") else None,
         ttl_s=seconds(request, "ttl"),
-        consumers=_consumers(request.consumers),
+        consumers=consumers(request.consumers),
         on_abort=on_abort(request.on_abort),
-        request_id=_text("request_id", request.request_id),
+        request_id=text("request_id", request.request_id),
         priority=request.priority,
         after_step=request.after_step,
-        lease_id=_text("lease_id", request.lease_id),
+        lease_id=text("lease_id", request.lease_id),
         validate_only=request.validate_only,
         waits_for=events.WaitsFor.REGISTRATION if push else events.WaitsFor.READERS,
         last=request.last,
@@ -90,7 +90,7 @@ def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -
     return events.RegisterPush(
         call=call,
         token=request.grant.token,
-        request_id=_text("request_id", request.request_id),
+        request_id=text("request_id", request.request_id),
         access_id=os.urandom(ACCESS_ID_BYTES),
         reverse_access_id=os.urandom(ACCESS_ID_BYTES),
     )
@@ -113,7 +113,7 @@ def reserve_blocks(
         have_tokens=request.have_tokens,
         use_tokens=request.use_tokens,
         source=source,
-        request_id=_text("request_id", request.request_id),
+        request_id=text("request_id", request.request_id),
         priority=request.priority,
         after_step=request.after_step,
         registration_timeout_s=timeout_s(request, "registration_timeout"),
@@ -134,9 +134,9 @@ def grant_lease(
         blocks=block_lists(request.blocks, limit),
         content=content(request.content, weights),
         ttl_s=seconds(request, "ttl"),
-        consumers=_consumers(request.consumers),
+        consumers=consumers(request.consumers),
         on_abort=on_abort(request.on_abort),
-        request_id=_text("request_id", request.request_id),
+        request_id=text("request_id", request.request_id),
         transfer=False,
         labels=labels,
     )
@@ -163,7 +163,7 @@ def pull_blocks(
         use_tokens=request.use_tokens,
         destination=destination,
         key=request.transfer_key,
-        request_id=_text("request_id", request.request_id),
+        request_id=text("request_id", request.request_id),
         priority=request.priority,
         after_step=request.after_step,
         queue_timeout_s=timeout_s(request, "queue_timeout"),
@@ -209,12 +209,12 @@ def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
     """CancelTransfer."""
-    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, _text("message", request.message))
+    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, text("message", request.message))
 
 
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
     """ReleaseQuarantine."""
-    why = _text("message", request.message)
+    why = text("message", request.message)
     return events.ReleaseQuarantine(call, request.force, tuple(request.transfer_ids), why)
 
 
@@ -319,13 +319,15 @@ def _claim(value: peer_pb2.ContentClaim) -> Claim:
     return Claim(value.token_count, value.digest, value.opaque_id)
 
 
-def _consumers(value: int) -> int:
+def consumers(value: int) -> int:
+    """How many consumers come: 1 unless it is said. Raises InvalidRequest for too many."""
     if value > CONSUMERS_MAX:
         raise invalid("consumers", f"at most {CONSUMERS_MAX}")
     return value or 1
 
 
-def _text(field: str, value: str) -> str:
+def text(field: str, value: str) -> str:
+    """A label. Raises InvalidRequest for a long one."""
     if len(value) > TEXT_BYTES_MAX:
         raise invalid(field, f"has at most {TEXT_BYTES_MAX} characters")
     return value

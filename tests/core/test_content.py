@@ -188,6 +188,19 @@ def test_a_digest_exists_at_multiples_of_16_and_at_the_end() -> None:
             made.digest(tokens)
 
 
+@pytest.mark.parametrize("tokens", [16, 32, 37, 40])
+def test_the_content_of_the_first_tokens_is_what_they_alone_would_have(tokens: int) -> None:
+    assert chain(FORTY, also_at=37).first(tokens) == chain(FORTY[:tokens])
+
+
+def test_only_what_has_a_digest_can_be_cut_there() -> None:
+    opaque = Content(40, opaque=b"prompt")
+    assert opaque.first(40) == opaque
+    for made, tokens in ((chain(FORTY), 39), (chain(FORTY), 0), (chain(FORTY), 41), (opaque, 32)):
+        with refused(Reason.CONTENT_RANGE, OutOfRange):
+            made.first(tokens)
+
+
 @pytest.mark.parametrize(
     ("own", "offer", "use", "expected"),
     [

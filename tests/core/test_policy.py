@@ -95,6 +95,13 @@ def test_what_is_offered_and_wanted_and_missing_can_come(offer: int, prompt: int
     assert made.match(R, computed) == Match(tokens)
 
 
+@pytest.mark.parametrize(("offer", "prompt", "tokens"), [(50, 70, 48), (50, 50, 50), (70, 50, 48)])
+def test_a_prompt_that_is_known_by_whole_units_takes_whole_units_or_all(offer: int, prompt: int, tokens: int) -> None:
+    made = policy()
+    made.arrived(decode(offer=offer, prompt=prompt, whole_units=True))
+    assert made.match(R, 0) == Match(tokens)
+
+
 def test_to_ask_what_can_come_changes_nothing() -> None:
     made = policy()
     made.arrived(decode())
@@ -272,6 +279,14 @@ def test_a_decode_engine_offers_all_that_has_kv_for_the_next_turn() -> None:
     assert made.take_tasks() == [HandOver(R, TABLE, 66, 0)]
 
 
+def test_what_would_be_handed_over_can_be_asked_before() -> None:
+    made = policy()
+    made.arrived(prefill())
+    assert [made.given_tokens(R, 70, outcome) for outcome in (COMPLETE, ABORTED)] == [64, 0]
+    made.finished(R, TABLE, 64, COMPLETE)
+    assert [made.given_tokens(id_, 64, COMPLETE) for id_ in (R, "unheard of")] == [0, 0]
+
+
 def test_of_a_prefill_no_more_than_the_prompt_is_handed_over() -> None:
     made = policy()
     made.arrived(prefill(prompt=48))
@@ -286,6 +301,17 @@ def test_what_did_not_finish_is_not_handed_over_and_whoever_waits_for_a_push_is_
     assert made.finished(R, TABLE, 64, ABORTED) == FREE
     assert [type(task) for task in made.take_tasks()] == ([GiveUp] if mode is PUSH else [])
     assert R not in made
+
+
+def test_a_push_that_is_given_up_after_its_first_parts_keeps_their_blocks_until_they_are_at_rest() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH))
+    made.computed(R, TABLE, 32, 1)
+    assert made.aborted(R, "enough") == KEPT
+    assert made.take_tasks()[1:] == [GiveUp(R, "enough")]
+    made.returned(R, Side.GIVE)
+    assert made.take_told() == [SendEnded(R, Loss(Reason.CANCELLED, "enough", Next.RECOMPUTE))]
+    assert len(made) == 0
 
 
 def test_a_push_sends_whole_blocks_as_they_are_computed_and_the_rest_at_the_end() -> None:
@@ -319,6 +345,28 @@ def test_a_layer_wise_push_sends_each_part_in_ranges_of_layers() -> None:
         Part(R, blocks, (0, 1), last=False, after_step=1),
         Part(R, blocks, (1, 1), last=True, after_step=1),
     ]
+
+
+def test_a_part_lists_blocks_of_those_groups_only_that_have_its_layers() -> None:
+    one = Group("one", GroupKind.FULL_ATTENTION, 1, 16, 64, 1, 8, "uint8")
+    made = policy(one, layer_ranges=((0, 1), (1, 1)))
+    made.arrived(prefill(PUSH, prompt=40))
+    made.computed(R, TABLE, 32, 1)
+    assert made.take_tasks() == [Part(R, ((10, 11),), (0, 1), last=False, after_step=1)]
+    made.finished(R, TABLE, 40, COMPLETE, 2)
+    assert made.take_tasks() == [
+        Part(R, ((12,),), (0, 1), last=False, after_step=2),
+        Part(R, ((),), (1, 1), last=True, after_step=2),
+    ]
+
+
+def test_a_decode_engine_pushes_what_it_has_at_its_end_only() -> None:
+    made = policy()
+    made.arrived(Arrival(R, 32, give=Give(PUSH, prefill=False)))
+    made.computed(R, TABLE, 48, 1)
+    assert made.take_tasks() == []
+    made.finished(R, TABLE, 60, COMPLETE, 2)
+    assert made.take_tasks() == [Part(R, (TABLE[0][:4],), None, last=True, after_step=2)]
 
 
 def test_states_go_with_the_last_part() -> None:

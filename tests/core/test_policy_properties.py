@@ -50,8 +50,8 @@ class World:
         self.policy = Policy(Rules((GROUP,), data.draw(st.sampled_from(OnLoss)), 16, staged=data.draw(st.booleans())))
         self.open: dict[tuple[str, Side], bool] = {}
         """Transfers that are not over; whether they have failed."""
-        self.filling: set[str] = set()
-        """Requests whose blocks a transfer has: without them none is received."""
+        self.waiting: set[str] = set()
+        """Requests whose pull has no blocks yet: it cannot succeed."""
         self.awaited: Counter[str] = Counter()
         self.kept: set[str] = set()
         self.ended: Counter[str] = Counter()
@@ -94,8 +94,8 @@ class World:
     def news(self) -> None:
         if self.open:
             name = self.data.draw(st.sampled_from(sorted(self.open, key=str)))
-            bare = name[1] is Side.TAKE and name[0] not in self.filling
-            self.end(*name, failed=bare or self.data.draw(st.booleans()))
+            begun = name[1] is Side.GIVE or name[0] not in self.waiting
+            self.end(*name, failed=self.data.draw(st.booleans()) or not begun)
 
     def end(self, id_: str, side: Side, *, failed: bool) -> None:
         """One piece of news about a transfer."""
@@ -118,13 +118,13 @@ class World:
     def perform(self, task: Task) -> None:
         if isinstance(task, Begin | Reserve):
             self.open[task.request_id, Side.TAKE] = False
-            self.filling.discard(task.request_id)
-        if isinstance(task, Start | Reserve):
-            self.filling.add(task.request_id)
-        if isinstance(task, HandOver | Part):
+            if isinstance(task, Begin):
+                self.waiting.add(task.request_id)
+        elif isinstance(task, HandOver | Part):
             self.open.setdefault((task.request_id, Side.GIVE), False)
         elif isinstance(task, Start):
             assert (task.request_id, Side.TAKE) in self.open, "a pull begins before it gets its blocks"
+            self.waiting.discard(task.request_id)
         elif isinstance(task, Cancel) and (task.request_id, task.side) in self.open:
             self.open[task.request_id, task.side] = False
 
@@ -142,8 +142,7 @@ class World:
             self.left(id_, self.policy.aborted(id_).keep)
             self.look()
         while self.open:
-            id_, side = next(iter(self.open))
-            self.end(id_, side, failed=side is Side.TAKE and id_ not in self.filling)
+            self.end(*next(iter(self.open)), failed=False)
             self.look()
         for id_ in IDS:
             self.policy.loaded(id_)

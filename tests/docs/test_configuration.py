@@ -10,13 +10,18 @@ import pytest
 
 from kvgrpc import config
 from kvgrpc.cli import serve as command
-from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, load
+from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, load
 from kvgrpc.service.session import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"
-SETTINGS, POOL, VARIABLES = tables(section(PAGE, "## Settings"))
-NOT_A_VALUE = {"engine_id": "random", "pool": "see below", "limits": "[table](protocol.md#defaults-and-limits)"}
+SETTINGS, POOL, SCHEDULER, VARIABLES = tables(section(PAGE, "## Settings"))
+NOT_A_VALUE = {
+    "engine_id": "random",
+    "pool": "see below",
+    "scheduler": "see below",
+    "limits": "[table](protocol.md#defaults-and-limits)",
+}
 
 
 def shown(rows: list[list[str]]) -> dict[str, str]:
@@ -47,6 +52,10 @@ def test_keys_of_the_pool_and_their_defaults_are_those_of_the_configuration() ->
     assert shown(POOL) == {field.name: rendered(field) for field in fields(PoolConfig)}
 
 
+def test_keys_of_the_scheduler_and_their_defaults_are_those_of_the_configuration() -> None:
+    assert shown(SCHEDULER) == {field.name: rendered(field) for field in fields(SchedulerConfig)}
+
+
 def test_the_element_types_are_all_named() -> None:
     (row,) = (row for row in POOL if plain(row[0]) == "dtype")
     assert row[2].partition(": ")[2].split(", ") == list(DTYPE_BYTES)
@@ -54,7 +63,7 @@ def test_the_element_types_are_all_named() -> None:
 
 def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
     flags = set(inspect.signature(command.serve).parameters)
-    settings = shown(SETTINGS).keys() - {"pool", "limits"}
+    settings = shown(SETTINGS).keys() - {"pool", "scheduler", "limits"}
     without = flags - settings - shown(POOL).keys()
     assert settings | shown(POOL).keys() <= flags
     text = section(PAGE, "## Settings")
@@ -73,6 +82,7 @@ def test_the_example_can_be_used_as_it_is(tmp_path: Path) -> None:
     assert made.data_paths == tuple(written["data_paths"])
     assert made.pool is not None
     assert made.pool.blocks == written["pool"]["blocks"]
+    assert made.scheduler.on_loss == written["scheduler"]["on_loss"]
     assert made.limits.lease_ttl_s == written["limits"]["lease_ttl_s"]
 
 

@@ -194,7 +194,7 @@ def test_an_abort_ends_the_pull_and_frees_both_sides(sides: tuple[At, At], when:
     assert d.scheduler.aborted(R).keep is (when == "allocated")
     if when == "allocated":
         d.told(LoadEnded)
-    d.scheduler.step()
+    d.until(p.side.lead.at_rest)
     p.told(SendEnded)
     wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
 

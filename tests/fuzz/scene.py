@@ -6,7 +6,7 @@ the same choices make the same input in every scene; `Scene.translated` puts the
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import Message
 
@@ -19,6 +19,7 @@ from kvgrpc.v1 import (
     lease_pb2,
     pool_pb2,
     pool_types_pb2,
+    scheduler_pb2,
     transfer_pb2,
 )
 from tests.fuzz.messages import Known
@@ -129,6 +130,7 @@ def _requests(  # noqa: PLR0915 - one for each RPC
         ),
     )
     yield "RegisterPush", handoff_pb2.RegisterPushRequest(grant=theirs.grant)
+    yield from _scheduler_requests(scene, keys, offer, theirs, blocks)
     sent = handed.transfer.transfer_id
     yield "GetTransfer", transfer_pb2.GetTransferRequest(transfer_id=sent)
     yield (
@@ -191,6 +193,52 @@ def _requests(  # noqa: PLR0915 - one for each RPC
     ]  # fmt: skip
     yield "Converse", peer_pb2.ConverseRequest(calls=said)
     yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
+
+
+def _scheduler_requests(
+    scene: Scene, keys: list[bytes], offer: Any, theirs: Any, blocks: list[int]
+) -> Iterator[tuple[str, Message]]:
+    """(RPC, a request that succeeds), for every RPC of SchedulerService."""
+    whole = content(TOKENS)
+    named: dict[str, Any] = {"request_id": "r"}
+    table: dict[str, Any] = {**named, "blocks": [group(blocks[10:13])], "computed_tokens": 16}
+    push = common_pb2.Intent(transfer_key=keys[4], mode=common_pb2.TRANSFER_MODE_PUSH, consumers=2, ttl=dur(30))
+    push.peer.address = scene.peer.address
+    calls: dict[str, list[Message]] = {
+        "request_arrived": [
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, offer=offer.grant),
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, push=scheduler_pb2.PushOffer(), intent=push),
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, give=scheduler_pb2.KvGift(), intent=push),
+            scheduler_pb2.RequestArrivedRequest(
+                **named, prompt=whole, give=scheduler_pb2.KvGift(mode=common_pb2.TRANSFER_MODE_PUSH),
+                target=theirs.grant, intent=common_pb2.Intent(transfer_key=keys[2]),
+            ),
+        ],
+        "match_tokens": [scheduler_pb2.MatchTokensRequest(**named, computed_tokens=16)],
+        "blocks_allocated": [
+            scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=len(TOKENS) - 16),
+            scheduler_pb2.BlocksAllocatedRequest(**table),
+        ],
+        "tokens_computed": [scheduler_pb2.TokensComputedRequest(**table)],
+        "blocks_loaded": [scheduler_pb2.BlocksLoadedRequest(**named)],
+        "request_preempted": [scheduler_pb2.RequestPreemptedRequest(**named)],
+        "request_finished": [
+            scheduler_pb2.RequestFinishedRequest(**table, outcome=outcome, content=whole)
+            for outcome in (scheduler_pb2.REQUEST_OUTCOME_COMPLETE, scheduler_pb2.REQUEST_OUTCOME_ABORTED)
+        ],
+        "abort_request": [scheduler_pb2.AbortRequestRequest(**named, message="no")],
+    }  # fmt: skip
+    for kind, rows in calls.items():
+        for row in rows:
+            yield "".join(word.capitalize() for word in kind.split("_")), row
+    yield "PollSchedulerNews", scheduler_pb2.PollSchedulerNewsRequest(after_seq=1, wait=dur(1e-3))
+    said = [
+        scheduler_pb2.ScheduleCall(**cast("dict[str, Any]", {kind: row}))
+        for kind, rows in calls.items()
+        for row in rows
+    ]
+    yield "ScheduleStep", scheduler_pb2.ScheduleStepRequest(calls=said, after_seq=1)
+    yield "Schedule", scheduler_pb2.ScheduleRequest(calls=said)
 
 
 def _translate(message: Message, names: dict[Any, Any]) -> None:

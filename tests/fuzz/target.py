@@ -97,7 +97,7 @@ class Target:
         service, channel = method.containing_service, self.engine.api.channel
         path = f"/{service.full_name}/{method.name}"
         streams = method.client_streaming, method.server_streaming
-        waits = method.server_streaming or method.name == "WaitTransfer"
+        waits = method.server_streaming or method.name in ("WaitTransfer", "PollSchedulerNews")
         timeout = WATCH_S if waits else ANSWER_S
         make = {
             (False, False): channel.unary_unary,

@@ -22,6 +22,7 @@ from kvgrpc.v1 import (
     handshake_pb2_grpc,
     lease_pb2_grpc,
     pool_pb2_grpc,
+    scheduler_pb2_grpc,
     transfer_pb2_grpc,
 )
 from tests.service.contract import errors_of
@@ -59,6 +60,7 @@ class Api:
         self.handoff = handoff_pb2_grpc.HandoffServiceStub(channel)
         self.transfers = transfer_pb2_grpc.TransferServiceStub(channel)
         self.leases = lease_pb2_grpc.LeaseServiceStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self.pool = pool_pb2_grpc.PoolServiceStub(channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(channel)
         self.peer = peer_pb2_grpc.PeerServiceStub(channel)

@@ -14,6 +14,7 @@ from kvgrpc.v1 import (
     handshake_pb2,
     lease_pb2,
     pool_pb2,
+    scheduler_pb2,
     transfer_pb2,
 )
 from tests.service.api import refused
@@ -27,6 +28,7 @@ SERVICES: list[ServiceDescriptor] = [
     handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"],
     transfer_pb2.DESCRIPTOR.services_by_name["TransferService"],
     lease_pb2.DESCRIPTOR.services_by_name["LeaseService"],
+    scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"],
     pool_pb2.DESCRIPTOR.services_by_name["PoolService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
@@ -55,6 +57,24 @@ def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Iterato
     yield "PartsReady", api.peer.PartsReady(peer_pb2.PartsReadyRequest(caller=consumer.caller, access_id=access))
 
 
+def calls_of_a_scheduler(engine: Engine) -> Iterator[tuple[str, Any]]:
+    """(RPC, reply) of the calls of a scheduler, about a request that moves nothing."""
+    stub = engine.api.scheduler
+    said: dict[str, Any] = {"request_id": "r"}
+    yield "RequestArrived", stub.RequestArrived(scheduler_pb2.RequestArrivedRequest(**said))
+    yield "MatchTokens", stub.MatchTokens(scheduler_pb2.MatchTokensRequest(**said))
+    yield "BlocksAllocated", stub.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**said))
+    yield "TokensComputed", stub.TokensComputed(scheduler_pb2.TokensComputedRequest(**said))
+    yield "BlocksLoaded", stub.BlocksLoaded(scheduler_pb2.BlocksLoadedRequest(**said))
+    yield "RequestPreempted", stub.RequestPreempted(scheduler_pb2.RequestPreemptedRequest(**said))
+    over = scheduler_pb2.RequestFinishedRequest(**said, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE)
+    yield "RequestFinished", stub.RequestFinished(over)
+    yield "AbortRequest", stub.AbortRequest(scheduler_pb2.AbortRequestRequest(**said))
+    yield "PollSchedulerNews", stub.PollSchedulerNews(scheduler_pb2.PollSchedulerNewsRequest())
+    yield "ScheduleStep", stub.ScheduleStep(scheduler_pb2.ScheduleStepRequest())
+    yield "Schedule", next(stub.Schedule(iter([scheduler_pb2.ScheduleRequest()]), timeout=10))
+
+
 def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, Any]]:
     """(RPC, reply) of a call that succeeds, for every RPC of the server."""
     api, tokens = engine.api, prompt(16)
@@ -78,6 +98,7 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     )
     yield "PullBlocks", api.handoff.PullBlocks(handoff_pb2.PullBlocksRequest(grant=offer, content=content(tokens)))
     yield from calls_of_a_push(engine, peer, consumer)
+    yield from calls_of_a_scheduler(engine)
     access = new_key()
     yield "OpenAccess", consumer.open(handed.grant, tokens, access)
     asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)

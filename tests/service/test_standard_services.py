@@ -19,6 +19,7 @@ OURS = [
     "kvgrpc.v1.HandoffService",
     "kvgrpc.v1.TransferService",
     "kvgrpc.v1.LeaseService",
+    "kvgrpc.v1.SchedulerService",
     "kvgrpc.v1.PoolService",
     "kvgrpc.v1.AdminService",
     "kvgrpc.peer.v1.PeerService",

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from kvgrpc.core import events
+from kvgrpc.core import actions, events
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.content import Content
 from kvgrpc.core.content import chain as make_chain
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2
-from kvgrpc.wire import accesses, requests
+from kvgrpc.wire import accesses, answers, requests
 
 LIMIT = 1_000
 CALL = events.Call(1, "engine", "")
@@ -111,3 +111,13 @@ def test_a_registration_takes_a_grant() -> None:
         requests.register_push(handoff_pb2.RegisterPushRequest(), CALL)
     request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"token"))
     assert requests.register_push(request, CALL).token == b"token"
+
+
+def test_a_destination_that_has_all_tokens_of_a_group_lists_it_without_blocks() -> None:
+    none = np.array([], dtype=np.int64)
+    blocks = ((0, none), (1, np.array([4, 5])))
+    opened = events.Opened(blocks, 40, 40, 1.0, 30.0, 0, "t-1", "l-1")
+    reply = peer_pb2.OpenAccessResponse()
+    answers.openings(actions.Openings((opened,)), reply)
+    heard = accesses.opened(peer_pb2.OpenAccessResponse.FromString(reply.SerializeToString()), LIMIT)
+    assert [(group, ids.tolist()) for group, ids in heard.blocks] == [(0, []), (1, [4, 5])]

@@ -1,0 +1,286 @@
+"""What a scheduler says of its requests to the policy's values, and what it is told to messages."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvgrpc.core import content as contents
+from kvgrpc.core import grants
+from kvgrpc.core.events import BlockLists, PushSource
+from kvgrpc.core.ids import check_transfer_key
+from kvgrpc.core.policy_values import (
+    Give,
+    Lists,
+    Load,
+    LoadEnded,
+    Loss,
+    Mode,
+    OnLoss,
+    Outcome,
+    Save,
+    SendEnded,
+    TakeLost,
+    Told,
+)
+from kvgrpc.core.pull_checks import check_key
+from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.v1 import common_pb2, scheduler_pb2
+from kvgrpc.wire.requests import consumers, text
+from kvgrpc.wire.values import NEXT, claims_of, content, grant, group_blocks, invalid, layer_ranges, on_abort, seconds
+from kvgrpc.wire.values import reason as reason_to_proto
+
+NEWS_PER_REPLY = 1_024
+NEWS_BYTES_MAX = 1 << 20
+"""Of one reply, but for its last news: what comes after waits for the next one."""
+_Reply = scheduler_pb2.PollSchedulerNewsResponse | scheduler_pb2.ScheduleStepResponse | scheduler_pb2.ScheduleResponse
+_MODES = {common_pb2.TRANSFER_MODE_PULL: Mode.PULL, common_pb2.TRANSFER_MODE_PUSH: Mode.PUSH}
+_ON_LOSS = {
+    OnLoss.FAIL: scheduler_pb2.ON_LOSS_FAIL,
+    OnLoss.RECOMPUTE: scheduler_pb2.ON_LOSS_RECOMPUTE,
+}
+
+
+@dataclass(frozen=True)
+class Named:
+    """What KV is of, and of any beginning of it, as far as that was said."""
+
+    whole: contents.Content
+    tokens: common_pb2.Content | None = field(default=None, compare=False, repr=False)
+    """As it was said, where tokens were: they can be named at any length."""
+    weights: str = field(default="", compare=False)
+
+    def with_digest(self, tokens: int) -> contents.Content:
+        """The whole, with a digest at that many tokens if it can have one."""
+        if self.tokens is None or self.whole.has_digest(tokens):
+            return self.whole
+        made = content(self.tokens, self.weights, also_at=tokens)
+        assert made is not None
+        return made
+
+    def first(self, tokens: int) -> contents.Content:
+        """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where nobody said that."""
+        return self.with_digest(tokens).first(tokens)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """KV that a READ grant offers."""
+
+    token: bytes
+    claims: grants.Claims
+
+
+@dataclass(frozen=True)
+class Coming:
+    """KV that is pushed; None: a router tells its source."""
+
+    source: PushSource | None
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request with all that its transfers are called and made of."""
+
+    request_id: str
+    prompt: Named | None
+    take: Offer | Coming | None
+    give: Give | None
+    target: bytes
+    """The WRITE grant of the destination of a push; empty where none was brought."""
+    key: bytes
+    label: str
+    consumers: int
+    ttl_s: float | None
+    priority: int
+    on_abort: grants.OnAbort
+    needs_all_outputs: bool
+    trace: str = field(compare=False)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt.whole.tokens if self.prompt else 0
+
+    @property
+    def addresses(self) -> Iterator[str]:
+        """Where its transfers lead."""
+        match self.take:
+            case Offer():
+                yield self.take.claims.address
+            case Coming(source=PushSource(address=address)):
+                yield address
+        if self.target:
+            yield grants.read_claims(self.target).address
+
+
+@dataclass(frozen=True)
+class ReservedAt:
+    """Blocks for a push are reserved; `grant` is for its source."""
+
+    request_id: str
+    grant: bytes
+
+
+@dataclass(frozen=True)
+class Provisional:
+    """These layers of a push are there."""
+
+    request_id: str
+    layers_done: tuple[tuple[int, int], ...]
+
+
+News = Told | ReservedAt | Provisional
+
+
+# ---- what is said
+
+
+def named(value: common_pb2.Content, weights: str) -> Named | None:
+    """A Content, or None when it is unset."""
+    whole = content(value, weights)
+    if whole is None or value.WhichOneof("form") != "tokens":
+        return Named(whole) if whole else None
+    kept = common_pb2.Content()  # a part of a message keeps the whole message
+    kept.CopyFrom(value)
+    return Named(whole, kept, weights)
+
+
+def wanted(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str) -> Wanted:
+    """RequestArrived. Raises KVGrpcError."""
+    intent = request.intent
+    give, take, key = _give(request), _take(request), intent.transfer_key
+    if give is not None or isinstance(take, Coming):
+        check_transfer_key(key)
+    elif isinstance(take, Offer):
+        check_key(key, take.claims.transfer_key, "this grant")
+    request_id = required_id(request.request_id)
+    return Wanted(
+        request_id=request_id,
+        prompt=named(request.prompt, weights),
+        take=take,
+        give=give,
+        target=_target(request, give),
+        key=key,
+        label=text("intent.request_id", intent.request_id) or request_id,
+        consumers=consumers(intent.consumers),
+        ttl_s=seconds(intent, "ttl"),
+        priority=intent.priority,
+        on_abort=on_abort(intent.on_abort),
+        needs_all_outputs=request.needs_all_outputs,
+        trace=text("traceparent", request.traceparent) or trace,
+    )
+
+
+def required_id(request_id: str) -> str:
+    """Raises InvalidRequest for no id, or a long one."""
+    if not request_id:
+        raise invalid("request_id", "is required")
+    return text("request_id", request_id)
+
+
+def outcome(value: int) -> Outcome:
+    """Raises InvalidRequest where it was left out."""
+    if value == scheduler_pb2.REQUEST_OUTCOME_UNSPECIFIED:
+        raise invalid("outcome", "is required")
+    return Outcome.COMPLETE if value == scheduler_pb2.REQUEST_OUTCOME_COMPLETE else Outcome.ABORTED
+
+
+def _give(request: scheduler_pb2.RequestArrivedRequest) -> Give | None:
+    if not request.HasField("give"):
+        return None
+    mode = request.give.mode or request.intent.mode
+    return Give(_MODES.get(mode, Mode.PULL), not request.give.decodes)
+
+
+def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Coming | None:
+    match request.WhichOneof("take"):
+        case "offer":
+            return Offer(request.offer.token, _claims(request.offer, grants.Access.READ))
+        case "push":
+            push = request.push
+            stated = push.HasField("source")
+            source = push.source if stated else request.intent.peer
+            if stated and not source.address:
+                raise invalid("push.source.address", "is required where a source is named")
+            return Coming(PushSource(source.address, source.engine_id) if source.address else None, push.keep)
+    return None
+
+
+def _target(request: scheduler_pb2.RequestArrivedRequest, give: Give | None) -> bytes:
+    if not request.HasField("target"):
+        return b""
+    if give is None or give.mode is not Mode.PUSH:
+        raise invalid("target", "is for a push from here: say so in give")
+    check_key(request.intent.transfer_key, _claims(request.target, grants.Access.WRITE).transfer_key, "this target")
+    return request.target.token
+
+
+def _claims(value: common_pb2.Grant, access: grants.Access) -> grants.Claims:
+    claims = claims_of(value)
+    if claims.access is not access:
+        raise PreconditionFailed(
+            Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.name} grant; a {access.name} grant is needed here"
+        )
+    return claims
+
+
+# ---- what is told
+
+
+def block_ids(lists: Lists) -> BlockLists:
+    """Blocks of each group, as events name them; a group without any is left out."""
+    return tuple((group, np.array(ids, dtype=np.int64)) for group, ids in enumerate(lists) if ids)
+
+
+def kv_transfer_params(token: bytes) -> str:
+    """A grant as the JSON object that today's routers relay; empty for none."""
+    return json.dumps(grants.to_json(token)) if token else ""
+
+
+def put_news(rows: Iterable[tuple[int, News]], into: _Reply) -> None:
+    """As many news as fit into one reply; it says whether there are others."""
+    nbytes = 0
+    for seq, value in rows:
+        if nbytes >= NEWS_BYTES_MAX or len(into.news) == NEWS_PER_REPLY:
+            into.more = True
+            return
+        made = into.news.add(seq=seq, request_id=value.request_id)
+        _put(value, made)
+        nbytes += made.ByteSize()
+
+
+def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
+    match value:
+        case LoadEnded():
+            into.load_ended.tokens = value.tokens
+            if value.loss is not None:
+                into.load_ended.failure.CopyFrom(_failure(value.loss))
+                into.load_ended.invalid_blocks.extend(_blocks(value.blocks))
+                into.load_ended.on_loss = _ON_LOSS[value.on_loss]
+        case SendEnded():
+            into.send_ended.SetInParent()
+            if value.loss is not None:
+                into.send_ended.failure.CopyFrom(_failure(value.loss))
+        case TakeLost():
+            into.take_lost.failure.CopyFrom(_failure(value.loss))
+            into.take_lost.on_loss = _ON_LOSS[value.on_loss]
+        case Save():
+            into.save.blocks.extend(_blocks(value.blocks))
+        case Load():
+            into.load.blocks.extend(_blocks(value.blocks))
+        case ReservedAt():
+            into.reserved_at.grant.CopyFrom(grant(value.grant))
+            into.reserved_at.kv_transfer_params = kv_transfer_params(value.grant)
+        case Provisional():
+            into.provisional.SetInParent()
+            into.provisional.layers_done.extend(layer_ranges(value.layers_done))
+
+
+def _failure(loss: Loss) -> common_pb2.Failure:
+    return common_pb2.Failure(reason=reason_to_proto(loss.reason), message=loss.message, next=NEXT[loss.next])
+
+
+def _blocks(lists: Lists) -> list[common_pb2.GroupBlocks]:
+    return group_blocks(block_ids(lists))

@@ -1,0 +1,104 @@
+"""SchedulerService beside attached engines: the blocks are theirs, the scheduler is another process."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from kvgrpc.core.layout import PoolKind
+from kvgrpc.v1 import common_pb2, scheduler_pb2
+from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.support import Lead, new_key, tokens
+from tests.service.api import Api, read_refusal
+from tests.service.engines import WAIT_S, wait_until
+from tests.service.values import content, dur, group
+
+PROMPT = tokens(40)
+SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
+R = "r1"
+
+
+def news(api: Api, wait_s: float = WAIT_S, incarnation: int = 0) -> list[scheduler_pb2.SchedulerNews]:
+    request = scheduler_pb2.PollSchedulerNewsRequest(wait=dur(wait_s), incarnation=incarnation)
+    return list(api.scheduler.PollSchedulerNews(request).news)
+
+
+def prefilled(api: Api) -> common_pb2.Grant:
+    """A request that was computed in SOURCE, and handed over."""
+    gift, intent = scheduler_pb2.KvGift(), common_pb2.Intent(transfer_key=new_key())
+    api.scheduler.RequestArrived(
+        scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), give=gift, intent=intent)
+    )
+    over = scheduler_pb2.RequestFinishedRequest(
+        request_id=R, blocks=[group(SOURCE)], computed_tokens=40, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE
+    )
+    return api.scheduler.RequestFinished(over).grant
+
+
+def test_blocks_of_engines_go_where_another_process_says_and_their_sessions_hear_nothing(
+    leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    p, d = (attach(lead, kind=PoolKind.ENGINE_MANAGED) for lead in leads)
+    written = p.fill(SOURCE, seed=1)
+    api = leads[1].api
+    api.scheduler.RequestArrived(
+        scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), offer=prefilled(leads[0].api))
+    )
+    api.scheduler.BlocksAllocated(
+        scheduler_pb2.BlocksAllocatedRequest(request_id=R, blocks=[group(TARGET)], external_tokens=40)
+    )
+    (ended,) = news(api)
+    assert ended.load_ended == scheduler_pb2.LoadEnded(tokens=40)
+    assert np.array_equal(d.read(TARGET), written)
+    (sent,) = news(leads[0].api)
+    assert sent.HasField("send_ended")
+    assert not sent.send_ended.HasField("failure")
+    assert (p.engine.poll(0), d.engine.poll(0)) == ([], [])
+
+
+def test_layers_of_a_push_are_told_as_they_come(leads: tuple[Lead, Lead], attach: Attach, tmp_path: Path) -> None:
+    source, key = Lead(tmp_path, "L", settings=f"{SETTINGS}[scheduler]\nlayers_per_part = 1\n").wait_ready(), new_key()
+    try:
+        p, d = attach(source), attach(leads[1])
+        written, api = p.fill(SOURCE, seed=1), leads[1].api
+        intent = common_pb2.Intent(transfer_key=key, mode=common_pb2.TRANSFER_MODE_PUSH)
+        intent.peer.address = p.engine.address
+        wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT), "intent": intent}
+        api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, push=scheduler_pb2.PushOffer()))
+        table: dict[str, Any] = {"request_id": R, "blocks": [group(TARGET)], "external_tokens": 40}
+        api.scheduler.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table))
+        source.api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=scheduler_pb2.KvGift()))
+        over: dict[str, Any] = {"request_id": R, "blocks": [group(SOURCE)], "computed_tokens": 40, "step": 1}
+        source.api.scheduler.RequestFinished(
+            scheduler_pb2.RequestFinishedRequest(**over, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE)
+        )
+        p.ranks[0].layers_done(1, 0, 1)
+        (first,) = news(api)
+        assert list(first.provisional.layers_done) == [common_pb2.LayerRange(first=0, count=1)]
+        p.ranks[0].step_done(1)
+        wait_until(lambda: any(row.HasField("load_ended") for row in news(api)))
+        assert not news(api)[-1].load_ended.HasField("failure")
+        assert np.array_equal(d.read(TARGET), written)
+        p.close()
+    finally:
+        source.close()
+
+
+def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: tuple[Lead, Lead], attach: Attach) -> None:
+    lead = leads[0]
+    p = attach(lead)
+    prefilled(lead.api)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(news, lead.api, incarnation=lead.status().header.incarnation)
+        p.close()
+        with pytest.raises(grpc.RpcError) as caught:
+            waiting.result()
+    refusal = read_refusal("/kvgrpc.v1.SchedulerService/PollSchedulerNews", caught.value)
+    assert (refusal.code, refusal.reason) == ("ABORTED", "INCARNATION_CHANGED")
+    lead.wait_no_engine()
+    attach(lead)
+    assert news(lead.api, 0) == []
+    assert prefilled(lead.api).token, "the name is free again"
