@@ -77,8 +77,8 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
 
 
 def revision_of(options: Options, cache: "KVCacheConfig") -> str:
-    """What the KV is of, beyond its tokens: weights, and how a head's bytes lie within a block, which only the kernels of
-    attention know.
+    """What the KV is of, beyond its tokens: weights, and how a head's bytes lie within a block, which only the kernels
+    of attention know.
     """
     spec = cache.kv_cache_groups[0].kv_cache_spec
     form = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size) if current_platform.is_cpu() else "paged"

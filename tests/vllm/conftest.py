@@ -1,0 +1,33 @@
+"""Engines that many tests share: a pair takes a minute to start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.engines import Pair, write_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm")
+    write_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="session", params=["cma", "nixl"])
+def shared_pair(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Pair]:
+    """Engines that fail what they cannot load, over one data path."""
+    pair = Pair(model_folder, data_paths=[request.param], offer_ttl_s=0.0)
+    try:
+        yield pair
+    finally:
+        pair.stop()
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """Both serve, and nothing is left of the test before. After it, nothing may be left either."""
+    shared_pair.start()
+    yield shared_pair
+    shared_pair.at_rest()
