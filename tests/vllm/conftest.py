@@ -8,6 +8,11 @@ import pytest
 from tests.vllm.engines import Pair, write_model
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What ends engines comes last: the next test would wait a minute for new ones."""
+    items.sort(key=lambda item: "test_deaths" in item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vllm")
@@ -18,7 +23,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", params=["cma", "nixl"])
 def shared_pair(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Pair]:
     """Engines that fail what they cannot load, over one data path."""
-    pair = Pair(model_folder, data_paths=[request.param], offer_ttl_s=0.0)
+    pair = Pair(model_folder, data_paths=[request.param], offer_ttl_s=60.0)
     try:
         yield pair
     finally:

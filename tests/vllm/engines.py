@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -54,9 +55,12 @@ def prompt_of(count: int, seed: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """One that no outgoing connection gets meanwhile: the engine binds it half a minute later."""
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, first_ephemeral)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str) -> None:
@@ -142,6 +146,14 @@ class Engine:
         for pid in self.tree():
             os.kill(pid, number)
 
+    def lead_pid(self) -> int:
+        """0 while there is none."""
+        for pid in self.tree():
+            with contextlib.suppress(OSError):
+                if b"kvgrpc\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return 0
+
     def kill(self) -> None:
         """At once, with everything that it started."""
         self.signal(signal.SIGKILL)
@@ -206,6 +218,12 @@ class Engine:
         )
         return {name: getattr(counts, name) for name in names if getattr(counts, name)}
 
+    def let_go(self) -> None:
+        """Ends all its leases, as a router does that wants nothing more of them."""
+        with self.lead() as lead:
+            for lease in lead.list_leases().leases:
+                lead.release_lease(lease.lease_id)
+
     # -- lines
 
     def _write(self, **line: Any) -> int:
@@ -238,8 +256,10 @@ def pushed(key: bytes, source: str = "") -> dict[str, Any]:
 class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
-    def __init__(self, folder: Path, *, on_loss: str = "fail", **extra: Any) -> None:
-        self._folder, self._on_loss, self._extra = folder, on_loss, extra
+    def __init__(self, folder: Path, **extra: Any) -> None:
+        self._folder, self._extra = folder, extra
+        self.on_loss = {"P": "fail", "D": "fail"}
+        """Of those that start from now on."""
         self._engines: dict[str, Engine] = {}
         self._expected: dict[tuple[int, ...], list[int]] = {}
 
@@ -248,7 +268,7 @@ class Pair:
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
             self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._folder,
-                                         extra=self._extra, on_loss=self._on_loss)  # fmt: skip
+                                         extra=self._extra, on_loss=self.on_loss[name])  # fmt: skip
         for name in gone:
             self._engines[name].ready()
 
@@ -304,8 +324,10 @@ class Pair:
     # -- what is left
 
     def at_rest(self) -> None:
-        """Waits until neither engine nor lead holds anything."""
+        """Waits until neither engine nor lead holds anything. Offers for a next turn are let go: none comes."""
         for engine in (self.p, self.d):
             if engine.alive:
+                engine.let_go()
                 wait_until(lambda e=engine: e.held() == {}, engine.held)  # type: ignore[misc]
+                engine.ask([5, 6, 7], None, 1)  # an idle vLLM hears nothing
                 wait_until(engine.forgets, lambda: "blocks of vLLM are still in use")

@@ -113,9 +113,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         step = self._step()
-        return KVConnectorTransferResults(
-            finished_sending=step.sent, finished_recving=step.loaded, failed_recving=step.failed
-        )
+        return KVConnectorTransferResults(finished_recving=step.loaded, failed_recving=step.failed)
 
     def _step(self) -> Step:
         step = self._get_connector_metadata()

@@ -126,7 +126,7 @@ class SchedulerSide:
         return step
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether vLLM keeps the blocks for now, and what the router relays."""
+        """Whether the blocks are to be held for now, and what the router relays."""
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
@@ -145,10 +145,15 @@ class SchedulerSide:
         prefilled = request.kv_transfer_params.get("do_remote_decode") is True
         return found.keep, answered(grant, prefilled=prefilled) if grant else None
 
-    def set_aside(self, blocks: set[int]) -> None:
-        """Keeps these out of use for ever."""
+    def hold(self, blocks: list[int]) -> None:
+        """Keeps these out of use, one reference for each time that they are listed."""
         pool = self.blocks.block_pool
         pool.touch([pool.blocks[block] for block in blocks])
+
+    def release(self, blocks: list[int]) -> None:
+        """Drops a reference of each. The prompt's end is evicted first, as where vLLM frees."""
+        pool = self.blocks.block_pool
+        pool.free_blocks([pool.blocks[block] for block in reversed(blocks)])
 
     def close(self) -> None:
         self._engine.close()
