@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engines import Pair, write_model
+from tests.vllm.engines import Engines, Pair, write_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,10 +20,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def engines(model_folder: Path) -> Iterator[Engines]:
+    engines = Engines(model_folder)
+    yield engines
+    engines.stop()
+
+
 @pytest.fixture(scope="session", params=["cma", "nixl"])
-def shared_pair(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Pair]:
+def shared_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
     """Engines that fail what they cannot load, over one data path."""
-    pair = Pair(model_folder, data_paths=[request.param], offer_ttl_s=60.0)
+    pair = Pair(engines, data_paths=[request.param], offer_ttl_s=60.0)
     try:
         yield pair
     finally:

@@ -1,4 +1,7 @@
-"""A vLLM engine as a process: JSON lines on the socket whose number is its first argument.
+"""vLLM engines as processes, forked from one that has imported vLLM: that takes 20 s, and an engine has three of them.
+
+The first argument is the number of a socket, which gives for each engine its arguments as JSON, with two descriptors:
+a socket of its own, for JSON lines, and its log. The answer is its process id.
 
     {"op": "generate", "prompt", "max_tokens", "params"}   ->  {"tokens", "finish", "params", "cached"}
     {"op": "abort", "of"}                                  ->  {}        the request of that line's id
@@ -6,20 +9,26 @@
     {"op": "reset"}                                        ->  {"free"}  the prefix cache is empty: no block in use
 
 Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with {"error"}. The
-second argument is the engine's own arguments as JSON. The end of the input ends the engine.
+end of the input ends the engine.
 """
 
 import asyncio
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import sys
+import traceback
 from collections import Counter
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils import system_utils
+from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import multiproc_executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 COUNTS: Counter[str] = Counter()
@@ -100,10 +109,10 @@ class Lines:
         return {"free": await self._engine.reset_prefix_cache()}
 
 
-async def main() -> None:
+async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:
     """Serves lines until the input ends."""
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=int(sys.argv[1])), limit=2**24)
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**json.loads(sys.argv[2])), stat_loggers=[Counting])
+    reader, writer = await asyncio.open_connection(sock=lines_socket, limit=2**24)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Counting])
     lines = Lines(engine, writer)
     writer.write(b'{"id": 0}\n')
     while line := await reader.readline():
@@ -111,7 +120,48 @@ async def main() -> None:
     engine.shutdown()
 
 
-# Its children are spawned: they import this file, too.
+def fork_only() -> None:
+    """vLLM's CPU platform spawns, in case OpenMP has threads at the fork: here nothing has computed before it."""
+    context = multiprocessing.get_context("fork")
+    for module in (system_utils, multiproc_executor, engine_utils):
+        module.get_mp_context = lambda: context
+
+
+def become_engine(request: dict[str, Any], lines_socket: socket.socket, log: int) -> None:
+    """In the forked process, until its end."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(request["environment"])
+    os.sched_setaffinity(0, {request["core"]})
+    asyncio.run(serve(request["arguments"], lines_socket))
+
+
+def main() -> None:
+    """Forks engines until nobody asks any more."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    fork_only()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)
+        if not request:
+            return
+        lines_fd, log = descriptors
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            try:
+                become_engine(json.loads(request), socket.socket(fileno=lines_fd), log)
+            except BaseException:
+                traceback.print_exc()
+                raise
+            finally:
+                os._exit(0)
+        os.close(lines_fd)
+        os.close(log)
+        control.sendall(str(pid).encode())
+
+
 if __name__ == "__main__":
-    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
-    asyncio.run(main())
+    main()

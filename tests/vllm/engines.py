@@ -63,12 +63,19 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str) -> None:
+def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, timeout_s: float = WAIT_S) -> None:
     """Asks again until it holds, for what no call waits for."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"did not come within {WAIT_S} s: {what()}"
+        assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
         time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and not only waits to be counted."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 @dataclass
@@ -86,19 +93,47 @@ class Answer:
         return bool(self.error) or self.finish == "error"
 
 
+class Engines:
+    """The process from which engines are forked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._control, theirs = socket.socketpair()
+        with (folder / "engines.log").open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(ROOT / "tests/vllm/engine_process.py"), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
+                env=os.environ | {"PYTHONPATH": str(ROOT), "UCX_RCACHE_MAX_UNRELEASED": "1024"},
+            )  # fmt: skip
+        theirs.close()
+        self._control.settimeout(START_S)
+
+    def fork(self, request: Mapping[str, Any], lines: socket.socket, log: Path) -> int:
+        with log.open("w") as out:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [lines.fileno(), out.fileno()])
+        pid = self._control.recv(64)
+        assert pid, (self.folder / "engines.log").read_text()
+        return int(pid)
+
+    def stop(self) -> None:
+        self._control.close()
+        self._process.wait(30)
+
+
 class Engine:
     """A process tree with one engine."""
 
-    def __init__(self, name: str, core: int, folder: Path, *, extra: Mapping[str, Any], on_loss: str) -> None:
+    def __init__(self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str) -> None:
         self.name = name
         self.address = f"127.0.0.1:{free_port()}"
-        self._log = folder / f"{name}.log"
+        self._log = engines.folder / f"{name}-{self.address.rpartition(':')[2]}.log"
         self._answers: dict[int, dict[str, Any]] = {}
         self._last_id = 0
-        ours, theirs = socket.socketpair()
+        self._unread = b""
+        self._socket, theirs = socket.socketpair()
         arguments = {
-            "model": str(folder / "model"), "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "bfloat16",
-            "max_model_len": 2048, "block_size": BLOCK_TOKENS, "num_gpu_blocks_override": 400,
+            "model": str(engines.folder / "model"), "skip_tokenizer_init": True, "enforce_eager": True,
+            "dtype": "bfloat16", "max_model_len": 2048, "block_size": BLOCK_TOKENS, "num_gpu_blocks_override": 400,
             "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": 16,
             "kv_transfer_config": {
                 "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm",
@@ -106,23 +141,13 @@ class Engine:
                 "kv_connector_extra_config": {"listen": self.address, **extra},
             },
         }  # fmt: skip
-        # The whole tree on one processor: two engines whose threads share both take many times as long.
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core),
-            "VLLM_NO_USAGE_STATS": "1",
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1",
         }  # fmt: skip
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [
-                    "taskset", "-c", str(core), sys.executable, str(ROOT / "tests/vllm/engine_process.py"),
-                    str(theirs.fileno()), json.dumps(arguments),
-                ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                pass_fds=(theirs.fileno(),), start_new_session=True,
-            )  # fmt: skip
+        # The whole tree on one processor: two engines whose threads share both take many times as long.
+        request = {"arguments": arguments, "environment": environment, "core": core}
+        self._pid = engines.fork(request, theirs, self._log)
         theirs.close()
-        self._socket = ours
-        self._unread = b""
 
     # -- its life
 
@@ -131,13 +156,13 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return runs(self._pid)
 
     def tree(self) -> list[int]:
         """All its processes, its lead included."""
         rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
         parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
-        found = [self._process.pid]
+        found = [self._pid] if self._pid in parents else []
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
@@ -156,21 +181,24 @@ class Engine:
 
     def kill(self) -> None:
         """At once, with everything that it started."""
+        tree = self.tree()
         self.signal(signal.SIGKILL)
-        self._process.wait()
-        self._socket.close()
+        self._gone(tree)
 
     def stop(self) -> None:
         if not self.alive:
             return
         tree = self.tree()
         self._socket.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(30)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.alive, timeout_s=30)
         for pid in tree:
-            if Path(f"/proc/{pid}").exists():
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        self._gone(tree)
+
+    def _gone(self, tree: list[int]) -> None:
+        wait_until(lambda: not any(map(runs, tree)))
         self._socket.close()
 
     def log(self) -> str:
@@ -195,6 +223,10 @@ class Engine:
 
     def counts(self) -> dict[str, int]:
         return self._read(self._write(op="counts"))
+
+    def rests(self) -> bool:
+        """The same after a step, in which an idle vLLM hears what came back."""
+        return bool(self.ask([5, 6, 7], None, 1).tokens) and self.forgets()
 
     def forgets(self) -> bool:
         """Empties the prefix cache, unless some block is in use."""
@@ -256,8 +288,8 @@ def pushed(key: bytes, source: str = "") -> dict[str, Any]:
 class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
-    def __init__(self, folder: Path, **extra: Any) -> None:
-        self._folder, self._extra = folder, extra
+    def __init__(self, engines: Engines, **extra: Any) -> None:
+        self._forked_from, self._extra = engines, extra
         self.on_loss = {"P": "fail", "D": "fail"}
         """Of those that start from now on."""
         self._engines: dict[str, Engine] = {}
@@ -267,7 +299,7 @@ class Pair:
         """Both at once."""
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
-            self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._folder,
+            self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,
                                          extra=self._extra, on_loss=self.on_loss[name])  # fmt: skip
         for name in gone:
             self._engines[name].ready()
@@ -329,5 +361,4 @@ class Pair:
             if engine.alive:
                 engine.let_go()
                 wait_until(lambda e=engine: e.held() == {}, engine.held)  # type: ignore[misc]
-                engine.ask([5, 6, 7], None, 1)  # an idle vLLM hears nothing
-                wait_until(engine.forgets, lambda: "blocks of vLLM are still in use")
+                wait_until(engine.rests, lambda: "blocks of vLLM are still in use")

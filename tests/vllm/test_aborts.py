@@ -63,5 +63,7 @@ def test_decode_learns_that_the_prefill_of_its_push_was_aborted(pair: Pair, *, d
     line = pair.d.begin(long, target) if decode_first else 0
     if decode_first:
         wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
-    pair.p.abort(pair.p.begin(long, {**PREFILL, **pushed(key)}, 1))
+    prefill = pair.p.begin(long, {**PREFILL, **pushed(key)}, 1)
+    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)  # its first chunk is handed over
+    pair.p.abort(prefill)
     assert pair.d.answer(line or pair.d.begin(long, target)).failed

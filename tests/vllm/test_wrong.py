@@ -23,8 +23,7 @@ def test_a_grant_is_used_once(pair: Pair) -> None:
     assert pair.d.ask(PROMPT, params).tokens == expected
     pair.d.let_go()
     wait_until(lambda: pair.p.held() == {}, pair.p.held)
-    pair.d.ask([5, 6, 7], None, 1)
-    assert pair.d.forgets()
+    wait_until(pair.d.rests)
     assert pair.d.ask(PROMPT, params).failed
 
 

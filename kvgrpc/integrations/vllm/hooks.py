@@ -2,7 +2,7 @@
 KV hears of it exactly once, and every block that was handed over comes back exactly once.
 
 vLLM ends an engine whose hook raises, and waits for ever for what nobody reports. So what fails here ends kvgrpc in
-this engine, never the engine: it goes on alone. The lead is closed then, so that peers use nothing of what they still
+this engine, never the engine: it goes on alone. The lead is ended then, so that peers use nothing of what they still
 read; blocks that were being filled stay out of use, since something may still write into them.
 
 Blocks that were handed over are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed
@@ -132,6 +132,6 @@ class Hooks:
         self._failed |= self._loading.keys()
         try:
             self._side.hold([block for blocks in self._loading.values() for block in blocks])
-            self._side.close()
+            self._side.abandon()
         except Exception:  # noqa: BLE001 - as above
             _log.exception("kvgrpc did not end in order")

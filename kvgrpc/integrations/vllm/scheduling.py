@@ -12,7 +12,7 @@ from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.policy_values import LoadEnded, Mode, Outcome, Rules, SendEnded, TakeLost
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.errors import InvalidRequest, KVGrpcError
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed
 from kvgrpc.integrations.params import answered, wanted
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
@@ -51,6 +51,10 @@ class SchedulerSide:
         rules = Rules((), options.on_loss, options.recompute_threshold_tokens, layer_ranges=ranges)
         self.scheduler = Scheduler(self._engine, rules)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
+
+    @property
+    def lead_pid(self) -> int:
+        return self._engine.lead_pid
 
     def meet(self, folder: Path) -> None:
         """Gives the worker its ticket, and waits until it is attached."""
@@ -94,7 +98,7 @@ class SchedulerSide:
         computed = self._computed_tokens.pop(request_id, 0)
         try:
             self.scheduler.allocated(request_id, table, computed, external_tokens, self._number)
-        except InvalidRequest as error:
+        except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
         return request_id in self.scheduler.policy
@@ -137,7 +141,7 @@ class SchedulerSide:
         ids, computed = list(request.all_token_ids), request.num_computed_tokens
         try:
             found = self.scheduler.finished(request_id, ids, table, computed, outcome, self._number)
-        except InvalidRequest as error:
+        except (InvalidRequest, PreconditionFailed) as error:
             _log.error("the KV of request %s goes nowhere: %s", request_id, error)
             found = self.scheduler.aborted(request_id, error.message)
         self._engine.flush()
@@ -154,6 +158,10 @@ class SchedulerSide:
         """Drops a reference of each. The prompt's end is evicted first, as where vLLM frees."""
         pool = self.blocks.block_pool
         pool.free_blocks([pool.blocks[block] for block in reversed(blocks)])
+
+    def abandon(self) -> None:
+        """Ends kvgrpc here at once. Peers use nothing of what they still read."""
+        self._engine.abandon()
 
     def close(self) -> None:
         self._engine.close()
