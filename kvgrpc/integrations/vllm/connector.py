@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Met, Step
 from kvgrpc.integrations.vllm.options import Options, layout_of, revision_of
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
@@ -41,6 +42,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             engine_id = vllm_config.kv_transfer_config.engine_id or ""
             self._scheduling = SchedulerSide(engine_id, options, layout, revision_of(options, kv_cache_config))
+            self._hooks = Hooks(self._scheduling, options.on_loss)
         else:
             self._working = WorkerSide(options, layout)
 
@@ -59,10 +61,10 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._at.blocks = kv_cache_manager
 
     def on_new_request(self, request: "Request") -> None:
-        self._at.arrived(request)
+        self._hooks.arrived(request)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
-        tokens = self._at.match(request.request_id, num_computed_tokens)
+        tokens = self._hooks.match(request, num_computed_tokens)
         return tokens, tokens > 0
 
     def get_loaded_kv_cache_group_ids(self, request: "Request") -> tuple[int, ...]:
@@ -70,15 +72,15 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return groups
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        self._at.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._hooks.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Step:
-        return self._at.step(scheduler_output)
+        return self._hooks.step(scheduler_output)
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._at.finished(request, block_ids)
+        return self._hooks.finished(request, block_ids)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Nothing: the worker only says what this side told it."""
@@ -111,9 +113,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         step = self._step()
-        return KVConnectorTransferResults(
-            finished_sending=step.sent, finished_recving=step.loaded, failed_recving=step.failed
-        )
+        return KVConnectorTransferResults(finished_recving=step.loaded, failed_recving=step.failed)
 
     def _step(self) -> Step:
         step = self._get_connector_metadata()
@@ -134,6 +134,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         return PromMetrics(*arguments)
 
     def shutdown(self) -> None:
-        for side in (self._scheduling, self._working):
-            if side is not None:
-                side.close()
+        if self._working is not None:
+            self._working.close()
+        else:
+            self._hooks.close()

@@ -25,9 +25,10 @@ class Step(KVConnectorMetadata):
 
     number: int = 0
     loaded: set[str] = field(default_factory=set)
-    sent: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     """Of those in `loaded`, the ones of which nothing came."""
+    sent: set[str] = field(default_factory=set)
+    """For the scheduler's side itself: what was handed over is done with."""
 
 
 def wait_for(path: Path) -> None:

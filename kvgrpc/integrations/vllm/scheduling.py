@@ -10,9 +10,9 @@ from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.policy_values import LoadEnded, Mode, Outcome, Rules, SendEnded, TakeLost
-from kvgrpc.engine import Engine
+from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.errors import KVGrpcError
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed
 from kvgrpc.integrations.params import answered, wanted
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
@@ -41,8 +41,6 @@ class SchedulerSide:
         """Requests that are to be pushed, while they are computed."""
         self._computed_tokens: dict[str, int] = {}
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
-        self._waiting = 0
-        """Requests that wait for KV."""
         count, layers = options.layers_per_part, layout.groups[0].layers
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
@@ -54,6 +52,10 @@ class SchedulerSide:
         self.scheduler = Scheduler(self._engine, rules)
         _log.info("kvgrpc: engine %s serves at %s", self._engine.engine_id, self._engine.address)
 
+    @property
+    def lead_pid(self) -> int:
+        return self._engine.lead_pid
+
     def meet(self, folder: Path) -> None:
         """Gives the worker its ticket, and waits until it is attached."""
         ticket = self._engine.ticket
@@ -62,11 +64,8 @@ class SchedulerSide:
         made.rename(folder / TICKET)
         wait_for(folder / ATTACHED)
 
-    def arrived(self, request: "Request") -> None:
-        """What its params ask for begins. What they ask for in vain is computed here, or fails as configured."""
-        params = request.kv_transfer_params
-        if not params:
-            return
+    def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
+        """What its params ask for begins. False: they ask in vain."""
         adapter = request.lora_request.lora_name if request.lora_request is not None else ""
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
@@ -75,29 +74,37 @@ class SchedulerSide:
                 cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
-                return
+                return True
             self.scheduler.arrived(found)
+        except LeadDied:
+            raise
         except KVGrpcError as error:
             self.stats.refused()
             _log.warning("request %s moves no KV: %s", request.request_id, error)
-            return
+            return False
         self._engine.flush()
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
             if found.give.mode is Mode.PUSH:
                 self._computing[request.request_id] = request
+        return True
 
     def match(self, request_id: str, computed_tokens: int) -> int:
         self._computed_tokens[request_id] = computed_tokens
         return self.scheduler.match(request_id, computed_tokens).tokens
 
-    def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
-        computed = self._computed_tokens.pop(request.request_id, 0)
-        self.scheduler.allocated(request.request_id, table, computed, external_tokens, self._number)
-        self._waiting += bool(external_tokens)
+    def allocated(self, request_id: str, table: tuple[list[int], ...], external_tokens: int) -> bool:
+        """False: nothing comes of it."""
+        computed = self._computed_tokens.pop(request_id, 0)
+        try:
+            self.scheduler.allocated(request_id, table, computed, external_tokens, self._number)
+        except (InvalidRequest, PreconditionFailed) as error:
+            _log.error("request %s gets no KV: %s", request_id, error)
+            return False
+        return request_id in self.scheduler.policy
 
-    def step(self, output: "SchedulerOutput") -> Step:
-        """What was scheduled may be sent when it is done, and the worker learns what came."""
+    def step(self, output: "SchedulerOutput", *, waiting: bool) -> Step:
+        """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV."""
         self._number += 1
         for request_id in output.preempted_req_ids or ():
             self.scheduler.preempted(request_id)
@@ -106,11 +113,10 @@ class SchedulerSide:
                 table = self.blocks.get_block_ids(request_id)
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         step = Step(self._number)
-        idle = self._waiting and not output.total_num_scheduled_tokens
+        idle = waiting and not output.total_num_scheduled_tokens
         for news in self.scheduler.step(IDLE_S if idle else 0.0):
             match news:
                 case LoadEnded():
-                    self._waiting -= 1
                     step.loaded.add(news.request_id)
                     self.stats.loaded(news)
                     if news.loss is not None:
@@ -124,7 +130,7 @@ class SchedulerSide:
         return step
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether vLLM keeps the blocks for now, and what the router relays."""
+        """Whether the blocks are to be held for now, and what the router relays."""
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
@@ -132,12 +138,30 @@ class SchedulerSide:
             return False, None
         complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
-        ids = list(request.all_token_ids)
-        found = self.scheduler.finished(request_id, ids, table, request.num_computed_tokens, outcome, self._number)
+        ids, computed = list(request.all_token_ids), request.num_computed_tokens
+        try:
+            found = self.scheduler.finished(request_id, ids, table, computed, outcome, self._number)
+        except (InvalidRequest, PreconditionFailed) as error:
+            _log.error("the KV of request %s goes nowhere: %s", request_id, error)
+            found = self.scheduler.aborted(request_id, error.message)
         self._engine.flush()
         grant = self.scheduler.grant(request_id)
         prefilled = request.kv_transfer_params.get("do_remote_decode") is True
         return found.keep, answered(grant, prefilled=prefilled) if grant else None
+
+    def hold(self, blocks: list[int]) -> None:
+        """Keeps these out of use, one reference for each time that they are listed."""
+        pool = self.blocks.block_pool
+        pool.touch([pool.blocks[block] for block in blocks])
+
+    def release(self, blocks: list[int]) -> None:
+        """Drops a reference of each. The prompt's end is evicted first, as where vLLM frees."""
+        pool = self.blocks.block_pool
+        pool.free_blocks([pool.blocks[block] for block in reversed(blocks)])
+
+    def abandon(self) -> None:
+        """Ends kvgrpc here at once. Peers use nothing of what they still read."""
+        self._engine.abandon()
 
     def close(self) -> None:
         self._engine.close()

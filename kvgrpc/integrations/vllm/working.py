@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kvgrpc.core.layout import PoolLayout
-from kvgrpc.engine import Rank, RankTicket
+from kvgrpc.engine import LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
 
@@ -25,6 +25,7 @@ class WorkerSide:
         self._options = options
         self._layout = layout
         self._rank: Rank | None = None
+        self._over = False
         self._on_device = False
         self._number: dict[str, int] = {}
         """Of each layer, by its name."""
@@ -56,15 +57,26 @@ class WorkerSide:
             _log.exception("kvgrpc: the worker could not attach")
 
     def layer_done(self, layer: str, step: Step) -> None:
-        if self._options.layers_per_part and self._rank is not None and not self._on_device:
-            self._rank.layers_done(step.number, self._number[layer], 1)
+        if self._options.layers_per_part and not self._on_device:
+            self._report(step, layer)
 
     def step_done(self, step: Step) -> None:
-        if self._rank is None:
-            return
         if self._on_device:
             torch.cuda.current_stream().synchronize()
-        self._rank.step_done(step.number)
+        self._report(step)
+
+    def _report(self, step: Step, layer: str = "") -> None:
+        """Never raises: vLLM ends an engine whose worker does. Where nobody listens any more, the scheduler knows."""
+        if self._rank is None or self._over:
+            return
+        try:
+            if layer:
+                self._rank.layers_done(step.number, self._number[layer], 1)
+            else:
+                self._rank.step_done(step.number)
+        except LeadDied as error:
+            _log.warning("kvgrpc is over in this worker: %s", error)
+            self._over = True
 
     def close(self) -> None:
         if self._rank is not None:

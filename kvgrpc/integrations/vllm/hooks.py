@@ -1,0 +1,137 @@
+"""The scheduler's hooks as vLLM calls them: none raises, and whatever becomes of kvgrpc, every request that waits for
+KV hears of it exactly once, and every block that was handed over comes back exactly once.
+
+vLLM ends an engine whose hook raises, and waits for ever for what nobody reports. So what fails here ends kvgrpc in
+this engine, never the engine: it goes on alone. The lead is ended then, so that peers use nothing of what they still
+read; blocks that were being filled stay out of use, since something may still write into them.
+
+Blocks that were handed over are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed
+free: with that an engine makes 750 empty steps a second for as long as somebody may read. An idle engine hears of
+blocks that came back with its next request, which is when it may need them.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvgrpc.core.policy_values import OnLoss
+from kvgrpc.integrations.vllm.meeting import Step
+from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+_log = logging.getLogger(__name__)
+
+Answer = tuple[bool, dict[str, Any] | None]
+T = TypeVar("T")
+
+
+class Hooks:
+    """Of one engine."""
+
+    def __init__(self, side: SchedulerSide, on_loss: OnLoss) -> None:
+        self._side = side
+        self._on_loss = on_loss
+        self._over = False
+        self._wanting: set[str] = set()
+        """Requests that were prefilled elsewhere, until they have blocks."""
+        self._unserved: set[str] = set()
+        """Of those, the ones for which nothing will come."""
+        self._loading: dict[str, list[int]] = {}
+        """Requests that wait for KV, with the blocks for it."""
+        self._failed: set[str] = set()
+        """Of those, the ones that wait in vain."""
+        self._holding: dict[str, list[int]] = {}
+        """Blocks that we hold, of requests that left."""
+
+    def arrived(self, request: "Request") -> None:
+        """A request is there."""
+        params = request.kv_transfer_params
+        if not isinstance(params, dict):
+            return
+        if params.get("do_remote_prefill") is True:
+            self._wanting.add(request.request_id)
+        if not self._do(lambda: self._side.arrived(request, params), otherwise=False):
+            self._unserved |= self._wanting & {request.request_id}
+
+    def match(self, request: "Request", computed_tokens: int) -> int:
+        """Tokens that come from elsewhere. What should come, and will not, is a load that fails, if that is configured:
+        the engine's own way to say so.
+        """
+        request_id = request.request_id
+        tokens = self._do(lambda: self._side.match(request_id, computed_tokens), otherwise=0)
+        if request_id in self._unserved and self._on_loss is OnLoss.FAIL:
+            return max(0, int(request.num_tokens) - computed_tokens)
+        return tokens
+
+    def allocated(self, request: "Request", table: tuple[list[int], ...], external_tokens: int) -> None:
+        """A request has blocks: the second time without tokens to come."""
+        request_id = request.request_id
+        self._wanting.discard(request_id)
+        unserved = request_id in self._unserved
+        self._unserved.discard(request_id)
+        if external_tokens:
+            self._loading[request_id] = list(table[0])
+        known = not unserved and self._do(
+            lambda: self._side.allocated(request_id, table, external_tokens), otherwise=False
+        )
+        if external_tokens and not known:
+            self._failed.add(request_id)
+
+    def step(self, output: "SchedulerOutput") -> Step:
+        """What the worker is to report."""
+        waiting = bool(self._loading)
+        step = self._do(lambda: self._side.step(output, waiting=waiting), otherwise=None) or Step()
+        step.loaded |= self._failed
+        step.failed |= self._failed
+        self._failed.clear()
+        # Once each: a second report, or one of a request that does not wait, ends the engine.
+        step.loaded &= self._loading.keys()
+        step.failed &= step.loaded
+        self._loading = {id_: blocks for id_, blocks in self._loading.items() if id_ not in step.loaded}
+        for request_id in self._holding.keys() & (self._holding.keys() if self._over else step.sent):
+            self._side.release(self._holding.pop(request_id))
+        return step
+
+    def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
+        """A request left. Blocks that are still being filled are kept by vLLM itself, until the load is reported."""
+        request_id = request.request_id
+        self._wanting.discard(request_id)
+        self._unserved.discard(request_id)
+        nothing: Answer = False, None
+        return self._do(lambda: self._finished(request, table), otherwise=nothing)
+
+    def _finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
+        keep, params = self._side.finished(request, table)
+        if keep and request.request_id not in self._loading:
+            blocks = [block for blocks in table for block in blocks]
+            self._side.hold(blocks)
+            self._holding[request.request_id] = blocks
+        return False, params
+
+    def close(self) -> None:
+        """The engine ends."""
+        self._over = True
+        self._side.close()
+
+    def _do(self, hook: Callable[[], T], *, otherwise: T) -> T:
+        if self._over:
+            return otherwise
+        try:
+            return hook()
+        except Exception:  # noqa: BLE001 - logged: the engine goes on without kvgrpc
+            _log.exception("kvgrpc is over in this engine, which goes on alone")
+            self._end()
+            return otherwise
+
+    def _end(self) -> None:
+        self._over = True
+        self._unserved |= self._wanting
+        self._failed |= self._loading.keys()
+        try:
+            self._side.hold([block for blocks in self._loading.values() for block in blocks])
+            self._side.abandon()
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("kvgrpc did not end in order")

@@ -1,0 +1,45 @@
+"""Engines that many tests share: a pair takes a minute to start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.engines import Engines, Pair, write_model
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What ends engines comes last: the next test would wait a minute for new ones."""
+    items.sort(key=lambda item: "test_deaths" in item.nodeid)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm")
+    write_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engines(model_folder: Path) -> Iterator[Engines]:
+    engines = Engines(model_folder)
+    yield engines
+    engines.stop()
+
+
+@pytest.fixture(scope="session", params=["cma", "nixl"])
+def shared_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
+    """Engines that fail what they cannot load, over one data path."""
+    pair = Pair(engines, data_paths=[request.param], offer_ttl_s=60.0)
+    try:
+        yield pair
+    finally:
+        pair.stop()
+
+
+@pytest.fixture
+def pair(shared_pair: Pair) -> Iterator[Pair]:
+    """Both serve, and nothing is left of the test before. After it, nothing may be left either."""
+    shared_pair.start()
+    yield shared_pair
+    shared_pair.at_rest()

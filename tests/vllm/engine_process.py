@@ -1,0 +1,167 @@
+"""vLLM engines as processes, forked from one that has imported vLLM: that takes 20 s, and an engine has three of them.
+
+The first argument is the number of a socket, which gives for each engine its arguments as JSON, with two descriptors:
+a socket of its own, for JSON lines, and its log. The answer is its process id.
+
+    {"op": "generate", "prompt", "max_tokens", "params"}   ->  {"tokens", "finish", "params", "cached"}
+    {"op": "abort", "of"}                                  ->  {}        the request of that line's id
+    {"op": "counts"}                                       ->  {...}     what vLLM counted since the start
+    {"op": "reset"}                                        ->  {"free"}  the prefix cache is empty: no block in use
+
+Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with {"error"}. The
+end of the input ends the engine.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections import Counter
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils import system_utils
+from vllm.v1.engine import utils as engine_utils
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import multiproc_executor
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+COUNTS: Counter[str] = Counter()
+
+
+class Counting(StatLoggerBase):
+    """vLLM's own counters, as far as tests ask for them."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        pass
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        if scheduler_stats is None:
+            return
+        COUNTS.update(scheduler_stats.kv_connector_stats or {})
+        hits = scheduler_stats.connector_prefix_cache_stats
+        COUNTS["external_hits"] += hits.hits if hits is not None else 0
+        COUNTS["local_hits"] += scheduler_stats.prefix_cache_stats.hits
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class Lines:
+    """One task for each line."""
+
+    def __init__(self, engine: AsyncLLM, writer: asyncio.StreamWriter) -> None:
+        self._engine = engine
+        self._writer = writer
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def begin(self, line: dict[str, Any]) -> None:
+        self._tasks[line["id"]] = asyncio.create_task(self._serve(line))
+
+    async def _serve(self, line: dict[str, Any]) -> None:
+        try:
+            answer = await getattr(self, line["op"])(line)
+        except asyncio.CancelledError:
+            answer = {"error": "aborted"}
+        except Exception as error:  # noqa: BLE001 - told to whoever asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        self._writer.write(json.dumps({"id": line["id"], **answer}).encode() + b"\n")
+        del self._tasks[line["id"]]
+
+    async def generate(self, line: dict[str, Any]) -> dict[str, Any]:
+        params = line.get("params")
+        sampling = SamplingParams(
+            max_tokens=line["max_tokens"],
+            temperature=0,
+            detokenize=False,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": params} if params is not None else None,
+        )
+        prompt = {"prompt_token_ids": line["prompt"]}
+        tokens: list[int] = []
+        async for output in self._engine.generate(prompt, sampling, f"line-{line['id']}"):
+            tokens = list(output.outputs[0].token_ids)
+        last = output.outputs[0]
+        return {
+            "tokens": tokens,
+            "finish": last.finish_reason,
+            "params": output.kv_transfer_params,
+            "cached": output.num_cached_tokens,
+        }
+
+    async def abort(self, line: dict[str, Any]) -> dict[str, Any]:
+        """As when a client hangs up."""
+        task = self._tasks.get(line["of"])
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        return {}
+
+    async def counts(self, _: dict[str, Any]) -> dict[str, Any]:
+        return dict(COUNTS)
+
+    async def reset(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"free": await self._engine.reset_prefix_cache()}
+
+
+async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:
+    """Serves lines until the input ends."""
+    reader, writer = await asyncio.open_connection(sock=lines_socket, limit=2**24)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Counting])
+    lines = Lines(engine, writer)
+    writer.write(b'{"id": 0}\n')
+    while line := await reader.readline():
+        lines.begin(json.loads(line))
+    engine.shutdown()
+
+
+def fork_only() -> None:
+    """vLLM's CPU platform spawns, in case OpenMP has threads at the fork: here nothing has computed before it."""
+    context = multiprocessing.get_context("fork")
+    for module in (system_utils, multiproc_executor, engine_utils):
+        module.get_mp_context = lambda: context
+
+
+def become_engine(request: dict[str, Any], lines_socket: socket.socket, log: int) -> None:
+    """In the forked process, until its end."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(request["environment"])
+    os.sched_setaffinity(0, {request["core"]})
+    asyncio.run(serve(request["arguments"], lines_socket))
+
+
+def main() -> None:
+    """Forks engines until nobody asks any more."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    fork_only()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)
+        if not request:
+            return
+        lines_fd, log = descriptors
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            try:
+                become_engine(json.loads(request), socket.socket(fileno=lines_fd), log)
+            except BaseException:
+                traceback.print_exc()
+                raise
+            finally:
+                os._exit(0)
+        os.close(lines_fd)
+        os.close(log)
+        control.sendall(str(pid).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Two vLLM engines with a tiny random model, each on a processor of its own, and what routers do with them."""
+
+import base64
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.client import SyncClient, connect_sync
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 240.0
+"""An engine imports for 20 s and starts for 20 more, on a processor that it has for itself."""
+WAIT_S = 60.0
+"""For whatever comes by itself; it is when a test gives up."""
+BLOCK_TOKENS = 32
+CHUNK_TOKENS = 256
+"""Longer prefills are computed in several steps."""
+MAX_TOKENS = 12
+VOCABULARY = 1024
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+"""What routers ask of P."""
+HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinned_blocks", "quarantined_blocks"
+"""Of a lead's counts, those that are 0 at rest."""
+
+Params = Mapping[str, Any]
+
+
+def write_model(folder: Path) -> None:
+    """A Llama of 7 MB. Its weights are large for its size, so that its tokens depend on the whole prompt."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=False,
+        bos_token_id=1, eos_token_id=2, initializer_range=0.08,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+
+
+def prompt_of(count: int, seed: int) -> list[int]:
+    """So many tokens, others for each seed."""
+    return [(i * i * 31 + i * (7 + 2 * seed) + seed * 131) % (VOCABULARY - 3) + 3 for i in range(count)]
+
+
+def free_port() -> int:
+    """One that no outgoing connection gets meanwhile: the engine binds it half a minute later."""
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, first_ephemeral)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def wait_until(condition: Callable[[], bool], what: Callable[[], object] = str, timeout_s: float = WAIT_S) -> None:
+    """Asks again until it holds, for what no call waits for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come within {timeout_s} s: {what()}"
+        time.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and not only waits to be counted."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@dataclass
+class Answer:
+    """Of one request."""
+
+    tokens: list[int]
+    finish: str = ""
+    params: Any = None
+    cached: int = 0
+    error: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error) or self.finish == "error"
+
+
+class Engines:
+    """The process from which engines are forked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._control, theirs = socket.socketpair()
+        with (folder / "engines.log").open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(ROOT / "tests/vllm/engine_process.py"), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
+                env=os.environ | {"PYTHONPATH": str(ROOT), "UCX_RCACHE_MAX_UNRELEASED": "1024"},
+            )  # fmt: skip
+        theirs.close()
+        self._control.settimeout(START_S)
+
+    def fork(self, request: Mapping[str, Any], lines: socket.socket, log: Path) -> int:
+        with log.open("w") as out:
+            socket.send_fds(self._control, [json.dumps(request).encode()], [lines.fileno(), out.fileno()])
+        pid = self._control.recv(64)
+        assert pid, (self.folder / "engines.log").read_text()
+        return int(pid)
+
+    def stop(self) -> None:
+        self._control.close()
+        self._process.wait(30)
+
+
+class Engine:
+    """A process tree with one engine."""
+
+    def __init__(self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str) -> None:
+        self.name = name
+        self.address = f"127.0.0.1:{free_port()}"
+        self._log = engines.folder / f"{name}-{self.address.rpartition(':')[2]}.log"
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._last_id = 0
+        self._unread = b""
+        self._socket, theirs = socket.socketpair()
+        arguments = {
+            "model": str(engines.folder / "model"), "skip_tokenizer_init": True, "enforce_eager": True,
+            "dtype": "bfloat16", "max_model_len": 2048, "block_size": BLOCK_TOKENS, "num_gpu_blocks_override": 400,
+            "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": 16,
+            "kv_transfer_config": {
+                "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm",
+                "kv_role": "kv_both", "kv_load_failure_policy": on_loss, "engine_id": name,
+                "kv_connector_extra_config": {"listen": self.address, **extra},
+            },
+        }  # fmt: skip
+        environment = {
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1",
+        }  # fmt: skip
+        # The whole tree on one processor: two engines whose threads share both take many times as long.
+        request = {"arguments": arguments, "environment": environment, "core": core}
+        self._pid = engines.fork(request, theirs, self._log)
+        theirs.close()
+
+    # -- its life
+
+    def ready(self) -> None:
+        self._read(0, START_S)
+
+    @property
+    def alive(self) -> bool:
+        return runs(self._pid)
+
+    def tree(self) -> list[int]:
+        """All its processes, its lead included."""
+        rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+        parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
+        found = [self._pid] if self._pid in parents else []
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def signal(self, number: int) -> None:
+        for pid in self.tree():
+            os.kill(pid, number)
+
+    def lead_pid(self) -> int:
+        """0 while there is none."""
+        for pid in self.tree():
+            with contextlib.suppress(OSError):
+                if b"kvgrpc\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+        return 0
+
+    def kill(self) -> None:
+        """At once, with everything that it started."""
+        tree = self.tree()
+        self.signal(signal.SIGKILL)
+        self._gone(tree)
+
+    def stop(self) -> None:
+        if not self.alive:
+            return
+        tree = self.tree()
+        self._socket.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not self.alive, timeout_s=30)
+        for pid in tree:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._gone(tree)
+
+    def _gone(self, tree: list[int]) -> None:
+        wait_until(lambda: not any(map(runs, tree)))
+        self._socket.close()
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    # -- requests
+
+    def begin(self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS) -> int:
+        """A request on its way; see `answer`."""
+        return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens)
+
+    def answer(self, line_id: int) -> Answer:
+        return Answer(**{"tokens": [], **self._read(line_id)})
+
+    def ask(self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS) -> Answer:
+        return self.answer(self.begin(prompt, params, max_tokens))
+
+    def abort(self, line_id: int) -> None:
+        self._read(self._write(op="abort", of=line_id))
+
+    # -- what it says of itself
+
+    def counts(self) -> dict[str, int]:
+        return self._read(self._write(op="counts"))
+
+    def rests(self) -> bool:
+        """The same after a step, in which an idle vLLM hears what came back."""
+        return bool(self.ask([5, 6, 7], None, 1).tokens) and self.forgets()
+
+    def forgets(self) -> bool:
+        """Empties the prefix cache, unless some block is in use."""
+        return bool(self._read(self._write(op="reset"))["free"])
+
+    def lead(self) -> SyncClient:
+        """Of its lead; close it."""
+        return connect_sync(self.address)
+
+    def held(self) -> dict[str, int]:
+        """What its lead holds at the moment; empty at rest."""
+        with self.lead() as lead:
+            counts = lead.status().counts
+        names = (
+            "transfers_pending",
+            "transfers_active",
+            "leases",
+            "open_accesses",
+            "pinned_blocks",
+            "quarantined_blocks",
+        )
+        return {name: getattr(counts, name) for name in names if getattr(counts, name)}
+
+    def let_go(self) -> None:
+        """Ends all its leases, as a router does that wants nothing more of them."""
+        with self.lead() as lead:
+            for lease in lead.list_leases().leases:
+                lead.release_lease(lease.lease_id)
+
+    # -- lines
+
+    def _write(self, **line: Any) -> int:
+        self._last_id += 1
+        self._socket.sendall(json.dumps({"id": self._last_id, **line}).encode() + b"\n")
+        return self._last_id
+
+    def _read(self, line_id: int, timeout_s: float = WAIT_S) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        while line_id not in self._answers:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                data = self._socket.recv(2**20)
+            except TimeoutError:
+                raise AssertionError(f"engine {self.name} was silent for {timeout_s} s\n{self.log()[-4000:]}") from None
+            assert data, f"engine {self.name} died\n{self.log()[-6000:]}"
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                answer = json.loads(line)
+                self._answers[answer.pop("id")] = answer
+        return self._answers.pop(line_id)
+
+
+def pushed(key: bytes, source: str = "") -> dict[str, Any]:
+    """The intent of a push; `source`: where it comes from, for D."""
+    intent: dict[str, Any] = {"transferKey": base64.b64encode(key).decode(), "mode": "TRANSFER_MODE_PUSH"}
+    return {"kvgrpc_intent": intent | ({"peer": {"address": source}} if source else {})}
+
+
+class Pair:
+    """P and D. Either is started anew when it is asked for and gone."""
+
+    def __init__(self, engines: Engines, **extra: Any) -> None:
+        self._forked_from, self._extra = engines, extra
+        self.on_loss = {"P": "fail", "D": "fail"}
+        """Of those that start from now on."""
+        self._engines: dict[str, Engine] = {}
+        self._expected: dict[tuple[int, ...], list[int]] = {}
+
+    def start(self) -> None:
+        """Both at once."""
+        gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
+        for name in gone:
+            self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,
+                                         extra=self._extra, on_loss=self.on_loss[name])  # fmt: skip
+        for name in gone:
+            self._engines[name].ready()
+
+    def stop(self) -> None:
+        for engine in self._engines.values():
+            engine.stop()
+
+    @property
+    def p(self) -> Engine:
+        return self._engines["P"]
+
+    @property
+    def d(self) -> Engine:
+        return self._engines["D"]
+
+    # -- what routers do
+
+    def expected(self, prompt: Sequence[int]) -> list[int]:
+        """What one engine alone makes of it: P, which forgets it again."""
+        known = tuple(prompt)
+        if known not in self._expected:
+            self._expected[known] = self.p.ask(prompt).tokens
+            assert self.p.forgets()
+        return self._expected[known]
+
+    def pull(self, prompt: Sequence[int], **more: Any) -> Answer:
+        """The prefill leg, then the decode leg."""
+        return self.d.ask(prompt, {**self.prefilled(prompt), **more})
+
+    def prefilled(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """What P's answer has for D."""
+        answer = self.p.ask(prompt, PREFILL, 1)
+        assert not answer.failed, answer
+        assert answer.params["do_remote_prefill"] is True
+        return dict(answer.params)
+
+    def push(self, prompt: Sequence[int], *, first: str = "D") -> Answer:
+        """Both legs at once."""
+        legs = self.begin_push(prompt, first=first)
+        source, target = self.p.answer(legs["P"]), self.d.answer(legs["D"])
+        assert not source.failed, source
+        return target
+
+    def begin_push(self, prompt: Sequence[int], *, first: str = "D") -> dict[str, int]:
+        key, legs = os.urandom(16), {}
+        for name in (first, "DP".replace(first, "")):
+            if name == "D":
+                legs["D"] = self.d.begin(prompt, {"do_remote_prefill": True, **pushed(key, self.p.address)})
+            else:
+                legs["P"] = self.p.begin(prompt, {**PREFILL, **pushed(key)}, 1)
+        return legs
+
+    # -- what is left
+
+    def at_rest(self) -> None:
+        """Waits until neither engine nor lead holds anything. Offers for a next turn are let go: none comes."""
+        for engine in (self.p, self.d):
+            if engine.alive:
+                engine.let_go()
+                wait_until(lambda e=engine: e.held() == {}, engine.held)  # type: ignore[misc]
+                wait_until(engine.rests, lambda: "blocks of vLLM are still in use")

@@ -1,0 +1,184 @@
+"""Two vLLM servers behind routers: the one that vLLM's users have, which knows nothing of kvgrpc, and our example."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgrpc.client import connect_sync
+from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
+
+BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Server:
+    """An engine with its HTTP server and its lead."""
+
+    port: int
+    lead: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def held(self) -> dict[str, int]:
+        with connect_sync(self.lead) as lead:
+            counts = lead.status().counts
+        return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
+
+
+@contextmanager
+def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process tree, which is gone afterwards."""
+    whole = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def serving(name: str, core: int, folder: Path) -> Iterator[Server]:
+    """vLLM's own server. It is not up yet."""
+    server = Server(free_port(), f"127.0.0.1:{free_port()}")
+    transfer = {
+        "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm", "kv_role": "kv_both",
+        "engine_id": name, "kv_connector_extra_config": {"listen": server.lead, "data_paths": ["cma"]},
+    }  # fmt: skip
+    command = [
+        "taskset", "-c", str(core % (os.cpu_count() or 1)), sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(folder / "model"), "--served-model-name", "tiny", "--skip-tokenizer-init", "--enforce-eager",
+        "--dtype", "bfloat16", "--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS),
+        "--num-gpu-blocks-override", "400", "--host", "127.0.0.1", "--port", str(server.port),
+        "--kv-transfer-config", json.dumps(transfer),
+    ]  # fmt: skip
+    cores = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1"}
+    with running(command, folder / f"http-{name}.log", **cores):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def servers(model_folder: Path) -> Iterator[tuple[Server, Server]]:
+    with serving("P", 0, model_folder) as p, serving("D", 1, model_folder) as d:
+        for server in (p, d):
+            wait_until(lambda s=server: answers(f"{s.url}/health"), timeout_s=START_S)  # type: ignore[misc]
+        yield p, d
+
+
+@pytest.fixture
+def usual_router(servers: tuple[Server, Server], model_folder: Path) -> Iterator[str]:
+    """vllm-router, as for vLLM's own connector."""
+    p, d = servers
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--prefill", p.url, "--decode", d.url,
+        "--kv-connector", "nixl", "--host", "127.0.0.1", "--port", url.rpartition(":")[2],
+        "--prometheus-port", str(free_port()), "--policy", "round_robin",
+    ]  # fmt: skip
+    with running(command, model_folder / "router.log"):
+        wait_until(lambda: answers(f"{url}/health"))
+        yield url
+
+
+@contextmanager
+def our_router(servers: tuple[Server, Server], folder: Path, mode: str) -> Iterator[str]:
+    """examples/router."""
+    p, d = servers
+    port = free_port()
+    command = [
+        sys.executable, str(ROOT / "examples/router/router.py"), "--prefill", p.url, "--prefill-lead", p.lead,
+        "--decode", d.url, "--decode-lead", d.lead, "--port", str(port), "--mode", mode,
+    ]  # fmt: skip
+    with running(command, folder / "our-router.log"):
+        wait_until(lambda: listens(port))
+        yield f"http://127.0.0.1:{port}"
+
+
+def answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def asked(prompt: list[int], **more: Any) -> bytes:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    return json.dumps({**body, "return_token_ids": True, **more}).encode()
+
+
+def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", asked(prompt, **more), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+        return tokens
+
+
+def received(server: Server) -> float:
+    """Tokens whose KV came, as Prometheus would read it."""
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:kvgrpc_received_tokens_total"))
+
+
+def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
+    servers: tuple[Server, Server], usual_router: str
+) -> None:
+    p, d = servers
+    for seed, length in enumerate([200, 20, 900]):
+        prompt, before = prompt_of(length, 100 + seed), received(d)
+        tokens = complete(usual_router, prompt)
+        assert tokens == complete(p.url, prompt)
+        assert received(d) - before == length
+    for server in servers:
+        wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mode", ["pull", "push"])
+def test_the_example_router_gives_the_tokens_of_one_engine_and_cleans_up_when_a_client_hangs_up(
+    servers: tuple[Server, Server], model_folder: Path, mode: str
+) -> None:
+    p, d = servers
+    with our_router(servers, model_folder, mode) as url:
+        prompt, before = prompt_of(300, 110 + len(mode)), received(d)
+        assert complete(url, prompt) == complete(p.url, prompt)
+        assert received(d) - before == 300
+        with pytest.raises(urllib.error.HTTPError, match="502"):
+            complete(url, prompt, max_tokens=-1)
+        hang_up(url, prompt_of(1500, 120 + len(mode)))
+        for server in servers:
+            wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+        again = prompt_of(100, 130 + len(mode))
+        assert complete(url, again) == complete(p.url, again)
+
+
+def hang_up(url: str, prompt: list[int]) -> None:
+    """Sends a request, and leaves as soon as it is sent."""
+    body = asked(prompt, max_tokens=400)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
