@@ -215,3 +215,14 @@ def test_a_launched_lead_is_not_left_behind_when_the_attach_is_refused(monkeypat
         Engine.launch(world_size=5000, pool=layout(), flags=["--data-paths", "shm"])
     assert ended(started[0])
     os.close(started[0])
+
+
+def test_an_engine_that_is_abandoned_takes_its_lead_along() -> None:
+    engine = Engine.launch(pool=layout(), flags=["--data-paths", "shm"])
+    pid = engine.lead_pid
+    engine.finished_blocks([1, 2, 3], content(PROMPT), transfer_key=new_key())
+    engine.flush()
+    engine.abandon()
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(LeadDied):
+        engine.poll()
