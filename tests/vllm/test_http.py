@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.client import connect_sync
-from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, PREFILL, ROOT, START_S, free_port, prompt_of, wait_until
 
 BIN = Path(sys.executable).parent
 
@@ -130,12 +130,16 @@ def asked(prompt: list[int], **more: Any) -> bytes:
     return json.dumps({**body, "return_token_ids": True, **more}).encode()
 
 
-def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+def answer_of(url: str, prompt: list[int], **more: Any) -> Any:
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", asked(prompt, **more), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
-        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
-        return tokens
+        return json.load(answer)
+
+
+def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+    tokens: list[int] = answer_of(url, prompt, **more)["choices"][0]["token_ids"]
+    return tokens
 
 
 def received(server: Server) -> float:
@@ -154,6 +158,16 @@ def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
         tokens = complete(usual_router, prompt)
         assert tokens == complete(p.url, prompt)
         assert received(d) - before == length
+    for server in servers:
+        wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+
+
+def test_a_decode_request_that_its_server_refuses_lets_prefill_free_its_blocks(servers: tuple[Server, Server]) -> None:
+    p, d = servers
+    params = answer_of(p.url, prompt_of(100, 105), max_tokens=1, kv_transfer_params=PREFILL)["kv_transfer_params"]
+    assert p.held()
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        complete(d.url, prompt_of(3000, 105), kv_transfer_params=params)
     for server in servers:
         wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
 
