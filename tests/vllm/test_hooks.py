@@ -62,7 +62,8 @@ class Core:
         return [block.block_id for block in self.pool.get_new_blocks(count)]
 
     def used(self) -> int:
-        return BLOCKS - 1 - self.pool.get_num_free_blocks()
+        free: int = self.pool.get_num_free_blocks()
+        return BLOCKS - 1 - free  # the first is vLLM's null block
 
     def free(self, blocks: list[int]) -> None:
         """What vLLM does when a request left."""
