@@ -78,6 +78,12 @@ def runs(pid: int) -> bool:
     return False
 
 
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
 @dataclass
 class Answer:
     """Of one request."""
@@ -158,26 +164,18 @@ class Engine:
     def alive(self) -> bool:
         return runs(self._pid)
 
-    def tree(self) -> list[int]:
-        """All its processes, its lead included."""
+    def tree(self, named: str = "") -> list[int]:
+        """All its processes, its lead included; or those with such a command line."""
         rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
         parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
         found = [self._pid] if self._pid in parents else []
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        return [pid for pid in found if not named or named in command_line(pid)]
 
     def signal(self, number: int) -> None:
         for pid in self.tree():
             os.kill(pid, number)
-
-    def lead_pid(self) -> int:
-        """0 while there is none."""
-        for pid in self.tree():
-            with contextlib.suppress(OSError):
-                if b"kvgrpc\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-        return 0
 
     def kill(self) -> None:
         """At once, with everything that it started."""

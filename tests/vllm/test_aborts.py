@@ -15,11 +15,12 @@ PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 @contextmanager
 def standing(engine: Engine) -> Iterator[None]:
     """Its lead stands still: it answers nobody."""
-    os.kill(engine.lead_pid(), signal.SIGSTOP)
+    (lead,) = engine.tree("kvgrpc\0serve")
+    os.kill(lead, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(engine.lead_pid(), signal.SIGCONT)
+        os.kill(lead, signal.SIGCONT)
 
 
 def test_a_pull_is_aborted_before_its_source_answered(pair: Pair) -> None:
