@@ -29,6 +29,8 @@ MAX_TOKENS = 12
 VOCABULARY = 1024
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers ask of P."""
+LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
+"""Command lines: see `Engine.tree`."""
 HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinned_blocks", "quarantined_blocks"
 """Of a lead's counts, those that are 0 at rest."""
 
@@ -294,7 +296,10 @@ class Pair:
         self._expected: dict[tuple[int, ...], list[int]] = {}
 
     def start(self) -> None:
-        """Both at once."""
+        """Both at once. One that goes on without its lead, since a test failed, is of no use to the next."""
+        for engine in self._engines.values():
+            if engine.alive and not engine.tree(LEAD):
+                engine.kill()
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
             self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,

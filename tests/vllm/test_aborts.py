@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.vllm.engines import CHUNK_TOKENS, PREFILL, Engine, Pair, prompt_of, pushed, wait_until
+from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, Engine, Pair, prompt_of, pushed, wait_until
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 
@@ -15,7 +15,7 @@ PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 @contextmanager
 def standing(engine: Engine) -> Iterator[None]:
     """Its lead stands still: it answers nobody."""
-    (lead,) = engine.tree("kvgrpc\0serve")
+    (lead,) = engine.tree(LEAD)
     os.kill(lead, signal.SIGSTOP)
     try:
         yield

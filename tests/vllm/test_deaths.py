@@ -3,13 +3,13 @@
 import os
 import signal
 
-from tests.vllm.engines import CHUNK_TOKENS, PREFILL, Pair, prompt_of, wait_until
+from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, WORKER, Pair, prompt_of, wait_until
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=7)
 
 
 def test_an_engine_whose_lead_died_gets_another_one(pair: Pair) -> None:
-    expected, (dead,) = pair.expected(PROMPT), pair.d.tree("kvgrpc\0serve")
+    expected, (dead,) = pair.expected(PROMPT), pair.d.tree(LEAD)
     os.kill(dead, signal.SIGKILL)
 
     def pulled() -> bool:
@@ -19,7 +19,7 @@ def test_an_engine_whose_lead_died_gets_another_one(pair: Pair) -> None:
         return not answer.failed
 
     wait_until(pulled)
-    assert pair.d.tree("kvgrpc\0serve") != [dead]
+    assert pair.d.tree(LEAD) != [dead]
 
 
 def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
@@ -31,7 +31,7 @@ def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
         assert len(pair.d.ask([5, 6, 7], None, 1).tokens) == 1
         if "goes on alone" in pair.d.log():
             return True
-        for pid in pair.d.tree("kvgrpc\0serve"):
+        for pid in pair.d.tree(LEAD):
             os.kill(pid, signal.SIGKILL)
         return False
 
@@ -44,7 +44,7 @@ def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
 def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None:
     pair.on_loss["D"] = "recompute"  # of the one that comes next
     params = pair.p.ask(PROMPT, {**PREFILL, "kvgrpc_intent": {"ttl": "5s"}}, 1).params
-    (worker,) = pair.d.tree("VLLM::Worker")
+    (worker,) = pair.d.tree(WORKER)
     os.kill(worker, signal.SIGSTOP)  # it would have read everything in a millisecond
     pair.d.begin(PROMPT, params)
     wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
