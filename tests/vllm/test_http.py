@@ -162,14 +162,18 @@ def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
         wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
 
 
-def test_a_decode_request_that_its_server_refuses_lets_prefill_free_its_blocks(servers: tuple[Server, Server]) -> None:
+def test_a_decode_request_that_its_server_refuses_leaves_its_source_to_the_lease(
+    servers: tuple[Server, Server],
+) -> None:
+    """vLLM shows such a request without its prompt, so that nothing can be said about it."""
     p, d = servers
-    params = answer_of(p.url, prompt_of(100, 105), max_tokens=1, kv_transfer_params=PREFILL)["kv_transfer_params"]
+    ask = {**PREFILL, "kvgrpc_intent": {"ttl": "2s"}}
+    params = answer_of(p.url, prompt_of(100, 105), max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"]
     assert p.held()
     with pytest.raises(urllib.error.HTTPError, match="400"):
         complete(d.url, prompt_of(3000, 105), kv_transfer_params=params)
-    for server in servers:
-        wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+    assert d.held() == {}
+    wait_until(lambda: p.held() == {}, p.held)
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
