@@ -162,7 +162,7 @@ def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
         wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
 
 
-def test_a_decode_request_that_its_server_refuses_leaves_its_source_to_the_lease(
+def test_a_request_that_decode_refuses_leaves_its_source_to_the_lease(
     servers: tuple[Server, Server],
 ) -> None:
     """vLLM shows such a request without its prompt, so that nothing can be said about it."""
