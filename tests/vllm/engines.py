@@ -29,6 +29,8 @@ MAX_TOKENS = 12
 VOCABULARY = 1024
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers ask of P."""
+LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
+"""Command lines: see `Engine.tree`."""
 HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinned_blocks", "quarantined_blocks"
 """Of a lead's counts, those that are 0 at rest."""
 
@@ -76,6 +78,12 @@ def runs(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 @dataclass
@@ -158,26 +166,18 @@ class Engine:
     def alive(self) -> bool:
         return runs(self._pid)
 
-    def tree(self) -> list[int]:
-        """All its processes, its lead included."""
+    def tree(self, named: str = "") -> list[int]:
+        """All its processes, its lead included; or those with such a command line."""
         rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
         parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
         found = [self._pid] if self._pid in parents else []
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
-        return found
+        return [pid for pid in found if not named or named in command_line(pid)]
 
     def signal(self, number: int) -> None:
         for pid in self.tree():
             os.kill(pid, number)
-
-    def lead_pid(self) -> int:
-        """0 while there is none."""
-        for pid in self.tree():
-            with contextlib.suppress(OSError):
-                if b"kvgrpc\0serve" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-        return 0
 
     def kill(self) -> None:
         """At once, with everything that it started."""
@@ -296,7 +296,10 @@ class Pair:
         self._expected: dict[tuple[int, ...], list[int]] = {}
 
     def start(self) -> None:
-        """Both at once."""
+        """Both at once. One that goes on without its lead, since a test failed, is of no use to the next."""
+        for engine in self._engines.values():
+            if engine.alive and not engine.tree(LEAD):
+                engine.kill()
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
             self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,

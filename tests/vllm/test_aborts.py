@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.vllm.engines import CHUNK_TOKENS, PREFILL, Engine, Pair, prompt_of, pushed, wait_until
+from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, Engine, Pair, prompt_of, pushed, wait_until
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 
@@ -15,11 +15,12 @@ PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 @contextmanager
 def standing(engine: Engine) -> Iterator[None]:
     """Its lead stands still: it answers nobody."""
-    os.kill(engine.lead_pid(), signal.SIGSTOP)
+    (lead,) = engine.tree(LEAD)
+    os.kill(lead, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(engine.lead_pid(), signal.SIGCONT)
+        os.kill(lead, signal.SIGCONT)
 
 
 def test_a_pull_is_aborted_before_its_source_answered(pair: Pair) -> None:

@@ -3,15 +3,13 @@
 import os
 import signal
 
-from tests.vllm.engines import CHUNK_TOKENS, Pair, prompt_of, wait_until
+from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, WORKER, Pair, prompt_of, wait_until
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=7)
-LEADS = 4
-"""More than are replaced within a minute."""
 
 
 def test_an_engine_whose_lead_died_gets_another_one(pair: Pair) -> None:
-    expected, dead = pair.expected(PROMPT), pair.d.lead_pid()
+    expected, (dead,) = pair.expected(PROMPT), pair.d.tree(LEAD)
     os.kill(dead, signal.SIGKILL)
 
     def pulled() -> bool:
@@ -21,32 +19,37 @@ def test_an_engine_whose_lead_died_gets_another_one(pair: Pair) -> None:
         return not answer.failed
 
     wait_until(pulled)
-    assert pair.d.lead_pid() != dead
+    assert pair.d.tree(LEAD) != [dead]
 
 
-def test_an_engine_without_a_lead_goes_on_alone(pair: Pair) -> None:
+def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
+    """A lead is replaced, but not for ever."""
     expected = pair.expected(PROMPT)
     params = pair.prefilled(PROMPT)
-    for _ in range(LEADS):
-        wait_until(lambda: pair.d.ask([5, 6, 7], None, 1).tokens != [] and pair.d.lead_pid() > 0)
-        os.kill(pair.d.lead_pid(), signal.SIGKILL)
-    wait_until(lambda: pair.d.ask([5, 6, 7], None, 1).tokens != [] and "goes on alone" in pair.d.log())
+
+    def alone() -> bool:
+        assert len(pair.d.ask([5, 6, 7], None, 1).tokens) == 1
+        if "goes on alone" in pair.d.log():
+            return True
+        for pid in pair.d.tree(LEAD):
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    wait_until(alone)
     assert pair.d.ask(PROMPT, params).failed
     assert pair.d.ask(PROMPT).tokens == expected
     pair.d.kill()
-    pair.p.let_go()
 
 
 def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None:
     pair.on_loss["D"] = "recompute"  # of the one that comes next
-    params = pair.prefilled(PROMPT)
-    pair.p.signal(signal.SIGSTOP)
-    try:
-        pair.d.begin(PROMPT, params)
-        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
-        pair.d.kill()
-    finally:
-        pair.p.signal(signal.SIGCONT)
+    params = pair.p.ask(PROMPT, {**PREFILL, "kvgrpc_intent": {"ttl": "5s"}}, 1).params
+    (worker,) = pair.d.tree(WORKER)
+    os.kill(worker, signal.SIGSTOP)  # it would have read everything in a millisecond
+    pair.d.begin(PROMPT, params)
+    wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+    pair.d.kill()
+    wait_until(lambda: pair.p.held() == {}, pair.p.held)
 
 
 def test_decode_computes_what_a_dead_prefill_engine_had(pair: Pair) -> None:

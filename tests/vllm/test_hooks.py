@@ -63,7 +63,7 @@ class Core:
 
     def used(self) -> int:
         free: int = self.pool.get_num_free_blocks()
-        return BLOCKS - 1 - free
+        return BLOCKS - 1 - free  # the first is vLLM's null block
 
     def free(self, blocks: list[int]) -> None:
         """What vLLM does when a request left."""
@@ -97,7 +97,7 @@ def request_of(name: str, params: Any) -> Any:
     return SimpleNamespace(
         request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
         cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
-        status=RequestStatus.FINISHED_ABORTED,
+        status=RequestStatus.FINISHED_ABORTED, abort_immediately=False,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.client import connect_sync
-from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, PREFILL, ROOT, START_S, free_port, prompt_of, wait_until
 
 BIN = Path(sys.executable).parent
 
@@ -130,12 +130,16 @@ def asked(prompt: list[int], **more: Any) -> bytes:
     return json.dumps({**body, "return_token_ids": True, **more}).encode()
 
 
-def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+def answer_of(url: str, prompt: list[int], **more: Any) -> Any:
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/completions", asked(prompt, **more), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
-        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
-        return tokens
+        return json.load(answer)
+
+
+def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
+    tokens: list[int] = answer_of(url, prompt, **more)["choices"][0]["token_ids"]
+    return tokens
 
 
 def received(server: Server) -> float:
@@ -156,6 +160,20 @@ def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
         assert received(d) - before == length
     for server in servers:
         wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
+
+
+def test_a_request_that_decode_refuses_leaves_its_source_to_the_lease(
+    servers: tuple[Server, Server],
+) -> None:
+    """vLLM shows such a request without its prompt, so that nothing can be said about it."""
+    p, d = servers
+    ask = {**PREFILL, "kvgrpc_intent": {"ttl": "2s"}}
+    params = answer_of(p.url, prompt_of(100, 105), max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"]
+    assert p.held()
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        complete(d.url, prompt_of(3000, 105), kv_transfer_params=params)
+    assert d.held() == {}
+    wait_until(lambda: p.held() == {}, p.held)
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])

@@ -66,6 +66,9 @@ class SchedulerSide:
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
         """What its params ask for begins. False: they ask in vain."""
+        if request.abort_immediately:
+            # vLLM refused it, and shows it without its prompt: nothing can be named, so nothing can be let go.
+            return True
         adapter = request.lora_request.lora_name if request.lora_request is not None else ""
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
