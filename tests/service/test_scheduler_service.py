@@ -97,11 +97,12 @@ def test_a_full_hit_lets_the_producer_free_its_blocks_at_once(pair: Pair) -> Non
 
 def test_transfers_are_called_and_made_as_the_router_said(pair: Pair) -> None:
     p, _ = pair
-    said = intent(request_id="chat-7", consumers=2, priority=3, ttl=dur(20))
+    id_ = new_id()
+    said = intent(request_id=f"chat-{id_}", consumers=2, priority=3, ttl=dur(20))
     trace = f"00-{'ab' * 16}-{'cd' * 8}-01"
-    grant = p.prefilled(id_ := new_id(), p.engine.allocate(3), intent=said, traceparent=trace)
+    grant = p.prefilled(id_, p.engine.allocate(3), intent=said, traceparent=trace)
     (sent,) = p.engine.api.transfers.ListTransfers(
-        transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(request_id="chat-7"))
+        transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(request_id=f"chat-{id_}"))
     ).transfers
     assert (sent.consumers, sent.priority, sent.trace_id) == (2, 3, "ab" * 16)
     assert grant.ttl.seconds == 20
