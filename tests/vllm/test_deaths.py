@@ -43,12 +43,15 @@ def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
 
 def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None:
     pair.on_loss["D"] = "recompute"  # of the one that comes next
+    assert not pair.pull(prompt_of(50, seed=8)).failed  # they have met
     params = pair.p.ask(PROMPT, {**PREFILL, "kvgrpc_intent": {"ttl": "5s"}}, 1).params
     (worker,) = pair.d.tree(WORKER)
     os.kill(worker, signal.SIGSTOP)  # it would have read everything in a millisecond
-    pair.d.begin(PROMPT, params)
-    wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
-    pair.d.kill()
+    try:
+        pair.d.begin(PROMPT, params)
+        wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+    finally:
+        pair.d.kill()
     wait_until(lambda: pair.p.held() == {}, pair.p.held)
 
 
@@ -60,7 +63,9 @@ def test_decode_computes_what_a_dead_prefill_engine_had(pair: Pair) -> None:
     swapped = [pair.d.ask(prompts[1], params[2]).tokens, pair.d.ask(prompts[2], params[1]).tokens]
     assert swapped == expected[1:]
     pair.p.signal(signal.SIGSTOP)
-    line = pair.d.begin(PROMPT, params[0])
-    wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
-    pair.p.kill()
+    try:
+        line = pair.d.begin(PROMPT, params[0])
+        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+    finally:
+        pair.p.kill()
     assert pair.d.answer(line).tokens == expected[0]

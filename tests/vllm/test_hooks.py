@@ -135,6 +135,21 @@ def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: t
     d.step()
 
 
+def test_a_load_whose_source_died_fails_once(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    request = request_of("d", p.prefilled("p"))
+    os.kill(p.side.lead_pid, signal.SIGSTOP)
+    blocks = d.begin(request)
+    d.step()
+    os.kill(p.side.lead_pid, signal.SIGKILL)
+    wait_until(lambda: d.step() and d.told.failed == {"d"})
+    assert d.hooks.finished(request, (blocks,)) == (False, None)
+    d.free(blocks)
+    d.step()
+    assert d.used() == 0
+    wait_until(lambda: p.step() and p.used() == 0)  # its own next lead is there
+
+
 @pytest.mark.parametrize("on_loss", OnLoss)
 def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
     d = Core("D", on_loss)
