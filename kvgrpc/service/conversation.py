@@ -99,7 +99,7 @@ class Conversation:
         """Serves until the caller ends the stream."""
         await self._context.send_initial_metadata(())  # tells the caller that this server knows the method
         try:
-            while (message := await self._context.read()) is not grpc.aio.EOF:
+            while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
                 check_readable(message)
                 self._reading = True
                 for call in message.calls:

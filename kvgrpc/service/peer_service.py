@@ -108,7 +108,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                 while True:
                     try:
                         async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):
-                            beat = await anext(beats)
+                            beat = await lead.standing.read(beats.__anext__)
                     except (StopAsyncIteration, TimeoutError):
                         return
                     if not key:

@@ -3,20 +3,28 @@ them off after its grace, reports a call whose peer hangs up at that moment as a
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from kvgrpc.errors import Reason, Unavailable
 
 END_S = 1.0
 """Far above what it takes to end them."""
 
+_Message = TypeVar("_Message")
+
 
 class Standing:
-    """The streams that stand now."""
+    """The streams that stand now.
+
+    They are ended where they wait for their peer and nowhere else: gRPC's Python layer forgets what it was sending when
+    the sender is cancelled, and then sends the call's head twice.
+    """
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._streams: set[asyncio.Task[object]] = set()
+        self._reading: set[asyncio.Task[object]] = set()
         self._over = False
 
     @contextmanager
@@ -27,23 +35,45 @@ class Standing:
         """
         if self._over:
             raise Unavailable(Reason.DRAINING, "the server is stopping")
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+        task = _present()
+        self._streams.add(task)
         try:
             yield
+        except _OverError:
+            pass
+        finally:
+            self._streams.discard(task)
+
+    async def read(self, next_message: Callable[[], Awaitable[_Message]]) -> _Message:
+        """What the peer of a stream sends next; inside `one`, which this leaves when the streams are ended."""
+        if self._over:
+            raise _OverError
+        task = _present()
+        self._reading.add(task)
+        try:
+            return await next_message()
         except asyncio.CancelledError:
             if not self._over:
                 raise
             task.uncancel()
+            raise _OverError from None
         finally:
-            self._tasks.discard(task)
+            self._reading.discard(task)
 
     async def end(self) -> None:
         """Ends all; none begins any more."""
         self._over = True
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in self._reading:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=END_S)
+        if self._streams:
+            await asyncio.wait(list(self._streams), timeout=END_S)
+
+
+class _OverError(Exception):
+    """The streams are ended."""
+
+
+def _present() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
