@@ -37,6 +37,8 @@ _CHECK_CRC = 0xE3069283
 
 # void sum_rows(const int64_t (*rows)[3], uint64_t count, uint32_t (*extend)(uint32_t, const void *, size_t))
 # Calling convention of System V. Each line: bytes, listing.
+# A kilobyte a call: given more, the library sums up three streams side by side, and from memory, which the processor
+# does not fetch ahead for three, that is 12 GB/s instead of 19.
 SUM_ROWS = """
 f30f1efa        endbr64
 55              push rbp
@@ -44,23 +46,38 @@ f30f1efa        endbr64
 53              push rbx
 4154            push r12
 4155            push r13
-4156            push r14                # five: calls want the stack at a multiple of 16
+4156            push r14
+4157            push r15
+4883ec08        sub rsp, 8              # calls want the stack at a multiple of 16
 4889fb          mov rbx, rdi            # row
 4989f4          mov r12, rsi            # rows left
 4989d5          mov r13, rdx            # extend
 4d85e4          test r12, r12
-741d            je done
+743b            je done
                 next:
-4c8b7310        mov r14, [rbx + 16]
-418b3e          mov edi, [r14]          # the sum so far
-488b33          mov rsi, [rbx]
-488b5308        mov rdx, [rbx + 8]
+4c8b3b          mov r15, [rbx]
+4c8b7308        mov r14, [rbx + 8]      # bytes left
+488b4310        mov rax, [rbx + 16]
+8b00            mov eax, [rax]          # the sum so far
+                more:
+89c7            mov edi, eax
+4c89fe          mov rsi, r15
+ba00040000      mov edx, 1024
+4939d6          cmp r14, rdx
+490f42d6        cmovb rdx, r14
+4901d7          add r15, rdx
+4929d6          sub r14, rdx
 41ffd5          call r13
-418906          mov [r14], eax
+4d85f6          test r14, r14
+75e1            jne more
+488b5310        mov rdx, [rbx + 16]
+8902            mov [rdx], eax
 4883c318        add rbx, 24
 49ffcc          dec r12
-75e3            jne next
+75c5            jne next
                 done:
+4883c408        add rsp, 8
+415f            pop r15
 415e            pop r14
 415d            pop r13
 415c            pop r12
