@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 STEPS = 5_000
 PROGRESS_S = 30.0
+SHRINK_S = 60.0
+"""So long a world is made smaller before what was found by then is shown."""
 AHEAD = 4
 """Worlds that wait for each worker, so that none is idle."""
 
@@ -223,7 +225,8 @@ def _replay(seed: int, steps: int) -> int:
         typer.echo(f"seed {seed}: every rule holds in {steps} steps")
         return 0
     typer.echo(f"seed {seed}: {violations[0].rule}: {violations[0].message}")
-    setup, violation = shrink(setup, violations[0])
+    until = time.monotonic() + SHRINK_S
+    setup, violation = shrink(setup, violations[0], enough=lambda: time.monotonic() >= until)
     seen = Trace()
     run(setup, seen)
     typer.echo(f"smaller: {setup.describe()}; {setup.steps} steps")

@@ -1,12 +1,16 @@
 """Closing accesses at their issuers: sent until answered, or until the issuer's life is over.
 
-An issuer that does not know that a reader is gone would keep its blocks until the lease runs out. An issuer that was
-taken for dead may live and have missed nothing: its closings wait for it to come back.
+An issuer that does not know that a reader is gone would keep its blocks until the lease runs out; one that does not
+know that a writer is gone, for ever. An issuer that was taken for dead may live and have missed nothing: its closings
+wait for it to come back.
 """
+
+from dataclasses import replace
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import CloseAnswered, Closing
-from kvgrpc.core.moves import Move
+from kvgrpc.core.moves import Move, Stage
+from kvgrpc.core.peers import PeerState
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 
@@ -22,34 +26,39 @@ class Closings:
         self._following: dict[bytes, SendClose] = {}
         """What is to be said of an access once the closing under way is answered: an answer names no more than that."""
         self._unsent: dict[str, dict[bytes, SendClose]] = {}
-        """By address, for issuers that are still being reached."""
+        """By address, for issuers that are still being reached; those that name a life reached it before."""
         self._parked: dict[str, dict[bytes, SendClose]] = {}
         """By life, for issuers that were taken for dead."""
 
     def close(self, move: Move, *, dropped: bool, message: str = "") -> None:
-        """Closes a move's access. A drop is worth a connection that is under way; a failure only an open access."""
+        """Closes a move's access. A drop is worth a connection that is under way; a failure only an access that may be
+        open.
+        """
         access_id = move.access_id or (move.registration_id if move.peer else b"")
         if not access_id:
             return
         closing = Closing(
             access_id, dropped, quiesced=not (move.postings or move.outlived), token=move.token, message=message
         )
-        send = SendClose(move.peer, closing, self._state.incarnation, move.trace)
-        if move.peer in self._parked:
-            self._parked[move.peer][access_id] = send
-        elif move.peer:
-            self._send(send)
-        elif dropped:
-            self._unsent.setdefault(move.claims.address, {})[access_id] = send
+        address = move.claims.address
+        send = SendClose(move.peer or move.asked_of, closing, self._state.incarnation, move.trace)
+        reached = move.stage is Stage.ENDED and access_id not in self._unsent.get(address, {})
+        if move.peer or reached:
+            self._tell(send)
+        elif dropped or move.asked_of:
+            self._unsent.setdefault(address, {})[access_id] = send
 
     def reached(self, address: str, peer: str) -> None:
         """The issuer at an address is connected."""
         for send in self._unsent.pop(address, {}).values():
-            self._send(SendClose(peer, send.closing, send.incarnation, send.trace))
+            self._tell(replace(send, peer=send.peer or peer))
 
     def unreachable(self, address: str) -> None:
-        """The issuer at an address cannot be reached; its leases run out by themselves."""
-        self._unsent.pop(address, None)
+        """The issuer at an address cannot be reached now. A life that may have an access is told later; of others the
+        leases run out by themselves.
+        """
+        for send in self._unsent.pop(address, {}).values():
+            self._tell(send)
 
     def answered(self, event: CloseAnswered) -> None:
         """The issuer knows, or is asked again."""
@@ -78,7 +87,7 @@ class Closings:
         for access_id in parked:
             del self._sent[access_id]
             self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
-        self._parked[peer] = parked
+        self._parked.setdefault(peer, {}).update(parked)
 
     def peer_back(self, peer: str) -> None:
         """It shook hands again: it may still have what was opened before."""
@@ -95,6 +104,16 @@ class Closings:
         self._following.clear()
         self._unsent.clear()
         self._parked.clear()
+
+    def _tell(self, send: SendClose) -> None:
+        """Tells a life now, or when it is back; not one that is forgotten."""
+        peer = self._state.peers.get(send.peer)
+        if peer is None:
+            return
+        if peer.state is PeerState.DEAD:
+            self._parked.setdefault(send.peer, {})[send.closing.access_id] = send
+        else:
+            self._send(send)
 
     def _send(self, send: SendClose) -> None:
         if send.closing.access_id in self._sent:

@@ -292,7 +292,9 @@ class Deliveries:
             self.writers.forget(access.id)
         if live:
             landing = self._targets[access.lease_id]
-            self._ends.fail_with(landing, reason, message, closed=landing.parts is None)
+            # Whoever was taken for dead may live, and writes until it is told.
+            knows = landing.parts is None and reason is not Reason.PEER_LOST
+            self._ends.fail_with(landing, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
         """A source says that it cannot deliver, before it opened anything, or anew."""

@@ -91,6 +91,7 @@ class MoveSteps(ABC, Generic[M]):
         self.send_open(move)
 
     def send_open(self, move: M) -> None:
+        move.asked_of = move.peer
         peer = self._state.peers[move.peer]
         request_id = self._state.transfers.get(move.transfer_id).request_id
         paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))

@@ -140,6 +140,8 @@ class Move(ABC):
     after_step: int = field(default=0, kw_only=True)
     """What is to be posted next waits for this step of the engine."""
     peer: str = field(default="", kw_only=True)
+    asked_of: str = field(default="", kw_only=True)
+    """The life that was asked for its access last, and may have opened it; also while the peer is reached anew."""
     postings: set[str] = field(default_factory=set, kw_only=True)
     """Those that may still access memory."""
     unproved: set[str] = field(default_factory=set, kw_only=True)

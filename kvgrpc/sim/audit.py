@@ -29,7 +29,6 @@ from kvgrpc.core.actions import (
 from kvgrpc.core.events import (
     AccessAnswered,
     CloseAccess,
-    DialFailed,
     Event,
     FinishedBlocks,
     GiveDestination,
@@ -107,7 +106,6 @@ class Audit:
             AccessAnswered: self._answered,
             SettleAnswered: self._settled,
             ProcessEnded: self._process_ended,
-            DialFailed: lambda event: self._farewells.unreachable(event.address),
         }
 
     def hears(self, event: Event, now: float) -> None:
@@ -163,7 +161,6 @@ class Audit:
     def hangs_up(self, action: HangUp) -> None:
         """It has done with a life of a peer."""
         self._consumers.hung_up(action.peer)
-        self._farewells.hung_up(action.peer)
 
     def life_began(self) -> None:
         """All of the last life is over."""
@@ -280,7 +277,9 @@ class Audit:
             fills = self._asked.get(event.access_id) or event.result.transfer_id
             self._access[fills] = event.access_id
         elif not event.retryable:
-            self._farewells.over(event.access_id)
+            # Whoever does not know us may have been told of the push before, and wait for its source to be at rest.
+            if event.result.reason is not Reason.NO_HANDSHAKE or event.access_id not in self._pushed:
+                self._farewells.over(event.access_id)
             self._refused(event.access_id, event.result.reason)
 
     def _settled(self, event: SettleAnswered) -> None:
@@ -338,7 +337,7 @@ class Audit:
                 continue
             access_id = opening.reverse_access_id or opening.access_id
             self._access[row.transfer_id] = access_id
-            self._farewells.granted(access_id, row.transfer_id, peer, writes=not opening.reverse_access_id)
+            self._farewells.granted(access_id, row.transfer_id, peer)
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
 

@@ -12,13 +12,29 @@ RUNS = 120
 """Worlds that are tried. A smaller one than is found with these is hardly easier to read."""
 
 
-class Shrinking:
-    """One search. `setup` and `violation` are the smallest that were found so far."""
+Enough = Callable[[], bool]
 
-    def __init__(self, setup: Setup, violation: Violation, runs: int = RUNS) -> None:
+
+def never() -> bool:
+    """Whoever has time."""
+    return False
+
+
+class Shrinking:
+    """One search. `setup` and `violation` are the smallest that were found so far; it ends early when there is enough
+    of it.
+    """
+
+    def __init__(self, setup: Setup, violation: Violation, runs: int = RUNS, enough: Enough = never) -> None:
         self.setup = setup
         self.violation = violation
         self._left = runs
+        self._enough = enough
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is tried."""
+        return self._left <= 0 or self._enough()
 
     def run(self) -> None:
         """Tries what makes most of a difference first."""
@@ -30,7 +46,7 @@ class Shrinking:
 
     def _try(self, setup: Setup) -> bool:
         """Takes a setup if it breaks the same rule."""
-        if self._left <= 0 or setup == self.setup:
+        if setup == self.setup or self.over:
             return False
         self._left -= 1
         found = next((v for v in run(setup).violations if v.rule is self.violation.rule), None)
@@ -43,7 +59,7 @@ class Shrinking:
         """Bisects the number of events. Where the rule breaks in the middle, what comes later is not needed at all."""
         low, high = 0, min(self.setup.steps, self.violation.step)
         self._try(replace(self.setup, steps=high))
-        while high - low > max(high // 16, 1):
+        while high - low > max(high // 16, 1) and not self.over:
             middle = (low + high) // 2
             if self._try(replace(self.setup, steps=middle)):
                 high = min(middle, self.violation.step)
@@ -52,6 +68,8 @@ class Shrinking:
 
     def _leave_out(self) -> None:
         """Leaves requests out, in ever smaller portions."""
+        if self.over:
+            return
         count = run(self.setup).requests
         size = count
         while size >= 1:
@@ -81,8 +99,8 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
     yield lambda setup: replace(setup, rate_per_s=min(setup.rate_per_s, 2.0))
 
 
-def shrink(setup: Setup, violation: Violation, runs: int = RUNS) -> tuple[Setup, Violation]:
+def shrink(setup: Setup, violation: Violation, runs: int = RUNS, enough: Enough = never) -> tuple[Setup, Violation]:
     """The smallest setup that was found to break the same rule, and how it does."""
-    search = Shrinking(setup, violation, runs)
+    search = Shrinking(setup, violation, runs, enough)
     search.run()
     return search.setup, search.violation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.actions import SendClose
+from kvgrpc.core.actions import Dial, SendClose, SendOpen
 from kvgrpc.core.events import (
     AccessAnswered,
     CancelTransfer,
@@ -10,15 +10,18 @@ from kvgrpc.core.events import (
     DialFailed,
     PeerAnswered,
     PeerSilent,
+    ProcessEnded,
     RegisterPush,
     SettleAnswered,
+    WaitsFor,
 )
 from kvgrpc.core.lives import DEAD_KEPT
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
-from tests.core.pairs import Pair
+from tests.core.pairs import UNREACHABLE, WRITING, Pair
 
 P = describe("p", 1)
+D = describe("d", 2)
 TOKEN = grant(P)
 
 
@@ -122,6 +125,89 @@ def test_nothing_is_kept_for_a_destination_that_its_source_cannot_reach() -> Non
     lead.feed(DialFailed(describe("d", 2).address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
     assert lead.seen(SendClose) == []
     assert not lead.node._pulls._closings._unsent
+
+
+def reaching_anew() -> Lead:
+    """A source that asked for its access at a destination which knows it no more, and that is dialling it."""
+    token = Pair().reserve(32).token
+    lead = Lead(P)
+    lead.admit(D)
+    lead.call(lambda c: RegisterPush(c, token, "r", access_id(10), access_id(11)), "router")
+    lead.finish(32, waits_for=WaitsFor.REGISTRATION, last=True)
+    assert lead.one(SendOpen).opening.access_id == access_id(10)
+    lead.feed(AccessAnswered(access_id(10), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
+    assert lead.node._peering._dialling
+    return lead
+
+
+def fail_to_dial(lead: Lead) -> None:
+    lead.feed(DialFailed(D.address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
+    assert not lead.node._pulls._closings._unsent
+
+
+def test_whoever_may_have_opened_an_access_is_told_of_its_end_though_it_cannot_be_reached_anew() -> None:
+    lead = reaching_anew()
+    fail_to_dial(lead)
+    sent = lead.one(SendClose)
+    assert (sent.peer, sent.closing.access_id, sent.closing.quiesced) == (key_of(D), access_id(10), True)
+
+
+def test_whoever_may_have_opened_an_access_and_was_taken_for_dead_meanwhile_is_told_when_it_is_back() -> None:
+    lead = reaching_anew()
+    lead.feed(PeerSilent(key_of(D)))
+    lead.tick(9.9)
+    assert not lead.seen(SendClose)
+    fail_to_dial(lead)
+    first = lead.one(SendClose)
+    lead.feed(CloseAnswered(access_id(10), answered=False))
+    lead.tick(0.2)
+    assert lead.tick(100.0) == []
+    lead.admit(D)
+    assert lead.node._pulls._closings._sent == {access_id(10): first}
+
+
+def test_what_ends_after_the_death_of_its_issuer_is_told_to_nobody_until_it_is_back() -> None:
+    lead = reaching_anew()
+    lead.feed(PeerSilent(key_of(D)))
+    lead.tick(5.0)
+    lead.feed(ProcessEnded(0, key_of(D), drained=True))
+    fail_to_dial(lead)
+    assert not lead.seen(SendClose)
+    assert access_id(10) in lead.node._pulls._closings._parked[key_of(D)]
+
+
+def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead) -> None:
+    lead.pull(TOKEN, queue_timeout_s=1.0)
+    lead.feed(AccessAnswered(access_id(), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
+    lead.tick(1.0)
+    assert not lead.seen(SendClose)
+    lead._offer()
+    lead.feed(PeerAnswered("p:1", P, endpoints(P)))
+    sent = lead.one(SendClose)
+    assert (sent.peer, sent.closing.access_id, sent.closing.dropped) == (key_of(P), access_id(), False)
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_write_that_comes_to_rest_is_told_whether_its_destination_is_being_reached_anew_or_not(reached: bool) -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
+    pair.deaf = {SendClose, Dial}
+    pair.finish(32, (5, 6), part_epoch=1)
+    if reached:
+        pair.call(pair.p, lambda c: CancelTransfer(c, pair.both()[0].id))
+        pair.moved()
+        assert not pair.p.seen(SendClose)
+        pair.p._offer()
+        pair.feed(pair.p, PeerAnswered(pair.d.me.address, pair.d.me, endpoints(pair.d.me)))
+    else:
+        pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
+        pair.feed(pair.p, CloseAnswered(access_id(10), answered=False))
+        pair.moved()
+        pair.tick(1.0)
+    sent = [action.closing.quiesced for _, action in pair.lost if isinstance(action, SendClose)]
+    assert sent == [True] if reached else [False, True]
 
 
 def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:

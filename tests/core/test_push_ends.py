@@ -10,7 +10,7 @@ from kvgrpc.core.actions import SendClose, SendOpen, SendParts, SendRegister, Se
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import Reason, Unavailable
-from tests.core.nodes import KEY, access_id, describe, key_of, lists, refused
+from tests.core.nodes import KEY, access_id, describe, endpoints, key_of, lists, refused
 from tests.core.pairs import READING, UNREACHABLE, WRITING, Pair
 
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
@@ -181,6 +181,27 @@ def test_a_source_that_was_taken_for_dead_proves_itself_at_rest() -> None:
     number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
     with refused(Reason.NO_HANDSHAKE):
         pair.d.answer(number)
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+@MODES
+def test_a_source_that_was_taken_for_dead_is_told_of_the_end_when_it_is_back(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.moved()
+    pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
+    pair.sent.clear()
+    pair.feed(pair.d, events.Tick(), 11.0)
+    assert not [action for action in pair.sent if isinstance(action, SendClose)], "nobody would hear it"
+    memory = Disposition.QUARANTINED if writers else Disposition.RETURNED
+    assert (pair.both()[1].state, pair.both()[1].memory) == (State.FAILED, memory)
+    assert pair.both()[0].waiting_for == "parts", "the source knows nothing of it"
+    call = pair.d.ask(lambda c: events.HandshakeReceived(c, pair.p.me, endpoints(pair.p.me)), principal="peer")
+    pair._take(pair.d, pair.d.done)
+    pair.run()
+    assert call
+    assert pair.both()[0].waiting_for == "registration"
     assert pair.both()[1].memory is Disposition.RETURNED
 
 

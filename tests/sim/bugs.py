@@ -11,6 +11,7 @@ from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.timers import Timer
+from kvgrpc.errors import Reason
 
 Make = Callable[[Any], Any]
 
@@ -229,6 +230,24 @@ def kept_early(forget: Any) -> Any:
 
 def silent_end(over: Any) -> Any:
     return lambda self, move, _: over(self, move, None)
+
+
+def given_up(_: Any) -> Any:
+    """Nobody is told who cannot be reached at that moment."""
+
+    def unreachable(self: Any, address: str) -> None:
+        self._unsent.pop(address, None)
+
+    return unreachable
+
+
+def dead_for_good(closed: Any) -> Any:
+    """Whoever was taken for dead and writes finds out when it settles."""
+
+    def _closed(self: Any, access: Any, *, reason: Reason, message: str, quiesced: bool) -> None:
+        closed(self, access, reason=Reason.SOURCE_FAILED, message=message, quiesced=quiesced)
+
+    return _closed
 
 
 def renewals_first(handle: Any) -> Any:

@@ -90,6 +90,11 @@ MUTANTS = (
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
     Mutant("accesses are not closed", closing.Closings, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
+    Mutant("whoever cannot be reached anew is told nothing", closing.Closings, "unreachable", bugs.given_up, Rule.R5),
+    Mutant(
+        "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 60
+    ),
+    Mutant("the dead who come back are told nothing", closing.Closings, "peer_back", bugs.always(None), Rule.R5),
     Mutant("silence is waited for without an end", lives.Lives, "_begin_grace", bugs.always(None), Rule.R5),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),

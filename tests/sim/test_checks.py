@@ -185,11 +185,8 @@ def test_whoever_is_dead_is_told_when_it_is_back() -> None:
         farewells.check(101.0 + PATIENCE_S)
 
 
-def test_nobody_has_to_tell_whom_it_does_not_know_or_reach() -> None:
+def test_nobody_has_to_tell_whom_it_has_forgotten() -> None:
     ended({}).check(100.0)
-    farewells = ended(peers())
-    farewells.unreachable("D")
-    farewells.check(100.0)
 
 
 def test_an_access_that_replaces_another_ends_it() -> None:
@@ -201,12 +198,16 @@ def test_an_access_that_replaces_another_ends_it() -> None:
     farewells.check(100.0)
 
 
-def test_a_source_that_was_dead_learns_when_it_settles_what_it_has_written() -> None:
-    farewells = Farewells(LIMITS, peers())
-    farewells.granted(ACCESS, "t", LIFE, writes=True)
-    farewells.hung_up(LIFE)
+def test_a_source_that_was_taken_for_dead_is_told_when_it_is_back() -> None:
+    known = peers(PeerState.DEAD)
+    farewells = Farewells(LIMITS, known)
+    farewells.granted(ACCESS, "t", LIFE)
     farewells.ended("t", 0.0)
     farewells.check(100.0)
+    known |= peers()
+    farewells.check(100.0)
+    with pytest.raises(Violated):
+        farewells.check(100.1)
 
 
 # -- quarantine

@@ -1,6 +1,9 @@
 """A failing world is made smaller, and told in few lines that show what went wrong."""
 
-from kvgrpc.sim import Rule, drawn, run
+import pytest
+
+from kvgrpc.sim import Outcome, Rule, drawn, run
+from kvgrpc.sim.setup import Setup
 from kvgrpc.sim.shrink import shrink
 from kvgrpc.sim.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
@@ -31,3 +34,22 @@ def test_what_breaks_no_rule_stays_as_it_is() -> None:
         setup = drawn(0, STEPS)
         (violation,) = run(setup).violations
     assert shrink(setup, violation, runs=4) == (setup, violation)
+
+
+def test_whoever_has_no_more_time_gets_the_smallest_that_was_found_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Setup] = []
+
+    def tries(setup: Setup) -> Outcome:
+        tried.append(setup)
+        return run(setup)
+
+    monkeypatch.setattr("kvgrpc.sim.shrink.run", tries)
+    with planted(named("two postings write into one block")):
+        setup = drawn(0, STEPS)
+        (violation,) = run(setup).violations
+        smaller, found = shrink(setup, violation, enough=lambda: len(tried) >= 2)
+        assert run(smaller).violations == [found]
+    assert smaller in tried
+    assert smaller.steps < setup.steps
+    assert len(tried) == 2
+    assert shrink(setup, violation, enough=lambda: True) == (setup, violation)
