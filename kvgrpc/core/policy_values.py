@@ -12,6 +12,9 @@ from kvgrpc.errors import Reason
 
 Table: TypeAlias = Sequence[Sequence[int]]
 """The blocks of a request, for each group in token order from its first token on; of a state, the running one last."""
+DROPPED = -1
+"""In a table, a block that its engine has let go, since its tokens have left the group's window: never given or taken.
+"""
 Lists: TypeAlias = tuple[tuple[int, ...], ...]
 """Blocks of each group, for one transfer."""
 

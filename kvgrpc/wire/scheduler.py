@@ -1,7 +1,7 @@
 """What a scheduler says of its requests to the policy's values, and what it is told to messages."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,9 @@ from kvgrpc.core import content as contents
 from kvgrpc.core import grants
 from kvgrpc.core.events import BlockLists, PushSource
 from kvgrpc.core.ids import check_transfer_key
+from kvgrpc.core.pins import Blocks
 from kvgrpc.core.policy_values import (
+    DROPPED,
     Give,
     Lists,
     Load,
@@ -25,7 +27,7 @@ from kvgrpc.core.policy_values import (
     Told,
 )
 from kvgrpc.core.pull_checks import check_key
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.requests import consumers, text
 from kvgrpc.wire.values import NEXT, claims_of, content, grant, group_blocks, invalid, layer_ranges, on_abort, seconds
@@ -58,6 +60,11 @@ class Named:
         made = content(self.tokens, self.weights, also_at=tokens)
         assert made is not None
         return made
+
+    def beginning(self, tokens: int) -> contents.Content:
+        """The first `tokens` tokens, or the whole where they cannot be named: whoever gets that refuses it."""
+        made = self.with_digest(tokens)
+        return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 
     def first(self, tokens: int) -> contents.Content:
         """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where nobody said that."""
@@ -178,6 +185,20 @@ def required_id(request_id: str) -> str:
     if not request_id:
         raise invalid("request_id", "is required")
     return text("request_id", request_id)
+
+
+def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
+    """The blocks of a request, each in the place of its tokens. Raises InvalidRequest, or OutOfRange for too many."""
+    if not dropped:
+        return blocks
+    if len(dropped) > len(blocks):
+        text = f"dropped_blocks: {len(dropped)} groups are counted; the pool has {len(blocks)}"
+        raise InvalidRequest(Reason.GROUP_MISMATCH, text)
+    if sum(dropped) > limit:
+        text = f"dropped_blocks: {sum(dropped)} blocks in one request; the limit is {limit}"
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, text)
+    counts = [*dropped, *[0] * (len(blocks) - len(dropped))]
+    return tuple(np.concatenate((np.full(count, DROPPED), ids)) for ids, count in zip(blocks, counts, strict=True))
 
 
 def outcome(value: int) -> Outcome:

@@ -237,6 +237,13 @@ def test_the_decode_engine_may_compute_the_end_of_a_prompt_itself(start: Start) 
     d.arrived(id_, offer=grant)
     assert d.allocated(id_, d.engine.allocate(3)) == 39
     assert d.told("load_ended", id_).tokens == 39
+    id_, key, here = new_id(), new_key(), common_pb2.PeerAddress(address=p.engine.address)
+    d.arrived(id_, push=scheduler_pb2.PushOffer(source=here), intent=intent(transfer_key=key))
+    assert d.allocated(id_, d.engine.allocate(3)) == 39
+    p.arrived(id_, give=scheduler_pb2.KvGift(mode=PUSH), intent=intent(transfer_key=key))
+    assert p.finished(id_, p.engine.allocate(3), 39).handed_over
+    ended = d.told("load_ended", id_)
+    assert (ended.tokens, ended.HasField("failure")) == (39, False)
 
 
 # ---- aborts
@@ -473,6 +480,10 @@ BAD_TABLES = [
     ({"blocks": [group([0, 1, 2], 1)]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
     ({"blocks": [group(range(70_000))]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"blocks": [group([0, 1])]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
+    ({"blocks": [group([0, 1])], "dropped_blocks": [1]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
+    ({"dropped_blocks": [0, 1]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
+    ({"dropped_blocks": [70_000]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ({"dropped_blocks": [2**32 - 1]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
     ({"request_id": ""}, "INVALID_ARGUMENT", "INVALID_FIELD"),
 ]
