@@ -8,6 +8,7 @@ from typing import TypeAlias
 from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.layout import Group
 from kvgrpc.core.transfers import Next
+from kvgrpc.core.transfers import Side as End
 from kvgrpc.errors import Reason
 
 Table: TypeAlias = Sequence[Sequence[int]]
@@ -110,6 +111,11 @@ class Loss:
     reason: Reason
     message: str
     next: Next
+    phase: str = ""
+    """Of the transfer; empty where there was none, or nothing went wrong with it."""
+    side: End | None = None
+    """At which of the two engines."""
+    rank: int | None = None
 
 
 # ---- for whoever has the transfers

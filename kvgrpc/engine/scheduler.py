@@ -354,7 +354,7 @@ class Scheduler:
             case LayersReceived():
                 self._news.append(Provisional(request_id, event.layers_done, event.part_epoch))
             case Failed():
-                self.policy.failed(request_id, side, Loss(event.reason, event.message, event.next))
+                self.policy.failed(request_id, side, _loss(event))
             case Received():
                 del self._of[event.transfer]
                 self.policy.received(request_id)
@@ -383,6 +383,10 @@ def _check_access(grant: bytes, access: grants.Access) -> grants.Claims:
             Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.value} grant; a {access.value} grant is needed here"
         )
     return claims
+
+
+def _loss(event: Failed) -> Loss:
+    return Loss(event.reason, event.message, event.next, event.phase, event.side, event.rank)
 
 
 def _labels(wanted: Wanted) -> dict[str, Any]:

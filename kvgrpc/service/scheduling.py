@@ -386,4 +386,4 @@ class Scheduling:
 def _loss(transfer: Transfer) -> Loss:
     why = transfer.failure
     assert why is not None, "what is over without success says why"
-    return Loss(why.reason, why.message, why.next or Next.RECOMPUTE)
+    return Loss(why.reason, why.message, why.next or Next.RECOMPUTE, why.phase, why.side, why.rank)

@@ -27,11 +27,21 @@ from kvgrpc.core.policy_values import (
     Told,
 )
 from kvgrpc.core.pull_checks import check_key
+from kvgrpc.core.transfers import Failure
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.requests import consumers, text
-from kvgrpc.wire.values import NEXT, claims_of, content, grant, group_blocks, invalid, layer_ranges, on_abort, seconds
-from kvgrpc.wire.values import reason as reason_to_proto
+from kvgrpc.wire.values import (
+    claims_of,
+    content,
+    failure,
+    grant,
+    group_blocks,
+    invalid,
+    layer_ranges,
+    on_abort,
+    seconds,
+)
 
 NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20
@@ -300,7 +310,7 @@ def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
 
 
 def _failure(loss: Loss) -> common_pb2.Failure:
-    return common_pb2.Failure(reason=reason_to_proto(loss.reason), message=loss.message, next=NEXT[loss.next])
+    return failure(Failure(loss.reason, loss.message, loss.phase, loss.side, loss.rank, loss.next))
 
 
 def _blocks(lists: Lists) -> list[common_pb2.GroupBlocks]:

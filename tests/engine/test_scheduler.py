@@ -9,6 +9,7 @@ import pytest
 
 from kvgrpc.core.layout import GroupKind, uniform_layout
 from kvgrpc.core.policy_values import DROPPED, Give, LoadEnded, Mode, OnLoss, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.core.transfers import Side as End
 from kvgrpc.engine.scheduler import News, Offer, Provisional, ReservedAt, Scheduler, Source, Wanted
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 from tests.engine.conftest import Attach
@@ -223,6 +224,7 @@ def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At])
     d.load()
     ended = d.told(LoadEnded)
     assert ended.loss.reason is Reason.CONTENT_MISMATCH
+    assert (ended.loss.phase, ended.loss.side, ended.loss.rank) == ("open", End.SOURCE, None)
     assert (ended.tokens, ended.blocks) == (0, ((30, 31, 5),))
 
 

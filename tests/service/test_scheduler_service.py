@@ -318,6 +318,9 @@ def test_swapped_grants_are_a_loss_that_names_its_blocks(pair: Pair) -> None:
     d.allocated(mine, target)
     ended = d.told("load_ended", mine)
     assert reason(ended.failure) == "CONTENT_MISMATCH"
+    (pull,) = [transfer for transfer in transfers(d.engine) if transfer.request_id == mine]
+    assert ended.failure == pull.failure
+    assert (ended.failure.phase, ended.failure.side) == ("open", common_pb2.SIDE_SOURCE)
     assert ended.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
     assert (ended.tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
     assert [list(range(s, s + n)) for row in ended.invalid_blocks
