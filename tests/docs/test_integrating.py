@@ -36,7 +36,7 @@ class OwnEngine:
             **SHAPE, "BLOCK_BYTES": BLOCK_BYTES, "ENGINE_ID": name, "layer_tensors": self.layers, "current_step": 0,
             "block_manager": SimpleNamespace(free=self.freed.extend),
         }  # fmt: skip
-        exec(compile(program(), PAGE, "exec"), self.code)  # noqa: S102 - our own page
+        exec(compile(program(), PAGE, "exec"), self.code)
 
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
