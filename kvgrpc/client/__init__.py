@@ -15,7 +15,8 @@ same methods to code without an event loop.
 
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
-from kvgrpc.client.sync import SyncClient, SyncHeldLease, connect_sync
+from kvgrpc.client.scheduler import Scheduler, refusal
+from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, connect_sync
 from kvgrpc.client.values import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
 from kvgrpc.client.watch import HistoryLost, IncarnationChanged, Pace, WatchEvent
 
@@ -25,8 +26,10 @@ __all__ = [
     "HistoryLost",
     "IncarnationChanged",
     "Pace",
+    "Scheduler",
     "SyncClient",
     "SyncHeldLease",
+    "SyncScheduler",
     "WatchEvent",
     "block_ids",
     "block_runs",
@@ -37,4 +40,5 @@ __all__ = [
     "is_over",
     "is_returned",
     "opaque_content",
+    "refusal",
 ]

@@ -20,6 +20,7 @@ from kvgrpc.client.calls import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
 from kvgrpc.client.leases import HeldLease, Keeper, Renewal
 from kvgrpc.client.renewals import Renewals
+from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.client.values import (
     AnyLease,
     Blocks,
@@ -41,6 +42,7 @@ from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
 from kvgrpc.v1.pool_pb2_grpc import PoolServiceStub
+from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
 
 TIMEOUT_S = 10.0
@@ -341,6 +343,12 @@ class Client:
     async def _release(self, renewal: Renewal) -> None:
         with suppress(NotFound, PreconditionFailed):  # it ended a moment ago, which is all that is wanted
             await self._call.change(self._leases.ReleaseLease, lease_pb2.ReleaseLeaseRequest(lease=renewal.ref), {})
+
+    # ---- for the engine's scheduler
+
+    def scheduler(self) -> Scheduler:
+        """The policy for the scheduler of this server's engine. One has it: news are told to whoever asks first."""
+        return Scheduler(self._call, SchedulerServiceStub(self.channel))
 
     # ---- for operators
 

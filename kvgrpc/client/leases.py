@@ -16,9 +16,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from kvgrpc.client.renewals import Renewals
-from kvgrpc.client.values import in_seconds
+from kvgrpc.client.values import in_seconds, reason_of
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
-from kvgrpc.v1.common_pb2 import FailureReason, Grant
+from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.lease_pb2 import LeaseRef, RenewedLease
 
 TOGETHER_S = 0.25
@@ -62,7 +62,7 @@ class Renewal:
         if not row.reason and left_s > 0:
             self.granted(left_s, sent)
             return
-        reason = _reason(row.reason) if row.reason else Reason.LEASE_EXPIRED
+        reason = reason_of(row.reason) if row.reason else Reason.LEASE_EXPIRED
         kind = _ENDED.get(reason, PreconditionFailed)
         self.end(kind(reason, f"lease {self.lease_id} is over and could not be renewed"))
 
@@ -213,9 +213,3 @@ class Keeper:
 async def _release(renewal: Renewal, release: Callable[[], Awaitable[None]] | None) -> None:
     if release is not None and renewal.error is None:
         await release()
-
-
-def _reason(value: FailureReason.ValueType) -> Reason:
-    """A reason that this version does not know reads as INTERNAL."""
-    name = FailureReason.Name(value).removeprefix("FAILURE_REASON_") if value in FailureReason.values() else ""
-    return Reason[name] if name in Reason.__members__ else Reason.INTERNAL

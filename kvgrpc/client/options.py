@@ -6,7 +6,7 @@ the field is a Duration. Left out means what the schema says for an unset field.
 
 from typing import TypedDict
 
-from kvgrpc.v1.common_pb2 import Failure, OnAbort, PeerAddress
+from kvgrpc.v1.common_pb2 import Failure, Grant, Intent, OnAbort, PeerAddress
 from kvgrpc.v1.handoff_pb2 import WaitsFor
 from kvgrpc.v1.transfer_pb2 import MemoryDisposition, TransferState
 
@@ -122,6 +122,39 @@ class Rows(Call, total=False):
 
 class Listing(Which, Rows, total=False):
     """Of list_transfers."""
+
+
+class Arrival(Call, total=False):
+    """Of request_arrived. Without `incarnation` it is meant for the life that the scheduler knows."""
+
+    target: Grant
+    intent: Intent
+    needs_all_outputs: bool
+    traceparent: str
+    incarnation: int
+
+
+class Table(Call, total=False):
+    """Of calls that list the blocks of a request. `incarnation` is the life that they are of, where that is not the one
+    that the scheduler knows.
+    """
+
+    dropped_blocks: list[int]
+    incarnation: int
+
+
+class Allocated(Table, total=False):
+    """Of blocks_allocated."""
+
+    computed_tokens: int
+    external_tokens: int
+    after_step: int
+
+
+class Computed(Table, total=False):
+    """Of tokens_computed and request_finished."""
+
+    step: int
 
 
 class Reading(Call, total=False):

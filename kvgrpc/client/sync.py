@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
+from kvgrpc.client.scheduler import Scheduler
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
 
@@ -160,6 +161,30 @@ class SyncHeldLease(_Twin[HeldLease]):
     wait_over = _blocking(HeldLease.wait_over)
 
 
+class SyncScheduler(_Twin[Scheduler]):
+    """SchedulerService for an engine's scheduler; the methods are those of `Scheduler`."""
+
+    @property
+    def incarnation(self) -> int:
+        """The life of the engine that its requests and blocks are of; 0: no reply has said that yet."""
+        return self._target.incarnation
+
+    def start_over(self) -> None:
+        """The engine lives anew, and knows no request. So does this: blocks that were kept are gone."""
+        self._target.start_over()
+
+    abort_request = _blocking(Scheduler.abort_request)
+    blocks_allocated = _blocking(Scheduler.blocks_allocated)
+    blocks_loaded = _blocking(Scheduler.blocks_loaded)
+    match_tokens = _blocking(Scheduler.match_tokens)
+    poll = _blocking(Scheduler.poll)
+    request_arrived = _blocking(Scheduler.request_arrived)
+    request_finished = _blocking(Scheduler.request_finished)
+    request_preempted = _blocking(Scheduler.request_preempted)
+    step = _blocking(Scheduler.step)
+    tokens_computed = _blocking(Scheduler.tokens_computed)
+
+
 class SyncClient(_Twin[Client]):
     """One server, as seen from any number of threads. Made by `connect_sync`; the methods are those of `Client`."""
 
@@ -177,6 +202,10 @@ class SyncClient(_Twin[Client]):
             self._closed = True
             self._thread.run(self._target.close())
             self._thread.leave()
+
+    def scheduler(self) -> SyncScheduler:
+        """The policy for the scheduler of this server's engine. One has it: news are told to whoever asks first."""
+        return SyncScheduler(self._target.scheduler(), self._thread)
 
     acknowledge = _blocking(Client.acknowledge)
     allocate = _blocking(Client.allocate)

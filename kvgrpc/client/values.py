@@ -6,10 +6,12 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
+from kvgrpc.errors import Reason
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import (
     BlockRuns,
     Content,
+    FailureReason,
     Grant,
     GroupBlocks,
     LayerRange,
@@ -140,6 +142,12 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
     The request class refuses names that it does not have.
     """
     return dict(_field(name, value) for name, value in options.items() if name not in CALL_OPTIONS)
+
+
+def reason_of(value: FailureReason.ValueType) -> Reason:
+    """A reason that this version does not know reads as INTERNAL."""
+    name = FailureReason.Name(value).removeprefix("FAILURE_REASON_") if value in FailureReason.values() else ""
+    return Reason[name] if name in Reason.__members__ else Reason.INTERNAL
 
 
 def is_over(transfer: transfer_pb2.Transfer) -> bool:

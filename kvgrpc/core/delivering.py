@@ -27,7 +27,7 @@ from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, mint, read_claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
 from kvgrpc.core.landing import Landing, Refusal, claims_of, nobody
-from kvgrpc.core.layout import GroupKind
+from kvgrpc.core.layout import check_prefix
 from kvgrpc.core.limits import granted_timeout
 from kvgrpc.core.moves import MoveTable, Stage
 from kvgrpc.core.moving import RETRY_DELAY_S
@@ -45,7 +45,6 @@ from kvgrpc.errors import (
     AlreadyExists,
     InvalidRequest,
     KVGrpcError,
-    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -88,7 +87,7 @@ class Deliveries:
         count = sum(len(ids) for ids in blocks)
         if not count and event.have_tokens < claim.tokens:
             wrong = f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed"
-            raise PreconditionFailed(Reason.BLOCK_COUNT_MISMATCH, wrong)
+            raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, wrong)
         claims = Claims(
             AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
             claim.tokens,
@@ -177,9 +176,7 @@ class Deliveries:
         except KVGrpcError as error:
             landing.refused = Refusal(access.peer, error.reason)
             raise
-        states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
-        if states and opening.push_content.tokens != landing.claim.tokens:
-            raise OutOfRange(Reason.CONTENT_RANGE, "the pool holds states, which stand for the whole prompt only")
+        check_prefix(state.pool.pool.groups, opening.push_content.tokens, landing.claim.tokens)
         if landing.write_access and (access.peer != landing.peer or opening.part_epoch == landing.part_epoch):
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
         if landing.write_access and opening.part_epoch < landing.part_epoch:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core.layout import PoolLayout, Region
-from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 Ids = NDArray[np.int64]
 TABLE_BLOCKS_PER_ID = 64
@@ -144,15 +144,15 @@ def plan_runs(
     """Coalesced runs that fill `destination_blocks` from `source_blocks`, per group, pairwise in order.
 
     `layers` = (first, count) restricts the move to those layers of every group; None moves all. Layouts must be
-    compatible (`kvgrpc.core.compatibility`). Raises OutOfRange, InvalidRequest (also for layers that cut a region) or
-    PreconditionFailed (BLOCK_COUNT_MISMATCH, GROUP_MISMATCH) and never returns a run outside a listed block.
+    compatible (`kvgrpc.core.compatibility`). Raises OutOfRange or InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH,
+    also for layers that cut a region) and never returns a run outside a listed block.
     """
     groups = len(source.groups)
     if len(source_blocks) != groups or len(destination_blocks) != groups:
-        raise PreconditionFailed(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
+        raise InvalidRequest(Reason.GROUP_MISMATCH, f"expected block lists for {groups} groups")
     for i, (src, dst) in enumerate(zip(source_blocks, destination_blocks, strict=True)):
         if len(src) != len(dst):
-            raise PreconditionFailed(
+            raise InvalidRequest(
                 Reason.BLOCK_COUNT_MISMATCH, f"group {i}: {len(src)} source blocks for {len(dst)} local blocks"
             )
         check_ids(src, source.groups[i].blocks, f"source group {i}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from kvgrpc.errors import FieldViolation, InvalidRequest, Reason
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 BYTES_MAX = 1 << 56
 """Above any memory, and low enough that no sum of offsets leaves 64 bits."""
@@ -83,9 +83,32 @@ class Group:
     window_tokens: int = 0
     """Sliding window in tokens; 0 where the group has none."""
 
+    def first_of(self, tokens: int) -> int:
+        """In token order, the first block that whoever goes on after `tokens` tokens reads: with a window that of the
+        first token in it, even if the last of the tokens is computed once more.
+        """
+        windowed = self.window_tokens and self.kind is not GroupKind.STATE
+        return max(tokens - self.window_tokens, 0) // self.block_tokens if windowed else 0
+
     def blocks_of(self, tokens: int) -> int:
-        """How many blocks hold `tokens` tokens. A state has one block, however long its prompt."""
-        return min(tokens, 1) if self.kind is GroupKind.STATE else -(-tokens // self.block_tokens)
+        """How many blocks stand for `tokens` tokens: all from `first_of` on. A state has one block, however long its
+        prompt.
+        """
+        if self.kind is GroupKind.STATE:
+            return min(tokens, 1)
+        return -(-tokens // self.block_tokens) - self.first_of(tokens)
+
+    def held_of(self, tokens: int, have_tokens: int) -> int:
+        """How many of these blocks are whole, from the first on, when `have_tokens` tokens are there."""
+        if self.kind is GroupKind.STATE:
+            return 0
+        return max(have_tokens // self.block_tokens - self.first_of(tokens), 0)
+
+    def stands_for(self, tokens: int, prefix: int) -> bool:
+        """Whether the blocks of `tokens` tokens begin with those of the first `prefix` tokens."""
+        if self.kind is GroupKind.STATE:
+            return prefix == tokens
+        return self.first_of(prefix) == self.first_of(tokens)
 
 
 @dataclass(frozen=True)
@@ -144,6 +167,18 @@ class PoolLayout:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
+def check_prefix(groups: Sequence[Group], tokens: int, prefix: int) -> None:
+    """Raises OutOfRange (CONTENT_RANGE) where the blocks of `tokens` tokens do not serve the first `prefix` of them."""
+    for group in groups:
+        if not group.stands_for(tokens, prefix):
+            state = group.kind is GroupKind.STATE
+            keeps = "one state" if state else f"the last {group.window_tokens} tokens"
+            raise OutOfRange(
+                Reason.CONTENT_RANGE,
+                f"group {group.name} keeps {keeps}: that serves all {tokens} tokens and not the first {prefix} alone",
+            )
+
+
 def uniform_layout(group: Group, block_bytes_per_layer: int, layers_per_region: int = 1) -> PoolLayout:
     """A dense layout of one group: one region for every `layers_per_region` layers, blocks back to back."""
     block_bytes = block_bytes_per_layer * layers_per_region
@@ -168,6 +203,8 @@ def _group_violations(groups: tuple[Group, ...]) -> list[FieldViolation]:
                 found.append(FieldViolation(f"groups[{i}].{field}", "must be positive"))
         if group.layers > LAYERS_MAX:
             found.append(FieldViolation(f"groups[{i}].layers", f"is at most {LAYERS_MAX}"))
+        if group.window_tokens < 0:
+            found.append(FieldViolation(f"groups[{i}].window_tokens", "must not be negative"))
         if group.order not in ("token_major", "head_major"):
             found.append(FieldViolation(f"groups[{i}].order", "must be token_major or head_major"))
     return found

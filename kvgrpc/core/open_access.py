@@ -14,7 +14,7 @@ from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import verify
 from kvgrpc.core.ids import ACCESS_ID_BYTES
-from kvgrpc.core.layout import GroupKind
+from kvgrpc.core.layout import check_prefix
 from kvgrpc.core.leases import Lease, ended_error
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import PinKind
@@ -27,7 +27,6 @@ from kvgrpc.errors import (
     Exhausted,
     InvalidRequest,
     KVGrpcError,
-    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -192,13 +191,7 @@ class OpenAccesses:
         claim = access.opening.claim
         assert claim is not None
         check(lease.content, claim)
-        states = any(group.kind is GroupKind.STATE for group in self._state.pool.pool.groups)
-        if states and claim.tokens != lease.content.tokens:
-            raise OutOfRange(
-                Reason.CONTENT_RANGE,
-                f"the pool holds states, which stand for the whole offer of {lease.content.tokens} tokens and for no "
-                "prefix of it",
-            )
+        check_prefix(self._state.pool.pool.groups, lease.content.tokens, claim.tokens)
 
     def _admit(self, access: Access, lease: Lease) -> None:
         state = self._state

@@ -26,6 +26,7 @@ from kvgrpc.core.policy_values import (
     Finished,
     GiveUp,
     HandOver,
+    Lists,
     Load,
     LoadEnded,
     Loss,
@@ -138,8 +139,10 @@ class Policy:
             return
         self._save(request, table, computed_tokens)
         if request.arrival.give.mode is Mode.PUSH and request.prefills and request.arrival.prompt_tokens:
-            cut(self.rules, table, 0, computed_tokens)
-            self._send(request, table, whole(self.rules, computed_tokens), last=False, step=step)
+            named = request.named_tokens(self.rules, computed_tokens)
+            tokens = min(computed_tokens, named)
+            blocks = cut(self.rules, table, 0, tokens, named)
+            self._send(request, blocks, whole(self.rules, tokens, named), last=False, step=step)
 
     def preempted(self, request_id: str) -> None:
         """Its blocks are somebody else's now; it will be computed once more, in others."""
@@ -171,11 +174,11 @@ class Policy:
         if request.over:
             return Finished(request.busy, request.give is Stage.BUSY)
         tokens = self.given_tokens(request_id, computed_tokens, outcome)
-        if tokens:
-            cut(self.rules, table, 0, tokens)
+        blocks = cut(self.rules, table, 0, tokens, request.named_tokens(self.rules, tokens)) if tokens else ()
         self._end_take(request, step)
         if tokens:
-            self._hand_over(request, table, tokens, step)
+            self._save(request, table, tokens)
+            self._hand_over(request, blocks, tokens, step)
         else:
             self._give_up(request, "its request did not finish")
         return self._left(request)
@@ -308,9 +311,9 @@ class Policy:
 
     # ---- what goes
 
-    def _send(self, request: Request, table: Table, whole: list[int], *, last: bool, step: int) -> None:
+    def _send(self, request: Request, all_blocks: Lists, whole: list[int], *, last: bool, step: int) -> None:
         """Hands over what a push has not handed over yet, up to that many blocks of each group."""
-        blocks = tuple(tuple(ids[sent:end]) for ids, sent, end in zip(table, request.sent, whole, strict=True))
+        blocks = tuple(ids[sent:end] for ids, sent, end in zip(all_blocks, request.sent, whole, strict=True))
         if not any(blocks) and not last:
             return
         ranges = self.rules.layer_ranges if any(blocks) and self.rules.layer_ranges else (None,)
@@ -328,11 +331,9 @@ class Policy:
             request.saved_tokens = computed_tokens
             self._told.append(Save(request.arrival.request_id, blocks))
 
-    def _hand_over(self, request: Request, table: Table, tokens: int, step: int) -> None:
+    def _hand_over(self, request: Request, blocks: Lists, tokens: int, step: int) -> None:
         arrival = request.arrival
         assert arrival.give is not None
-        self._save(request, table, tokens)
-        blocks = cut(self.rules, table, 0, tokens)
         if arrival.give.mode is Mode.PULL:
             self._tasks.append(HandOver(arrival.request_id, blocks, tokens, step))
             request.give = Stage.BUSY

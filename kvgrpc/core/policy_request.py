@@ -6,7 +6,7 @@ from enum import Enum
 from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.content import UNIT_TOKENS, largest_use
 from kvgrpc.core.layout import GroupKind
-from kvgrpc.core.policy_values import Arrival, Lists, Loss, Rules, Table
+from kvgrpc.core.policy_values import DROPPED, Arrival, Lists, Loss, Mode, Rules, Table
 from kvgrpc.errors import InvalidRequest, Reason
 
 
@@ -37,7 +37,7 @@ class Request:
     give: Stage = Stage.NONE
     give_loss: Loss | None = None
     sent: list[int] = field(default_factory=list)
-    """Blocks of each group that parts of a push have handed over."""
+    """How many of the blocks that stand for what goes parts of a push have handed over, of each group."""
     saved_tokens: int = 0
     over: bool = False
     """It left the scheduler."""
@@ -61,6 +61,14 @@ class Request:
             else computed_tokens
         )
 
+    def named_tokens(self, rules: Rules, tokens: int) -> int:
+        """Tokens that what goes is named by, when `tokens` of them are given at last: the parts of a push are named
+        before they are all there.
+        """
+        give = self.arrival.give
+        pushes = give is not None and give.mode is Mode.PUSH and give.prefill
+        return without_backoff(rules, self.arrival.prompt_tokens) if pushes else tokens
+
 
 def prefills(arrival: Arrival) -> bool:
     """Whether all that this engine does for a request is its prefill."""
@@ -73,18 +81,19 @@ def without_backoff(rules: Rules, prompt_tokens: int) -> int:
 
 
 def usable(rules: Rules, arrival: Arrival) -> int:
-    """Tokens of what is offered that can be used: whole units, or all; of an offer with states all or nothing."""
+    """Tokens of what is offered that can be used: whole units, or all; none where its blocks do not serve so few."""
     if arrival.take is None or arrival.needs_all_outputs or not arrival.prompt_tokens:
         return 0
     use = largest_use(without_backoff(rules, arrival.prompt_tokens), arrival.take.offer_tokens)
     if arrival.whole_units and use != arrival.prompt_tokens:
         use -= use % UNIT_TOKENS
-    states = any(group.kind is GroupKind.STATE for group in rules.groups)
-    return 0 if states and use != arrival.take.offer_tokens else use
+    offered = arrival.take.offer_tokens
+    return use if all(group.stands_for(offered, use) for group in rules.groups) else 0
 
 
-def cut(rules: Rules, table: Table, first_tokens: int, end_tokens: int) -> Lists:
-    """The blocks from the first that is not whole at `first_tokens` to the one of the last token; of a state its one.
+def cut(rules: Rules, table: Table, have_tokens: int, end_tokens: int, of_tokens: int = 0) -> Lists:
+    """Of the blocks that stand for `of_tokens` tokens (0: `end_tokens`), those from the first that is not whole at
+    `have_tokens` to the one of the last token before `end_tokens`; of a state its one.
 
     Raises InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH) for a table that does not hold them.
     """
@@ -93,18 +102,23 @@ def cut(rules: Rules, table: Table, first_tokens: int, end_tokens: int) -> Lists
         raise InvalidRequest(Reason.GROUP_MISMATCH, text)
     found = []
     for group, ids in zip(rules.groups, table, strict=True):
-        needed = group.blocks_of(end_tokens)
+        needed = group.first_of(end_tokens) + group.blocks_of(end_tokens)
         if len(ids) < needed:
             text = f"group {group.name}: {end_tokens} tokens take {needed} blocks; {len(ids)} are listed"
             raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, text)
-        state = group.kind is GroupKind.STATE
-        found.append(tuple(ids[-1:] if state else ids[first_tokens // group.block_tokens : needed]))
+        of = of_tokens or end_tokens
+        first = group.first_of(of) + group.held_of(of, have_tokens)
+        wanted = tuple(ids[-1:] if group.kind is GroupKind.STATE else ids[first:needed])
+        if DROPPED in wanted:
+            text = f"group {group.name}: a block that {end_tokens} tokens take is not there any more"
+            raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, text)
+        found.append(wanted)
     return tuple(found)
 
 
-def whole(rules: Rules, tokens: int) -> list[int]:
-    """Blocks of each group that so many tokens fill. A state is whole at the end only."""
-    return [0 if group.kind is GroupKind.STATE else tokens // group.block_tokens for group in rules.groups]
+def whole(rules: Rules, tokens: int, of_tokens: int) -> list[int]:
+    """How many of the blocks that stand for `of_tokens` tokens are filled by so many. A state is whole at the end."""
+    return [group.held_of(of_tokens, tokens) for group in rules.groups]
 
 
 def with_layers(rules: Rules, blocks: Lists, layers: LayerRange | None) -> Lists:

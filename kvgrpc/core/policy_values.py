@@ -8,10 +8,14 @@ from typing import TypeAlias
 from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.layout import Group
 from kvgrpc.core.transfers import Next
+from kvgrpc.core.transfers import Side as End
 from kvgrpc.errors import Reason
 
 Table: TypeAlias = Sequence[Sequence[int]]
 """The blocks of a request, for each group in token order from its first token on; of a state, the running one last."""
+DROPPED = -1
+"""In a table, a block that its engine has let go, since its tokens have left the group's window: never given or taken.
+"""
 Lists: TypeAlias = tuple[tuple[int, ...], ...]
 """Blocks of each group, for one transfer."""
 
@@ -107,6 +111,11 @@ class Loss:
     reason: Reason
     message: str
     next: Next
+    phase: str = ""
+    """Of the transfer; empty where there was none, or nothing went wrong with it."""
+    side: End | None = None
+    """At which of the two engines."""
+    rank: int | None = None
 
 
 # ---- for whoever has the transfers

@@ -8,11 +8,11 @@ from kvgrpc.core.events import Destination, Opened, PullBlocks
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims, read_claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES
-from kvgrpc.core.layout import GroupKind
+from kvgrpc.core.layout import check_prefix
 from kvgrpc.core.pins import Blocks, PinKind
 from kvgrpc.core.pull import Pull
 from kvgrpc.core.state import NodeState
-from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PermissionDenied, PreconditionFailed, Reason
 
 
 def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
@@ -29,13 +29,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
     if event.content is None:
         raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
     claim = contents.claim(event.content, claims.token_count, event.use_tokens)
-    states = any(group.kind is GroupKind.STATE for group in state.pool.pool.groups)
-    if states and claim.tokens != claims.token_count:
-        raise OutOfRange(
-            Reason.CONTENT_RANGE,
-            f"the pool holds states, which stand for the whole offer of {claims.token_count} tokens and for no prefix "
-            "of it",
-        )
+    check_prefix(state.pool.pool.groups, claims.token_count, claim.tokens)
     return claims, claim
 
 
@@ -52,12 +46,12 @@ def check_destination(state: NodeState, destination: Destination, tokens: int) -
         raise InvalidRequest(Reason.INVALID_FIELD, f"have_tokens counts tokens; got {have}")
     groups = state.pool.pool.groups
     blocks = state.resolve(destination.blocks, "destination.blocks")
-    skip = [0 if group.kind is GroupKind.STATE else have // group.block_tokens for group in groups]
+    skip = [group.held_of(tokens, have) for group in groups]
     if any(len(ids) for ids in blocks):
         for i, group in enumerate(groups):
             needed = max(group.blocks_of(tokens) - skip[i], 0)
             if len(blocks[i]) != needed:
-                raise PreconditionFailed(
+                raise InvalidRequest(
                     Reason.BLOCK_COUNT_MISMATCH,
                     f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
                     f"{len(blocks[i])} are listed",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.transfers import Next, Side
 from kvgrpc.engine.handles import Handle, Pull
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.errors import Reason
@@ -53,6 +53,10 @@ class Failed:
     message: str
     next: Next
     cancelled: bool = False
+    phase: str = ""
+    side: Side | None = None
+    """At which of the two engines."""
+    rank: int | None = None
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Scheduler:
         """`ids`: the tokens of prompt and answer; those that were computed name what is handed over."""
         handles = self._known.get(request_id)
         if handles is not None and handles.wanted.give is not None and not handles.wanted.give.prefill:
-            handles.given = ids
+            handles.given = ids[: self.policy.given_tokens(request_id, computed_tokens, outcome)] or handles.given
         finished = self.policy.finished(request_id, table, computed_tokens, outcome, step)
         self._settle()
         return finished
@@ -272,7 +272,7 @@ class Scheduler:
         wanted = handles.wanted
         assert isinstance(wanted.take, Source)
         handles.take = self.engine.reserve(
-            task.blocks, self._content(wanted, wanted.prompt), transfer_key=wanted.transfer_key,
+            task.blocks, self._content(wanted, wanted.prompt[: task.use_tokens]), transfer_key=wanted.transfer_key,
             have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=wanted.take.address,
             source_engine_id=wanted.take.engine_id, priority=wanted.priority, after_step=task.after_step,
             **_labels(wanted),
@@ -354,7 +354,7 @@ class Scheduler:
             case LayersReceived():
                 self._news.append(Provisional(request_id, event.layers_done, event.part_epoch))
             case Failed():
-                self.policy.failed(request_id, side, Loss(event.reason, event.message, event.next))
+                self.policy.failed(request_id, side, _loss(event))
             case Received():
                 del self._of[event.transfer]
                 self.policy.received(request_id)
@@ -383,6 +383,10 @@ def _check_access(grant: bytes, access: grants.Access) -> grants.Claims:
             Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.value} grant; a {access.value} grant is needed here"
         )
     return claims
+
+
+def _loss(event: Failed) -> Loss:
+    return Loss(event.reason, event.message, event.next, event.phase, event.side, event.rank)
 
 
 def _labels(wanted: Wanted) -> dict[str, Any]:

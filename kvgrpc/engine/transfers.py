@@ -23,7 +23,7 @@ from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
-from kvgrpc.wire.values import core_reason
+from kvgrpc.wire.values import SIDE, core_reason
 
 _NEXT = {
     common_pb2.NEXT_STEP_RETRY_HERE: Next.RETRY_HERE,
@@ -31,6 +31,7 @@ _NEXT = {
     common_pb2.NEXT_STEP_FIX_REQUEST: Next.FIX_REQUEST,
 }
 """An unknown value reads as RECOMPUTE, which always helps."""
+_SIDES = {value: side for side, value in SIDE.items()}
 
 
 class Transfers:
@@ -132,4 +133,8 @@ def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = Fals
         return
     handle.failed = True
     next_step = _NEXT.get(failure.next, Next.RECOMPUTE)
-    yield Failed(handle, core_reason(failure.reason), failure.message, next_step, cancelled)
+    rank = failure.rank if failure.HasField("rank") else None
+    yield Failed(
+        handle, core_reason(failure.reason), failure.message, next_step, cancelled, failure.phase,
+        _SIDES.get(failure.side), rank,
+    )  # fmt: skip

@@ -219,9 +219,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> Any:
         """The blocks of a request, checked as those of any call."""
         wire.required_id(request.request_id)
-        state = self._lead.node.state
+        state, limit = self._lead.node.state, self._lead.block_limit
         state.check_life(request.incarnation)
-        return state.resolve(block_lists(request.blocks, self._lead.block_limit), "blocks")
+        blocks = state.resolve(block_lists(request.blocks, limit), "blocks")
+        return wire.with_dropped(blocks, request.dropped_blocks, limit)
 
 
 def _refuse(into: scheduler_pb2.ScheduleAnswer, error: KVGrpcError) -> None:

@@ -286,7 +286,7 @@ class Scheduling:
                 self.news.add(ReservedAt(request.id, answer.token))
 
         event = events.ReserveBlocks(
-            self._call(request), wanted.key, block_ids(task.blocks), wanted.prompt.with_digest(task.use_tokens),
+            self._call(request), wanted.key, block_ids(task.blocks), wanted.prompt.beginning(task.use_tokens),
             task.have_tokens, task.use_tokens, source, wanted.label, wanted.priority, task.after_step,
         )  # fmt: skip
         self._ask(request, Side.TAKE, event, reserved)
@@ -386,4 +386,4 @@ class Scheduling:
 def _loss(transfer: Transfer) -> Loss:
     why = transfer.failure
     assert why is not None, "what is over without success says why"
-    return Loss(why.reason, why.message, why.next or Next.RECOMPUTE)
+    return Loss(why.reason, why.message, why.next or Next.RECOMPUTE, why.phase, why.side, why.rank)

@@ -106,7 +106,9 @@ class FinishedBlocksRequest(_message.Message):
     """
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """The blocks, one entry a group, in token order. All blocks of the content: the consumer skips what it holds."""
+        """The blocks, one entry a group, in token order. All blocks that the content needs: of a group with a window those
+        that its last tokens lie in, of a state its one. The consumer skips what it holds.
+        """
 
     @_builtins.property
     def content(self) -> _common_pb2.Content:
@@ -305,8 +307,8 @@ class PullDestination(_message.Message):
     """
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held to
-        the block that holds the last token used.
+        """Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held, or
+        that the window begins in, to the block that holds the last token used.
         """
 
     def __init__(

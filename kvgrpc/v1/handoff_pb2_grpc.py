@@ -81,7 +81,7 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
         was never allocated.
-        * FAILED_PRECONDITION CONTENT_RANGE: the blocks do not hold exactly the content's tokens.
+        * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
         * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
         last one, or of an epoch whose blocks were replaced or taken back.
@@ -104,12 +104,13 @@ class HandoffServiceServicer:
         touch them; in SUCCEEDED they hold the KV.
 
         Errors (all before anything changed):
-        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED, GRANT_INVALID: fix it.
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
+        GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
-        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
         * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
@@ -132,12 +133,12 @@ class HandoffServiceServicer:
         first part or between two, fails the transfer.
 
         Errors (all before anything changed):
-        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
+        * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
         * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
-        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED, BLOCK_COUNT_MISMATCH: fix it.
+        * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
         * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
         * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.

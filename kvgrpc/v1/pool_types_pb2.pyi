@@ -174,7 +174,9 @@ class Group(_message.Message):
     order: _builtins.str
     """Order inside a block: token_major ([tokens, heads, dim]) or head_major."""
     window_tokens: _builtins.int
-    """Window length in tokens; 0 for none."""
+    """Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
+    handed over, reserved and moved.
+    """
     def __init__(
         self,
         *,

@@ -304,6 +304,7 @@ class BlocksAllocatedRequest(_message.Message):
     EXTERNAL_TOKENS_FIELD_NUMBER: _builtins.int
     AFTER_STEP_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
@@ -316,7 +317,15 @@ class BlocksAllocatedRequest(_message.Message):
     """The life of this engine that the block ids are of, as in FinishedBlocks."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """All its blocks, one entry a group, in token order from the first token on; of a state the running one last."""
+        """All its blocks, one entry a group, in token order from the first token on; of a state the running one last. Blocks
+        that a group with a window has dropped are counted in `dropped_blocks`.
+        """
+
+    @_builtins.property
+    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+        left its window. Left out: none.
+        """
 
     def __init__(
         self,
@@ -327,10 +336,11 @@ class BlocksAllocatedRequest(_message.Message):
         external_tokens: _builtins.int = ...,
         after_step: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "external_tokens", b"external_tokens", "incarnation", b"incarnation", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_blocks", b"dropped_blocks", "external_tokens", b"external_tokens", "incarnation", b"incarnation", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,6 +381,7 @@ class TokensComputedRequest(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
@@ -383,6 +394,12 @@ class TokensComputedRequest(_message.Message):
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
         """As in BlocksAllocated."""
 
+    @_builtins.property
+    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+        left its window. Left out: none.
+        """
+
     def __init__(
         self,
         *,
@@ -391,10 +408,11 @@ class TokensComputedRequest(_message.Message):
         computed_tokens: _builtins.int = ...,
         step: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "incarnation", b"incarnation", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_blocks", b"dropped_blocks", "incarnation", b"incarnation", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,6 +547,7 @@ class RequestFinishedRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
@@ -549,6 +568,12 @@ class RequestFinishedRequest(_message.Message):
         Unset takes the prompt.
         """
 
+    @_builtins.property
+    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+        left its window. Left out: none.
+        """
+
     def __init__(
         self,
         *,
@@ -559,10 +584,11 @@ class RequestFinishedRequest(_message.Message):
         step: _builtins.int = ...,
         content: _common_pb2.Content | None = ...,
         incarnation: _builtins.int = ...,
+        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "content", b"content", "incarnation", b"incarnation", "outcome", b"outcome", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "content", b"content", "dropped_blocks", b"dropped_blocks", "incarnation", b"incarnation", "outcome", b"outcome", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,7 @@
 """What a scheduler says of its requests to the policy's values, and what it is told to messages."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,9 @@ from kvgrpc.core import content as contents
 from kvgrpc.core import grants
 from kvgrpc.core.events import BlockLists, PushSource
 from kvgrpc.core.ids import check_transfer_key
+from kvgrpc.core.pins import Blocks
 from kvgrpc.core.policy_values import (
+    DROPPED,
     Give,
     Lists,
     Load,
@@ -25,11 +27,21 @@ from kvgrpc.core.policy_values import (
     Told,
 )
 from kvgrpc.core.pull_checks import check_key
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.core.transfers import Failure
+from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.requests import consumers, text
-from kvgrpc.wire.values import NEXT, claims_of, content, grant, group_blocks, invalid, layer_ranges, on_abort, seconds
-from kvgrpc.wire.values import reason as reason_to_proto
+from kvgrpc.wire.values import (
+    claims_of,
+    content,
+    failure,
+    grant,
+    group_blocks,
+    invalid,
+    layer_ranges,
+    on_abort,
+    seconds,
+)
 
 NEWS_PER_REPLY = 1_024
 NEWS_BYTES_MAX = 1 << 20
@@ -58,6 +70,11 @@ class Named:
         made = content(self.tokens, self.weights, also_at=tokens)
         assert made is not None
         return made
+
+    def beginning(self, tokens: int) -> contents.Content:
+        """The first `tokens` tokens, or the whole where they cannot be named: whoever gets that refuses it."""
+        made = self.with_digest(tokens)
+        return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 
     def first(self, tokens: int) -> contents.Content:
         """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where nobody said that."""
@@ -180,6 +197,20 @@ def required_id(request_id: str) -> str:
     return text("request_id", request_id)
 
 
+def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
+    """The blocks of a request, each in the place of its tokens. Raises InvalidRequest, or OutOfRange for too many."""
+    if not dropped:
+        return blocks
+    if len(dropped) > len(blocks):
+        text = f"dropped_blocks: {len(dropped)} groups are counted; the pool has {len(blocks)}"
+        raise InvalidRequest(Reason.GROUP_MISMATCH, text)
+    if sum(dropped) > limit:
+        text = f"dropped_blocks: {sum(dropped)} blocks in one request; the limit is {limit}"
+        raise OutOfRange(Reason.LIMIT_EXCEEDED, text)
+    counts = [*dropped, *[0] * (len(blocks) - len(dropped))]
+    return tuple(np.concatenate((np.full(count, DROPPED), ids)) for ids, count in zip(blocks, counts, strict=True))
+
+
 def outcome(value: int) -> Outcome:
     """Raises InvalidRequest where it was left out."""
     if value == scheduler_pb2.REQUEST_OUTCOME_UNSPECIFIED:
@@ -279,7 +310,7 @@ def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
 
 
 def _failure(loss: Loss) -> common_pb2.Failure:
-    return common_pb2.Failure(reason=reason_to_proto(loss.reason), message=loss.message, next=NEXT[loss.next])
+    return failure(Failure(loss.reason, loss.message, loss.phase, loss.side, loss.rank, loss.next))
 
 
 def _blocks(lists: Lists) -> list[common_pb2.GroupBlocks]:

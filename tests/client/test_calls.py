@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from kvgrpc.client import Client, connect
+from kvgrpc.client import Client, Scheduler, connect
 from kvgrpc.errors import (
     DeadlineExceeded,
     Exhausted,
@@ -51,6 +51,25 @@ READS: dict[str, Callable[[Client], Invoke]] = {
     "peers": lambda c: c.peers,
     "pins": lambda c: c.pins,
 }
+SCHEDULER: dict[str, Callable[[Scheduler], Invoke]] = {
+    "request_arrived": lambda s: lambda **o: s.request_arrived("r", [2], **o),
+    "match_tokens": lambda s: lambda **o: s.match_tokens("r", **o),
+    "blocks_allocated": lambda s: lambda **o: s.blocks_allocated("r", [1], **o),
+    "tokens_computed": lambda s: lambda **o: s.tokens_computed("r", [1], 16, **o),
+    "blocks_loaded": lambda s: lambda **o: s.blocks_loaded("r", **o),
+    "request_preempted": lambda s: lambda **o: s.request_preempted("r", **o),
+    "request_finished": lambda s: lambda **o: s.request_finished("r", [1], 16, **o),
+    "abort_request": lambda s: lambda **o: s.abort_request("r", **o),
+    "poll": lambda s: s.poll,
+    "step": lambda s: s.step,
+}
+
+
+def of_scheduler(name: str) -> Callable[[Client], Invoke]:
+    return lambda client: SCHEDULER[name](client.scheduler())
+
+
+READS.update((f"scheduler().{name}", of_scheduler(name)) for name in SCHEDULER)
 CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "allocate": lambda c: lambda **o: c.allocate(1, **o),
     "renew_allocation": lambda c: lambda **o: c.renew_allocation("a", **o),
@@ -71,8 +90,11 @@ ALL = {**READS, **CHANGES}
 
 
 def test_the_table_above_names_every_method() -> None:
-    public = {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
-    assert public - {"close"} == set(ALL) | LONGER
+    def public(kind: type) -> set[str]:
+        return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+    assert public(Client) - {"close", "scheduler"} == {name for name in ALL if "." not in name} | LONGER
+    assert public(Scheduler) - {"start_over"} == SCHEDULER.keys()
 
 
 async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: Client) -> None:
@@ -82,7 +104,8 @@ async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: 
     for method in ALL.values():
         await method(client)()
     await client.wait("t")
-    assert {seen.method for seen in server.seen} | {"WatchTransfers", "KeepAlive"} == set(METHODS)
+    streams = {"WatchTransfers", "KeepAlive", "Schedule"}  # the last one is of use over the channel only
+    assert {seen.method for seen in server.seen} | streams == set(METHODS)
 
 
 @pytest.mark.parametrize("name", ALL)

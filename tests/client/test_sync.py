@@ -13,7 +13,17 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from kvgrpc.client import Client, HeldLease, Pace, SyncClient, SyncHeldLease, connect, connect_sync
+from kvgrpc.client import (
+    Client,
+    HeldLease,
+    Pace,
+    Scheduler,
+    SyncClient,
+    SyncHeldLease,
+    SyncScheduler,
+    connect,
+    connect_sync,
+)
 from kvgrpc.client.values import duration
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import FAILURE_REASON_LEASE_EXPIRED, Grant, ResponseHeader
@@ -33,11 +43,13 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())
 
 
-@pytest.mark.parametrize(("twin", "original"), [(SyncClient, Client), (SyncHeldLease, HeldLease)])
+@pytest.mark.parametrize(
+    ("twin", "original"), [(SyncClient, Client), (SyncHeldLease, HeldLease), (SyncScheduler, Scheduler)]
+)
 def test_the_twin_has_the_same_methods_with_the_same_parameters_and_words(twin: type, original: type) -> None:
     methods, originals = public(twin), public(original)
     # Plain attributes of the one are properties of the other.
-    attributes = {"lease_id", "grant"} if original is HeldLease else set()
+    attributes = {HeldLease: {"lease_id", "grant"}, Scheduler: {"incarnation"}}.get(original, set())
     assert set(methods) - attributes == set(originals)
     for name in set(originals):
         assert methods[name].__doc__ == originals[name].__doc__ or name in {"check", "reason"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvgrpc.core.descriptors import check_ids, expand_runs, plan_runs, to_runs
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from tests.core.nodes import full, hybrid, ids, refused
 
 
@@ -232,11 +232,11 @@ def test_a_range_of_layers_that_cuts_a_region_is_refused(layers: tuple[int, int]
 
 def test_lists_that_do_not_fit_each_other_are_refused() -> None:
     layout = full(blocks=20)
-    with refused(Reason.GROUP_MISMATCH, PreconditionFailed):
+    with refused(Reason.GROUP_MISMATCH, InvalidRequest):
         plan_runs(layout, layout, [ids(1), ids(1)], [ids(1)])
-    with refused(Reason.GROUP_MISMATCH, PreconditionFailed):
+    with refused(Reason.GROUP_MISMATCH, InvalidRequest):
         plan_runs(layout, layout, [ids(1)], [])
-    with refused(Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed):
+    with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
         plan_runs(layout, layout, [ids(1, 2)], [ids(1)])
 
 
@@ -251,7 +251,7 @@ def test_every_group_is_checked_before_any_run_is_made() -> None:
     layout = hybrid(blocks=20)
     with refused(Reason.BLOCK_OUT_OF_RANGE, OutOfRange):
         plan_runs(layout, layout, [ids(1), ids(1)], [ids(1), ids(20)])
-    with refused(Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed):
+    with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
         plan_runs(layout, layout, [ids(1), ids()], [ids(1), ids(1)])
 
 

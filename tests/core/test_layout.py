@@ -193,6 +193,15 @@ def test_blocks_of_tokens_are_rounded_up_and_a_state_is_one_block() -> None:
     assert [state.blocks_of(tokens) for tokens in (0, 1, 16, 1000)] == [0, 1, 1, 1]
 
 
+def test_a_window_is_the_blocks_that_its_tokens_lie_in() -> None:
+    window = replace(GROUP, kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
+    assert [window.first_of(tokens) for tokens in (20, 35, 36, 51, 52)] == [0, 0, 1, 1, 2]
+    assert [window.blocks_of(tokens) for tokens in (0, 20, 35, 36, 48, 51, 52)] == [0, 2, 3, 2, 2, 3, 2]
+    assert [window.held_of(52, have) for have in (0, 32, 47, 48)] == [0, 0, 0, 1]
+    assert replace(GROUP, kind=GroupKind.STATE, window_tokens=20).blocks_of(1000) == 1
+    assert violations(*TWO, groups=(replace(GROUP, window_tokens=-1),)) == ["groups[0].window_tokens"]
+
+
 @pytest.mark.parametrize(
     "change",
     [

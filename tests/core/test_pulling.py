@@ -238,7 +238,7 @@ def test_each_group_skips_what_it_holds_whole() -> None:
     source = describe("p", 1, pool=hybrid())
     lead = Lead(describe("d", 2, pool=hybrid()))
     lead.admit(source)
-    with refused(Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed):
+    with refused(Reason.BLOCK_COUNT_MISMATCH, InvalidRequest):
         lead.pull(grant(source, tokens=64), 64, (8, 9, 10), (8,), have_tokens=16)
     lead.pull(grant(source, tokens=64), 64, (8, 9, 10), (8, 9), have_tokens=16)
     lead.feed(AccessAnswered(access_id(), answer_of(source, 64, (0, 1, 2, 3), (0, 1))))
@@ -295,12 +295,12 @@ REFUSED: dict[str, tuple[Callable[[Lead], Any], Reason, type[KVGrpcError]]] = {
     "out of range": (lambda lead: lead.pull(TOKEN, 32, (63, 64)), Reason.BLOCK_OUT_OF_RANGE, OutOfRange),
     "listed twice": (lambda lead: lead.pull(TOKEN, 32, (4, 4)), Reason.BLOCK_DUPLICATE, InvalidRequest),
     "unknown group": (lambda lead: lead.pull(TOKEN, 32, (4, 5), (1,)), Reason.GROUP_MISMATCH, InvalidRequest),
-    "too few blocks": (lambda lead: lead.pull(TOKEN, 32, (4,)), Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed),
+    "too few blocks": (lambda lead: lead.pull(TOKEN, 32, (4,)), Reason.BLOCK_COUNT_MISMATCH, InvalidRequest),
     "too many blocks": (
-        lambda lead: lead.pull(TOKEN, 32, (4, 5, 6)), Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed
+        lambda lead: lead.pull(TOKEN, 32, (4, 5, 6)), Reason.BLOCK_COUNT_MISMATCH, InvalidRequest
     ),
     "more held than used": (
-        lambda lead: lead.pull(TOKEN, 32, (4,), have_tokens=48), Reason.BLOCK_COUNT_MISMATCH, PreconditionFailed
+        lambda lead: lead.pull(TOKEN, 32, (4,), have_tokens=48), Reason.BLOCK_COUNT_MISMATCH, InvalidRequest
     ),
     "less than nothing held": (
         lambda lead: lead.pull(TOKEN, 32, (4, 5), have_tokens=-16), Reason.INVALID_FIELD, InvalidRequest

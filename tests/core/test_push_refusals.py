@@ -219,7 +219,7 @@ def test_states_stand_for_the_whole_prompt() -> None:
     pair = Pair(p=describe("p", 1, pool=hybrid(GroupKind.STATE)))
     pair.register(pair.reserve(48, (1,), (1,), use_tokens=16).token)
     sent = pair.finish(48, (1, 2, 3), (7,)).transfer
-    assert "whole prompt" in pair.p.state.leases.get(sent.lease_id).trouble
+    assert "serves all 48 tokens" in pair.p.state.leases.get(sent.lease_id).trouble
     assert not pair.posts
 
 

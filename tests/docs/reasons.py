@@ -19,9 +19,6 @@ ANSWERING = ("core", "service", "wire")
 SENDING = (*ANSWERING, "datapath", "engine")
 """Packages that may put a reason into an answer or a failure."""
 
-NEVER_ANSWERED = {
-    ("GROUP_MISMATCH", "FAILED_PRECONDITION"): "descriptors.plan_runs: who calls it has checked the groups",
-}
 _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 
 
@@ -29,7 +26,7 @@ _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 def codes() -> dict[str, set[str]]:
     """Reason to codes, for all that are raised in the packages that answer."""
     found: dict[str, set[str]] = {}
-    for reason, code in {*raised(), *_ends_of_leases(), *_incompatible()} - NEVER_ANSWERED.keys():
+    for reason, code in {*raised(), *_ends_of_leases(), *_incompatible()}:
         found.setdefault(reason, set()).add(code)
     return found
 

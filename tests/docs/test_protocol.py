@@ -59,10 +59,6 @@ def test_each_reason_has_the_codes_that_it_is_raised_with(row: list[str]) -> Non
         assert set(shown.split(", ")) == reasons.codes().get(reason, {"—"})
 
 
-def test_every_code_that_no_answer_has_is_still_raised() -> None:
-    assert reasons.NEVER_ANSWERED.keys() <= set(reasons.raised())
-
-
 def test_what_would_help_is_what_the_core_says() -> None:
     shown = {step: names.split(", ") for step, names in table("## Errors", 1)}
     assert shown.pop("RECOMPUTE") == ["all others"]

@@ -1,14 +1,19 @@
 """The policy on two real engines: requests go through their hooks, and KV goes where they say."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.core.layout import GroupKind, uniform_layout
+from kvgrpc.core.policy_values import DROPPED, Give, LoadEnded, Mode, OnLoss, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.core.transfers import Side as End
 from kvgrpc.engine.scheduler import News, Offer, Provisional, ReservedAt, Scheduler, Source, Wanted
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from tests.engine.conftest import Attach
+from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.support import WAIT_S, Lead, Side, new_key, refused, tokens
 from tests.service.engines import wait_until
 
@@ -165,6 +170,53 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
     p.told(SendEnded)
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_a_decode_engine_gives_what_was_computed_and_not_the_token_that_was_sampled_last(
+    sides: tuple[At, At], mode: Mode
+) -> None:
+    p, d = sides
+    key, prompt = new_key(), tokens(32)
+    if mode is Mode.PUSH:
+        d.scheduler.arrived(Wanted(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
+        assert d.load() == 32
+        d.scheduler.step()
+    p.scheduler.arrived(Wanted(R, prompt[:30], transfer_key=key, give=Give(mode, prefill=False)))
+    p.side.fill(TABLE[0], seed=1)
+    assert p.scheduler.finished(R, [*prompt, 7], [TABLE[0][:2]], 32, COMPLETE).handed_over
+    p.scheduler.step()
+    if mode is Mode.PULL:
+        d.scheduler.arrived(Wanted(R, prompt, take=Offer(p.scheduler.grant(R))))
+        assert d.load() == 32
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d, (0, 1))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_of_a_window_only_the_last_blocks_go_and_none_that_was_dropped(
+    leads: tuple[Lead, Lead], attach: Attach, mode: Mode
+) -> None:
+    windowed = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
+    pool = uniform_layout(windowed, LAYER_BYTES)
+    p, d = (At(attach(lead, pool=pool), backoff_tokens=1) for lead in leads)
+    key, take = new_key(), Source(p.side.engine.address)
+    given, before = [[DROPPED, 2, 9]], d.side.fill([30], seed=7)
+    if mode is Mode.PUSH:
+        d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=take))
+        assert d.load() == 39
+        d.scheduler.step()
+    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(mode)))
+    p.side.fill([1, 2, 9], seed=1)
+    p.scheduler.computed(R, given, 39, 0)
+    assert p.scheduler.finished(R, PROMPT, given, 39, COMPLETE).handed_over
+    p.scheduler.step()
+    if mode is Mode.PULL:
+        d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.scheduler.grant(R))))
+        assert d.load() == 39
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d, (1, 2))
+    assert np.array_equal(d.side.read([30]), before)
+
+
 def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At]) -> None:
     p, d = sides
     grant = p.prefilled(give())
@@ -172,6 +224,7 @@ def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At])
     d.load()
     ended = d.told(LoadEnded)
     assert ended.loss.reason is Reason.CONTENT_MISMATCH
+    assert (ended.loss.phase, ended.loss.side, ended.loss.rank) == ("open", End.SOURCE, None)
     assert (ended.tokens, ended.blocks) == (0, ((30, 31, 5),))
 
 

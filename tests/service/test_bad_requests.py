@@ -87,7 +87,7 @@ def test_a_pull_into_more_or_fewer_blocks_than_there_are_is_refused(
     source: Engine, destination: Engine, count: int
 ) -> None:
     grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(count)
-    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_COUNT_MISMATCH"):
+    with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"):
         destination.pull(grant, TOKENS, blocks)
 
 

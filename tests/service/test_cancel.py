@@ -228,7 +228,7 @@ def test_a_refused_pull_leaves_the_offer_to_others(source: Engine, destination: 
         content=content(tokens),
         destination=handoff_pb2.PullDestination(blocks=[group([0, 1, 2])]),
     )
-    with unchanged(source, destination), refused(destination.api, "FAILED_PRECONDITION", "BLOCK_COUNT_MISMATCH"):
+    with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"):
         destination.api.handoff.PullBlocks(request)
     pulled = destination.pull(handed.grant, tokens, destination.allocate(1))
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED

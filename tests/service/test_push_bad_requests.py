@@ -207,10 +207,10 @@ def test_nothing_comes_after_the_last_part(source: Engine, destination: Engine) 
 # ---- reservations: three blocks for 40 tokens
 
 RESERVATIONS: dict[str, Row] = {
-    "a block too few": case(NOT_NOW, "BLOCK_COUNT_MISMATCH", "take 3 blocks", 0, 1),
-    "a block too many": case(NOT_NOW, "BLOCK_COUNT_MISMATCH", "take 3 blocks", 0, 1, 2, 3),
-    "blocks for what is held": case(NOT_NOW, "BLOCK_COUNT_MISMATCH", "16 are held", 0, 1, 2, have_tokens=16),
-    "blocks for what is not wanted": case(NOT_NOW, "BLOCK_COUNT_MISMATCH", "16 tokens", 0, 1, 2, use_tokens=16),
+    "a block too few": case(BAD, "BLOCK_COUNT_MISMATCH", "take 3 blocks", 0, 1),
+    "a block too many": case(BAD, "BLOCK_COUNT_MISMATCH", "take 3 blocks", 0, 1, 2, 3),
+    "blocks for what is held": case(BAD, "BLOCK_COUNT_MISMATCH", "16 are held", 0, 1, 2, have_tokens=16),
+    "blocks for what is not wanted": case(BAD, "BLOCK_COUNT_MISMATCH", "16 tokens", 0, 1, 2, use_tokens=16),
     "a block twice": case(BAD, "BLOCK_DUPLICATE", "twice", 0, 1, 0),
     "an unknown group": rows(BAD, "GROUP_MISMATCH", "group 1", ([0, 1, 2], 1)),
     "a group twice": rows(BAD, "GROUP_MISMATCH", "twice", ([0, 1], 0), ([2], 0)),
@@ -257,7 +257,7 @@ def test_a_source_without_an_address_is_a_wrong_field(destination: Engine) -> No
 
 @pytest.mark.parametrize("have_tokens", [0, 16])
 def test_a_reservation_without_blocks_holds_all_that_it_wants(destination: Engine, have_tokens: int) -> None:
-    with unchanged(destination), refuses(destination.api, NOT_NOW, "BLOCK_COUNT_MISMATCH", "take"):
+    with unchanged(destination), refuses(destination.api, BAD, "BLOCK_COUNT_MISMATCH", "take"):
         reserve(destination, new_key(), TOKENS, [], blocks=[], have_tokens=have_tokens)
 
 

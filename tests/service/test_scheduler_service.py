@@ -237,6 +237,13 @@ def test_the_decode_engine_may_compute_the_end_of_a_prompt_itself(start: Start) 
     d.arrived(id_, offer=grant)
     assert d.allocated(id_, d.engine.allocate(3)) == 39
     assert d.told("load_ended", id_).tokens == 39
+    id_, key, here = new_id(), new_key(), common_pb2.PeerAddress(address=p.engine.address)
+    d.arrived(id_, push=scheduler_pb2.PushOffer(source=here), intent=intent(transfer_key=key))
+    assert d.allocated(id_, d.engine.allocate(3)) == 39
+    p.arrived(id_, give=scheduler_pb2.KvGift(mode=PUSH), intent=intent(transfer_key=key))
+    assert p.finished(id_, p.engine.allocate(3), 39).handed_over
+    ended = d.told("load_ended", id_)
+    assert (ended.tokens, ended.HasField("failure")) == (39, False)
 
 
 # ---- aborts
@@ -311,6 +318,9 @@ def test_swapped_grants_are_a_loss_that_names_its_blocks(pair: Pair) -> None:
     d.allocated(mine, target)
     ended = d.told("load_ended", mine)
     assert reason(ended.failure) == "CONTENT_MISMATCH"
+    (pull,) = [transfer for transfer in transfers(d.engine) if transfer.request_id == mine]
+    assert ended.failure == pull.failure
+    assert (ended.failure.phase, ended.failure.side) == ("open", common_pb2.SIDE_SOURCE)
     assert ended.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
     assert (ended.tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
     assert [list(range(s, s + n)) for row in ended.invalid_blocks
@@ -473,6 +483,10 @@ BAD_TABLES = [
     ({"blocks": [group([0, 1, 2], 1)]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
     ({"blocks": [group(range(70_000))]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"blocks": [group([0, 1])]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
+    ({"blocks": [group([0, 1])], "dropped_blocks": [1]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
+    ({"dropped_blocks": [0, 1]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
+    ({"dropped_blocks": [70_000]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ({"dropped_blocks": [2**32 - 1]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
     ({"request_id": ""}, "INVALID_ARGUMENT", "INVALID_FIELD"),
 ]

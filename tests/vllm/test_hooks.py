@@ -205,3 +205,17 @@ def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[
     d.free(blocks)
     assert d.used() == len(blocks)
     assert d.hooks.match(request_of("d2", None), 0) == 0
+
+
+def test_the_block_that_stands_for_those_that_are_not_there_is_never_read_or_written(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    null: list[int] = [p.pool.null_block.block_id]
+    waiting = request_of("d", p.prefilled("p"))
+    d.hooks.arrived(waiting)
+    d.hooks.allocated(waiting, (null + d.allocate(2),), d.hooks.match(waiting, 0))
+    wait_until(lambda: d.step() and d.told.failed == {"d"})
+    assert not any(torch.any(layer[null]) for layer in d.memory.values())
+    given = request_of("q", PREFILL)
+    p.hooks.arrived(given)
+    given.status, given.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
+    assert p.hooks.finished(given, (null + p.allocate(2),)) == (False, None)

@@ -22,7 +22,7 @@ from kvgrpc.core.policy_values import (
     SendEnded,
     TakeLost,
 )
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.transfers import Next, Side
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler
@@ -30,7 +30,7 @@ from kvgrpc.wire.scheduler import Coming, Offer, Provisional, ReservedAt, Wanted
 from tests.wire.messages import messages, outcome
 
 KEY = b"k" * 16
-LOST = Loss(Reason.PEER_LOST, "gone", Next.RETRY_OTHER_CONSUMER)
+LOST = Loss(Reason.PEER_LOST, "gone", Next.RETRY_OTHER_CONSUMER, "wire", Side.DESTINATION, 0)
 
 
 def token(access: grants.Access) -> bytes:
@@ -170,8 +170,9 @@ def test_news_say_what_the_policy_says() -> None:
     assert not reply.more
     came, lost, sent, unsent, untaken, save, load, reserved, layers, none = reply.news
     failure = common_pb2.Failure(
-        reason=common_pb2.FAILURE_REASON_PEER_LOST, message="gone", next=common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER
-    )
+        reason=common_pb2.FAILURE_REASON_PEER_LOST, message="gone", next=common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
+        phase="wire", side=common_pb2.SIDE_DESTINATION, rank=0,
+    )  # fmt: skip
     rows = [common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[3, 9], counts=[2, 1]))]
     assert came.load_ended == scheduler_pb2.LoadEnded(tokens=40)
     assert lost.load_ended == scheduler_pb2.LoadEnded(

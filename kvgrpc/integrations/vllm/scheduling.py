@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.layout import PoolLayout
-from kvgrpc.core.policy_values import LoadEnded, Mode, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, Outcome, Rules, SendEnded, Table, TakeLost
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import Scheduler
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+NULL_BLOCK = 0
+"""In vLLM's tables it stands for blocks that are not there. All requests share it: nothing may be read or written."""
 IDLE_S = 0.002
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
 
@@ -100,7 +102,7 @@ class SchedulerSide:
         """False: nothing comes of it."""
         computed = self._computed_tokens.pop(request_id, 0)
         try:
-            self.scheduler.allocated(request_id, table, computed, external_tokens, self._number)
+            self.scheduler.allocated(request_id, _without_null(table), computed, external_tokens, self._number)
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
@@ -113,7 +115,7 @@ class SchedulerSide:
             self.scheduler.preempted(request_id)
         for request_id, request in self._computing.items():
             if count := output.num_scheduled_tokens.get(request_id):
-                table = self.blocks.get_block_ids(request_id)
+                table = _without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         step = Step(self._number)
         idle = waiting and not output.total_num_scheduled_tokens
@@ -143,7 +145,7 @@ class SchedulerSide:
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
         ids, computed = list(request.all_token_ids), request.num_computed_tokens
         try:
-            found = self.scheduler.finished(request_id, ids, table, computed, outcome, self._number)
+            found = self.scheduler.finished(request_id, ids, _without_null(table), computed, outcome, self._number)
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("the KV of request %s goes nowhere: %s", request_id, error)
             found = self.scheduler.aborted(request_id, error.message)
@@ -168,3 +170,7 @@ class SchedulerSide:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _without_null(table: tuple[list[int], ...]) -> Table:
+    return [[DROPPED if block == NULL_BLOCK else block for block in ids] if NULL_BLOCK in ids else ids for ids in table]

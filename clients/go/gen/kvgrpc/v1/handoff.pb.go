@@ -86,7 +86,8 @@ type FinishedBlocksRequest struct {
 	TransferKey []byte `protobuf:"bytes,2,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id; a label.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The blocks, one entry a group, in token order. All blocks of the content: the consumer skips what it holds.
+	// The blocks, one entry a group, in token order. All blocks that the content needs: of a group with a window those
+	// that its last tokens lie in, of a state its one. The consumer skips what it holds.
 	Blocks []*GroupBlocks `protobuf:"bytes,4,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Required (on the first part). What the blocks hold.
 	Content *Content `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
@@ -547,8 +548,8 @@ func (*PullBlocksRequest_TransferId) isPullBlocksRequest_Pull() {}
 // Where pulled blocks go.
 type PullDestination struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held to
-	// the block that holds the last token used.
+	// Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held, or
+	// that the window begins in, to the block that holds the last token used.
 	Blocks []*GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved.
 	HaveTokens uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`

@@ -280,7 +280,8 @@ type Group struct {
 	Dtype string `protobuf:"bytes,8,opt,name=dtype,proto3" json:"dtype,omitempty"`
 	// Order inside a block: token_major ([tokens, heads, dim]) or head_major.
 	Order string `protobuf:"bytes,9,opt,name=order,proto3" json:"order,omitempty"`
-	// Window length in tokens; 0 for none.
+	// Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
+	// handed over, reserved and moved.
 	WindowTokens  uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

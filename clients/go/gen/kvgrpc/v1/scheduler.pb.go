@@ -585,7 +585,8 @@ type BlocksAllocatedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// All its blocks, one entry a group, in token order from the first token on; of a state the running one last.
+	// All its blocks, one entry a group, in token order from the first token on; of a state the running one last. Blocks
+	// that a group with a window has dropped are counted in `dropped_blocks`.
 	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV is in them already.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
@@ -594,7 +595,10 @@ type BlocksAllocatedRequest struct {
 	// The last engine step that may still use what the blocks were before. 0: none does.
 	AfterStep uint64 `protobuf:"varint,5,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
 	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation   uint64 `protobuf:"fixed64,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation uint64 `protobuf:"fixed64,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+	// left its window. Left out: none.
+	DroppedBlocks []uint32 `protobuf:"varint,7,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -671,6 +675,13 @@ func (x *BlocksAllocatedRequest) GetIncarnation() uint64 {
 	return 0
 }
 
+func (x *BlocksAllocatedRequest) GetDroppedBlocks() []uint32 {
+	if x != nil {
+		return x.DroppedBlocks
+	}
+	return nil
+}
+
 // Taken note of.
 type BlocksAllocatedResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -729,7 +740,10 @@ type TokensComputedRequest struct {
 	// The engine's step. 0: they are there now.
 	Step uint64 `protobuf:"varint,4,opt,name=step,proto3" json:"step,omitempty"`
 	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation   uint64 `protobuf:"fixed64,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation uint64 `protobuf:"fixed64,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+	// left its window. Left out: none.
+	DroppedBlocks []uint32 `protobuf:"varint,6,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -797,6 +811,13 @@ func (x *TokensComputedRequest) GetIncarnation() uint64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+func (x *TokensComputedRequest) GetDroppedBlocks() []uint32 {
+	if x != nil {
+		return x.DroppedBlocks
+	}
+	return nil
 }
 
 // Taken note of.
@@ -1046,7 +1067,10 @@ type RequestFinishedRequest struct {
 	// Unset takes the prompt.
 	Content *Content `protobuf:"bytes,6,opt,name=content,proto3" json:"content,omitempty"`
 	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation   uint64 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation uint64 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
+	// left its window. Left out: none.
+	DroppedBlocks []uint32 `protobuf:"varint,8,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1128,6 +1152,13 @@ func (x *RequestFinishedRequest) GetIncarnation() uint64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+func (x *RequestFinishedRequest) GetDroppedBlocks() []uint32 {
+	if x != nil {
+		return x.DroppedBlocks
+	}
+	return nil
 }
 
 // What becomes of its blocks.
@@ -2713,7 +2744,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x0fcomputed_tokens\x18\x02 \x01(\rR\x0ecomputedTokens\"`\n" +
 	"\x13MatchTokensResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xfa\x01\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xa1\x02\n" +
 	"\x16BlocksAllocatedRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
@@ -2722,16 +2753,18 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x0fexternal_tokens\x18\x04 \x01(\rR\x0eexternalTokens\x12\x1d\n" +
 	"\n" +
 	"after_step\x18\x05 \x01(\x04R\tafterStep\x12 \n" +
-	"\vincarnation\x18\x06 \x01(\x06R\vincarnation\"L\n" +
+	"\vincarnation\x18\x06 \x01(\x06R\vincarnation\x12%\n" +
+	"\x0edropped_blocks\x18\a \x03(\rR\rdroppedBlocks\"L\n" +
 	"\x17BlocksAllocatedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xc5\x01\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xec\x01\n" +
 	"\x15TokensComputedRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12'\n" +
 	"\x0fcomputed_tokens\x18\x03 \x01(\rR\x0ecomputedTokens\x12\x12\n" +
 	"\x04step\x18\x04 \x01(\x04R\x04step\x12 \n" +
-	"\vincarnation\x18\x05 \x01(\x06R\vincarnation\"K\n" +
+	"\vincarnation\x18\x05 \x01(\x06R\vincarnation\x12%\n" +
+	"\x0edropped_blocks\x18\x06 \x03(\rR\rdroppedBlocks\"K\n" +
 	"\x16TokensComputedResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"4\n" +
 	"\x13BlocksLoadedRequest\x12\x1d\n" +
@@ -2743,7 +2776,7 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
 	"\x18RequestPreemptedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xa9\x02\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xd0\x02\n" +
 	"\x16RequestFinishedRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
@@ -2752,7 +2785,8 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\aoutcome\x18\x04 \x01(\x0e2\x19.kvgrpc.v1.RequestOutcomeR\aoutcome\x12\x12\n" +
 	"\x04step\x18\x05 \x01(\x04R\x04step\x12,\n" +
 	"\acontent\x18\x06 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12 \n" +
-	"\vincarnation\x18\a \x01(\x06R\vincarnation\"\xd7\x01\n" +
+	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12%\n" +
+	"\x0edropped_blocks\x18\b \x03(\rR\rdroppedBlocks\"\xd7\x01\n" +
 	"\x17RequestFinishedResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\bR\x04keep\x12\x1f\n" +

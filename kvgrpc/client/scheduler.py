@@ -1,0 +1,160 @@
+"""SchedulerService for an engine's scheduler: what happens to its requests goes out, news come in.
+
+    scheduler = client.scheduler()
+    await scheduler.request_arrived("r1", token_ids, take=grant)
+    found = await scheduler.match_tokens("r1", hit)
+    await scheduler.blocks_allocated("r1", table, computed_tokens=hit, external_tokens=found.tokens)
+    for news in await scheduler.poll(wait_s=1.0): ...
+
+or all that one step has to say in one message, with the requests of `kvgrpc.client.step_calls`:
+
+    reply = await scheduler.step([step_calls.match_tokens("r1", hit), ...])
+
+The stream Schedule has no method here.
+
+Every call may be repeated. The first reply says which life of the engine this is; of another one every call is refused
+(Aborted, INCARNATION_CHANGED) until `start_over`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from kvgrpc.client import options as opt
+from kvgrpc.client import step_calls
+from kvgrpc.client.calls import Caller, Options
+from kvgrpc.client.step_calls import StepCall, in_step
+from kvgrpc.client.values import Blocks, Tokens, duration, reason_of
+from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError
+from kvgrpc.v1 import scheduler_pb2 as pb
+from kvgrpc.v1.common_pb2 import Grant
+
+if TYPE_CHECKING:
+    from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+class Scheduler:
+    """Of one engine, which has one. Made by `Client.scheduler`."""
+
+    def __init__(self, caller: Caller, stub: "SchedulerServiceAsyncStub") -> None:
+        self.incarnation = 0
+        """The life of the engine that its requests and blocks are of; 0: no reply has said that yet."""
+        self._call = caller
+        self._stub = stub
+        self._seq = 0
+
+    def start_over(self) -> None:
+        """The engine lives anew, and knows no request. So does this: blocks that were kept are gone."""
+        self.incarnation = self._seq = 0
+
+    # ---- hooks
+
+    async def request_arrived(
+        self,
+        request_id: str,
+        prompt: Tokens | None = None,
+        *,
+        take: Grant | pb.PushOffer | None = None,
+        give: pb.KvGift | None = None,
+        **options: Unpack[opt.Arrival],
+    ) -> pb.RequestArrivedResponse:
+        """A request is there. `take`: KV of it to pull, or that is pushed to here; `give`: its KV will be wanted."""
+        request = step_calls.request_arrived(request_id, prompt, take=take, give=give, **options)
+        return await self._ask(self._stub.RequestArrived, request, options)
+
+    async def match_tokens(
+        self, request_id: str, computed_tokens: int = 0, **options: Unpack[opt.Call]
+    ) -> pb.MatchTokensResponse:
+        """How many tokens beyond those that are computed here can come from elsewhere. Changes nothing."""
+        return await self._ask(self._stub.MatchTokens, step_calls.match_tokens(request_id, computed_tokens), options)
+
+    async def blocks_allocated(
+        self, request_id: str, blocks: Blocks, **options: Unpack[opt.Allocated]
+    ) -> pb.BlocksAllocatedResponse:
+        """The request has blocks, all of them listed: what is missing begins to come, or the source is let go."""
+        request = step_calls.blocks_allocated(request_id, blocks, **options)
+        return await self._ask(self._stub.BlocksAllocated, request, options)
+
+    async def tokens_computed(
+        self, request_id: str, blocks: Blocks, computed_tokens: int, **options: Unpack[opt.Computed]
+    ) -> pb.TokensComputedResponse:
+        """A step was scheduled, after which so many tokens have KV."""
+        request = step_calls.tokens_computed(request_id, blocks, computed_tokens, **options)
+        return await self._ask(self._stub.TokensComputed, request, options)
+
+    async def blocks_loaded(self, request_id: str, **options: Unpack[opt.Call]) -> pb.BlocksLoadedResponse:
+        """A staged engine has copied what came."""
+        return await self._ask(self._stub.BlocksLoaded, step_calls.blocks_loaded(request_id), options)
+
+    async def request_preempted(self, request_id: str, **options: Unpack[opt.Call]) -> pb.RequestPreemptedResponse:
+        """Its blocks may be reused when this returns."""
+        return await self._ask(self._stub.RequestPreempted, step_calls.request_preempted(request_id), options)
+
+    async def request_finished(
+        self,
+        request_id: str,
+        blocks: Blocks,
+        computed_tokens: int,
+        outcome: pb.RequestOutcome.ValueType = pb.REQUEST_OUTCOME_COMPLETE,
+        *,
+        content: Tokens | None = None,
+        **options: Unpack[opt.Computed],
+    ) -> pb.RequestFinishedResponse:
+        """The request left: whether its blocks are to be kept, and the grant for whoever comes next. `content`: the
+        tokens of prompt and answer, of an engine that decodes and gives.
+        """
+        request = step_calls.request_finished(request_id, blocks, computed_tokens, outcome, content=content, **options)
+        return await self._ask(self._stub.RequestFinished, request, options)
+
+    async def abort_request(
+        self, request_id: str, message: str = "", **options: Unpack[opt.Call]
+    ) -> pb.AbortRequestResponse:
+        """The request is wanted no more, whatever became of it so far."""
+        return await self._ask(self._stub.AbortRequest, step_calls.abort_request(request_id, message), options)
+
+    # ---- news, and steps
+
+    async def poll(self, wait_s: float = 0.0, **options: Unpack[opt.Call]) -> Sequence[pb.SchedulerNews]:
+        """What is new, waiting so long for the first of it, at most 60 s. The next `poll` or `step` acknowledges what
+        this one told: a call that fails loses nothing.
+        """
+        request = pb.PollSchedulerNewsRequest(after_seq=self._seq, wait=duration(wait_s))
+        reply = await self._ask(
+            self._stub.PollSchedulerNews, request, {"timeout_s": wait_s + self._call.timeout_s, **options}
+        )
+        self._told(reply.news)
+        return reply.news
+
+    async def step(self, calls: Iterable[StepCall] = (), **options: Unpack[opt.Call]) -> pb.ScheduleStepResponse:
+        """All calls of one step in their order, in one message, and the news. One that is refused says so in its
+        answer: see `refusal`.
+        """
+        request = pb.ScheduleStepRequest(calls=map(in_step, calls), after_seq=self._seq)
+        reply = await self._ask(self._stub.ScheduleStep, request, options)
+        self._told(reply.news)
+        return reply
+
+    async def _ask(
+        self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options
+    ) -> Response:
+        asked: Any = request
+        if "incarnation" in request.DESCRIPTOR.fields_by_name and not asked.incarnation:
+            asked.incarnation = self.incarnation
+        reply: Any = await self._call.read(method, request, options)
+        self.incarnation = self.incarnation or reply.header.incarnation
+        return reply  # type: ignore[no-any-return]
+
+    def _told(self, news: Sequence[pb.SchedulerNews]) -> None:
+        self._seq = news[-1].seq if news else self._seq
+
+
+def refusal(answer: pb.ScheduleAnswer) -> KVGrpcError | None:
+    """Of one call of a step: the error that the same call alone would have raised; None where it was not refused."""
+    if not answer.HasField("failure"):
+        return None
+    return BY_CODE.get(answer.code, InternalError)(reason_of(answer.failure.reason), answer.failure.message)

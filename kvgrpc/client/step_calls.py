@@ -1,0 +1,135 @@
+"""What a scheduler has to say to SchedulerService, as requests: for `Scheduler.step`, which sends many in one message.
+
+Each is named after its RPC, and its optional arguments are the fields of that name.
+"""
+
+from typing import Any, Unpack
+
+from kvgrpc.client import options as opt
+from kvgrpc.client.values import Blocks, Tokens, as_content, fields, group_blocks, life_of
+from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.v1.scheduler_pb2 import (
+    AbortRequestRequest,
+    BlocksAllocatedRequest,
+    BlocksLoadedRequest,
+    KvGift,
+    MatchTokensRequest,
+    PushOffer,
+    RequestArrivedRequest,
+    RequestFinishedRequest,
+    RequestOutcome,
+    RequestPreemptedRequest,
+    ScheduleCall,
+    TokensComputedRequest,
+)
+
+StepCall = (
+    RequestArrivedRequest
+    | MatchTokensRequest
+    | BlocksAllocatedRequest
+    | TokensComputedRequest
+    | BlocksLoadedRequest
+    | RequestPreemptedRequest
+    | RequestFinishedRequest
+    | AbortRequestRequest
+)
+
+
+def request_arrived(
+    request_id: str,
+    prompt: Tokens | None = None,
+    *,
+    take: Grant | PushOffer | None = None,
+    give: KvGift | None = None,
+    **options: Unpack[opt.Arrival],
+) -> RequestArrivedRequest:
+    """A request is there. `take`: KV of it to pull, or that is pushed to here; `give`: its KV will be wanted."""
+    request = RequestArrivedRequest(request_id=request_id, give=give, **fields(options))
+    if prompt is not None:
+        request.prompt.CopyFrom(as_content(prompt))
+    if isinstance(take, Grant):
+        request.offer.CopyFrom(take)
+    elif take is not None:
+        request.push.CopyFrom(take)
+    return request
+
+
+def match_tokens(request_id: str, computed_tokens: int = 0) -> MatchTokensRequest:
+    """How many tokens beyond those that are computed here can come."""
+    return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens)
+
+
+def blocks_allocated(request_id: str, blocks: Blocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
+    """The request has blocks, all of them listed."""
+    return BlocksAllocatedRequest(request_id=request_id, **{**_table(blocks), **fields(options)})
+
+
+def tokens_computed(
+    request_id: str, blocks: Blocks, computed_tokens: int, **options: Unpack[opt.Computed]
+) -> TokensComputedRequest:
+    """A step was scheduled, after which so many tokens have KV."""
+    return TokensComputedRequest(
+        request_id=request_id, computed_tokens=computed_tokens, **{**_table(blocks), **fields(options)}
+    )
+
+
+def blocks_loaded(request_id: str) -> BlocksLoadedRequest:
+    """A staged engine has copied what came."""
+    return BlocksLoadedRequest(request_id=request_id)
+
+
+def request_preempted(request_id: str) -> RequestPreemptedRequest:
+    """Its blocks go to somebody else."""
+    return RequestPreemptedRequest(request_id=request_id)
+
+
+def request_finished(
+    request_id: str,
+    blocks: Blocks,
+    computed_tokens: int,
+    outcome: RequestOutcome.ValueType,
+    *,
+    content: Tokens | None = None,
+    **options: Unpack[opt.Computed],
+) -> RequestFinishedRequest:
+    """The request left. `content`: the tokens of prompt and answer, of an engine that decodes and gives."""
+    request = RequestFinishedRequest(
+        request_id=request_id,
+        computed_tokens=computed_tokens,
+        outcome=outcome,
+        **{**_table(blocks), **fields(options)},
+    )
+    if content is not None:
+        request.content.CopyFrom(as_content(content))
+    return request
+
+
+def abort_request(request_id: str, message: str = "") -> AbortRequestRequest:
+    """The request is wanted no more."""
+    return AbortRequestRequest(request_id=request_id, message=message)
+
+
+def in_step(call: StepCall) -> ScheduleCall:
+    """One call of a step. Raises TypeError for what is none."""
+    field = _FIELDS.get(type(call))
+    if field is None:
+        raise TypeError(f"a step has calls of SchedulerService, not {type(call).__name__}")
+    made: dict[str, Any] = {field: call}
+    return ScheduleCall(**made)
+
+
+_FIELDS: dict[type[StepCall], str] = {
+    RequestArrivedRequest: "request_arrived",
+    MatchTokensRequest: "match_tokens",
+    BlocksAllocatedRequest: "blocks_allocated",
+    TokensComputedRequest: "tokens_computed",
+    BlocksLoadedRequest: "blocks_loaded",
+    RequestPreemptedRequest: "request_preempted",
+    RequestFinishedRequest: "request_finished",
+    AbortRequestRequest: "abort_request",
+}
+
+
+def _table(blocks: Blocks) -> dict[str, Any]:
+    """All blocks of a request, with the life that their ids are of."""
+    return {"blocks": group_blocks(blocks), "incarnation": life_of(blocks)}

@@ -1,0 +1,245 @@
+"""The client of SchedulerService: what it says, what it hears, and a request that goes from server to server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.client import Client, block_ids, block_runs, connect, connect_sync, content, refusal, step_calls
+from kvgrpc.errors import Aborted, InternalError, InvalidRequest, Reason, Unavailable
+from kvgrpc.v1.common_pb2 import (
+    FAILURE_REASON_BLOCK_COUNT_MISMATCH,
+    TRANSFER_MODE_PUSH,
+    Grant,
+    GroupBlocks,
+    Intent,
+    PeerAddress,
+    ResponseHeader,
+)
+from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
+from kvgrpc.v1.scheduler_pb2 import (
+    REQUEST_OUTCOME_ABORTED,
+    REQUEST_OUTCOME_COMPLETE,
+    KvGift,
+    MatchTokensResponse,
+    PollSchedulerNewsResponse,
+    PushOffer,
+    RequestArrivedResponse,
+    ScheduleAnswer,
+    SchedulerNews,
+    ScheduleStepResponse,
+)
+from kvgrpc.v1.transfer_pb2 import GetTransferRequest
+from tests.client.fake import FakeServer, failing
+from tests.client.serving import served
+
+R = "r1"
+TOKENS = list(range(64))
+LIFE = ResponseHeader(incarnation=7)
+
+
+def last(server: FakeServer) -> Any:
+    return server.seen[-1].request
+
+
+def news_from(first: int, count: int) -> list[SchedulerNews]:
+    return [SchedulerNews(seq=first + i, request_id=R) for i in range(count)]
+
+
+# ---- what is said
+
+
+async def test_a_request_says_what_it_takes_and_gives(server: FakeServer, client: Client) -> None:
+    scheduler = client.scheduler()
+    grant = Grant(token=b"t")
+    await scheduler.request_arrived(R, TOKENS, take=grant, intent=Intent(priority=2), needs_all_outputs=True)
+    assert last(server).prompt == content(TOKENS)
+    assert (last(server).offer, last(server).intent.priority, last(server).needs_all_outputs) == (grant, 2, True)
+    assert not last(server).HasField("give")
+    push = PushOffer(source=PeerAddress(address="p:1"))
+    await scheduler.request_arrived(R, take=push, give=KvGift(decodes=True), target=grant)
+    assert last(server).WhichOneof("take") == "push"
+    assert (last(server).push, last(server).give.decodes, last(server).target) == (push, True, grant)
+    assert not last(server).HasField("prompt")
+
+
+async def test_blocks_are_listed_as_everywhere(server: FakeServer, client: Client) -> None:
+    scheduler = client.scheduler()
+    await scheduler.blocks_allocated(R, [5, 6], computed_tokens=16, external_tokens=48, after_step=3)
+    said = last(server)
+    assert block_ids(said.blocks[0]) == [5, 6]
+    assert (said.computed_tokens, said.external_tokens, said.after_step) == (16, 48, 3)
+    await scheduler.tokens_computed(R, {0: [5], 1: [7]}, 32, step=4, dropped_blocks=[0, 2])
+    assert [(row.group, block_ids(row)) for row in last(server).blocks] == [(0, [5]), (1, [7])]
+    assert (last(server).computed_tokens, last(server).step, list(last(server).dropped_blocks)) == (32, 4, [0, 2])
+    await scheduler.request_finished(R, [5], 64, content=TOKENS)
+    assert (last(server).outcome, last(server).content) == (REQUEST_OUTCOME_COMPLETE, content(TOKENS))
+    await scheduler.request_finished(R, [5], 64, REQUEST_OUTCOME_ABORTED)
+    assert (last(server).outcome, last(server).HasField("content")) == (REQUEST_OUTCOME_ABORTED, False)
+    with pytest.raises(ValueError, match="no_such"):
+        await scheduler.tokens_computed(R, [5], 32, no_such=1)  # type: ignore[call-arg]
+
+
+async def test_requests_and_blocks_are_of_the_life_that_the_first_reply_named(
+    server: FakeServer, client: Client
+) -> None:
+    server.answers["RequestArrived"] = lambda *_: RequestArrivedResponse(header=LIFE)
+    scheduler = client.scheduler()
+    await scheduler.request_arrived(R)
+    assert (last(server).incarnation, scheduler.incarnation) == (0, 7)
+    await scheduler.blocks_allocated(R, [5])
+    assert last(server).incarnation == 7
+    await scheduler.step()
+    assert last(server).incarnation == 7
+    taken = AllocateBlocksResponse(header=ResponseHeader(incarnation=8), blocks=[GroupBlocks(blocks=block_runs([5]))])
+    await scheduler.blocks_allocated(R, taken)
+    assert last(server).incarnation == 8
+    await scheduler.tokens_computed(R, [5], 16, incarnation=9)
+    assert last(server).incarnation == 9
+    scheduler.start_over()
+    await scheduler.poll()
+    assert (last(server).incarnation, last(server).after_seq) == (0, 0)
+
+
+async def test_a_step_has_its_calls_in_their_order(server: FakeServer, client: Client) -> None:
+    calls: list[step_calls.StepCall] = [
+        step_calls.request_arrived(R),
+        step_calls.match_tokens(R, 16),
+        step_calls.blocks_allocated(R, [5]),
+        step_calls.tokens_computed(R, [5], 16),
+        step_calls.blocks_loaded(R),
+        step_calls.request_preempted(R),
+        step_calls.request_finished(R, [5], 16, REQUEST_OUTCOME_COMPLETE),
+        step_calls.abort_request(R, "why"),
+    ]
+    await client.scheduler().step(calls)
+    made = last(server).calls
+    assert [call.WhichOneof("call") for call in made] == [
+        "request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded",
+        "request_preempted", "request_finished", "abort_request",
+    ]  # fmt: skip
+    assert [getattr(call, call.WhichOneof("call")) for call in made] == calls
+    with pytest.raises(TypeError, match="GetTransferRequest"):
+        await client.scheduler().step([GetTransferRequest()])  # type: ignore[list-item]
+
+
+# ---- what is heard
+
+
+async def test_news_are_acknowledged_by_the_next_question(server: FakeServer, client: Client) -> None:
+    scheduler = client.scheduler()
+    server.answers["PollSchedulerNews"] = lambda *_: PollSchedulerNewsResponse(header=LIFE, news=news_from(3, 2))
+    assert [row.seq for row in await scheduler.poll(1.5)] == [3, 4]
+    assert (last(server).after_seq, last(server).wait.ToMilliseconds()) == (0, 1500)
+    server.answers["ScheduleStep"] = failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    with pytest.raises(Unavailable):
+        await scheduler.step()
+    server.answers["ScheduleStep"] = lambda *_: ScheduleStepResponse(news=news_from(5, 1))
+    assert [row.seq for row in (await scheduler.step()).news] == [5]
+    assert {request.after_seq for request in server.requests("ScheduleStep")} == {4}, "what failed acknowledged nothing"
+    server.answers["PollSchedulerNews"] = lambda *_: PollSchedulerNewsResponse()
+    for _ in range(2):
+        assert not await scheduler.poll()
+        assert last(server).after_seq == 5
+
+
+async def test_who_waits_for_news_has_the_time_for_an_answer_on_top(server: FakeServer, client: Client) -> None:
+    await client.scheduler().poll(30.0)
+    left = server.seen[-1].time_s
+    assert left is not None
+    assert 30.0 < left <= 40.0
+    await client.scheduler().poll(30.0, timeout_s=5.0)
+    assert (server.seen[-1].time_s or 99.0) < 30.0
+
+
+def test_a_refusal_within_a_step_is_the_error_of_the_call() -> None:
+    answer = ScheduleAnswer(code="INVALID_ARGUMENT")
+    answer.failure.reason, answer.failure.message = FAILURE_REASON_BLOCK_COUNT_MISMATCH, "3 blocks"
+    error = refusal(answer)
+    assert isinstance(error, InvalidRequest)
+    assert (error.reason, error.message) == (Reason.BLOCK_COUNT_MISMATCH, "3 blocks")
+    answer.code = "A_CODE_OF_TOMORROW"
+    assert isinstance(refusal(answer), InternalError)
+    assert refusal(ScheduleAnswer(match_tokens=MatchTokensResponse(tokens=3))) is None
+
+
+# ---- with real servers
+
+
+@pytest.fixture(scope="module")
+def addresses() -> Iterator[tuple[str, str]]:
+    with served("--engine-id", "P", "--read-blocks") as source, served("--engine-id", "D", "--read-blocks") as other:
+        yield source.address, other.address
+
+
+@pytest.fixture
+async def pair(addresses: tuple[str, str]) -> AsyncIterator[tuple[Client, Client]]:
+    async with connect(addresses[0]) as source, connect(addresses[1]) as destination:
+        yield source, destination
+
+
+async def test_a_request_goes_from_server_to_server_by_pull_and_by_push(pair: tuple[Client, Client]) -> None:
+    p, d = (client.scheduler() for client in pair)
+    address = (await pair[0].capabilities()).engine.address
+    for mode in ("pull", "push"):
+        id_, key = f"{R}-{mode}", mode.encode() * 4
+        taken, target = await pair[0].allocate(4), await pair[1].allocate(4)
+        intent = Intent(transfer_key=key)
+        if mode == "push":
+            push = PushOffer(source=PeerAddress(address=address))
+            await d.request_arrived(id_, TOKENS, take=push, intent=intent)
+            await d.blocks_allocated(id_, target, external_tokens=64)
+            intent.mode = TRANSFER_MODE_PUSH
+        await p.request_arrived(id_, TOKENS, give=KvGift(), intent=intent)
+        finished = await p.request_finished(id_, taken, 64)
+        assert finished.keep
+        assert finished.handed_over
+        if mode == "pull":
+            await d.request_arrived(id_, TOKENS, take=finished.grant)
+            found = await d.match_tokens(id_)
+            await d.blocks_allocated(id_, target, external_tokens=found.tokens)
+        (ended,) = await d.poll(30.0)
+        assert (ended.request_id, ended.load_ended.tokens, ended.load_ended.HasField("failure")) == (id_, 64, False)
+        (sent,) = await p.poll(30.0)
+        assert sent.WhichOneof("news") == "send_ended"
+        for client, blocks in zip(pair, (taken, target), strict=True):
+            await client.free(blocks)
+
+
+async def test_a_bad_call_of_a_step_is_refused_alone(pair: tuple[Client, Client]) -> None:
+    scheduler = pair[1].scheduler()
+    while await scheduler.poll():
+        pass
+    grants = KvGift()
+    reply = await scheduler.step(
+        [
+            step_calls.request_arrived("s1", TOKENS, give=grants),
+            step_calls.request_arrived("s2", TOKENS, give=grants, intent=Intent(transfer_key=b"k" * 16)),
+            step_calls.match_tokens("s2"),
+            step_calls.abort_request("s2"),
+        ]
+    )
+    refusals = [refusal(answer) for answer in reply.answers]
+    assert isinstance(refusals[0], InvalidRequest)
+    assert refusals[1:] == [None] * 3
+    with pytest.raises(Aborted) as caught:
+        await scheduler.tokens_computed("s3", [0], 16, incarnation=1)
+    assert caught.value.reason is Reason.INCARNATION_CHANGED
+
+
+async def test_without_an_event_loop_it_is_the_same(addresses: tuple[str, str]) -> None:
+    def work() -> None:
+        with connect_sync(addresses[1]) as client:
+            scheduler = client.scheduler()
+            while scheduler.poll():
+                pass
+            scheduler.request_arrived("t1", give=KvGift(), intent=Intent(transfer_key=b"k" * 16))
+            assert scheduler.incarnation
+            assert scheduler.match_tokens("t1").tokens == 0
+            assert not scheduler.abort_request("t1").keep
+            scheduler.start_over()
+            assert not scheduler.incarnation
+
+    await asyncio.to_thread(work)
