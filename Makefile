@@ -186,6 +186,11 @@ chaos: venv ## Kill, stop and cut off every process at every step over every dat
 vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some of them, VLLM_VENV for an environment of yours)
 	@cd tests/vllm && $(abspath $(VLLM_VENV))/bin/pytest -q $(ARGS)
 
+# It needs two processors, 14 GB, and the machine for itself; it takes a quarter of an hour, at most twice that.
+.PHONY: bench-vllm
+bench-vllm: vllm ## Measure the vLLM connector against vLLM's own NixlConnector (ARGS=--json; VLLM_VENV as above)
+	@PYTHONPATH=. timeout -k 60 2400 $(VLLM_VENV)/bin/python -m bench.connectors $(ARGS)
+
 # What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
 FUZZ_INPUTS ?= 1000000
 FUZZ_S ?= 14400

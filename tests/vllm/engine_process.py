@@ -21,6 +21,7 @@ import socket
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from vllm import SamplingParams
@@ -127,18 +128,12 @@ def fork_only() -> None:
         module.get_mp_context = lambda: context
 
 
-def become_engine(request: dict[str, Any], lines_socket: socket.socket, log: int) -> None:
+def become_engine(request: dict[str, Any], lines_socket: socket.socket) -> None:
     """In the forked process, until its end."""
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.environ.update(request["environment"])
-    os.sched_setaffinity(0, {request["core"]})
     asyncio.run(serve(request["arguments"], lines_socket))
 
 
-def main() -> None:
+def fork_on_request(become: Callable[[dict[str, Any], socket.socket], None]) -> None:
     """Forks engines until nobody asks any more."""
     control = socket.socket(fileno=int(sys.argv[1]))
     fork_only()
@@ -152,7 +147,8 @@ def main() -> None:
         if pid == 0:
             control.close()
             try:
-                become_engine(json.loads(request), socket.socket(fileno=lines_fd), log)
+                _set_up(json.loads(request), log)
+                become(json.loads(request), socket.socket(fileno=lines_fd))
             except BaseException:
                 traceback.print_exc()
                 raise
@@ -163,5 +159,14 @@ def main() -> None:
         control.sendall(str(pid).encode())
 
 
+def _set_up(request: dict[str, Any], log: int) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(request["environment"])
+    os.sched_setaffinity(0, {request["core"]})
+
+
 if __name__ == "__main__":
-    main()
+    fork_on_request(become_engine)

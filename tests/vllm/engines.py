@@ -29,6 +29,8 @@ MAX_TOKENS = 12
 VOCABULARY = 1024
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers ask of P."""
+# Each engine has one processor: OpenMP, which counts them before it is bound to that one, would spin with two threads.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
 """Command lines: see `Engine.tree`."""
 HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinned_blocks", "quarantined_blocks"
@@ -86,6 +88,23 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def tree_of(root: int) -> list[int]:
+    """A process that runs, and all that it started."""
+    rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+    parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
+    found = [root] if root in parents else []
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def end(pids: Sequence[int]) -> None:
+    """Those that are left of them, at once."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 @dataclass
 class Answer:
     """Of one request."""
@@ -104,14 +123,14 @@ class Answer:
 class Engines:
     """The process from which engines are forked."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str = "tests/vllm/engine_process.py") -> None:
         self.folder = folder
         self._control, theirs = socket.socketpair()
         with (folder / "engines.log").open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(ROOT / "tests/vllm/engine_process.py"), str(theirs.fileno())],
+                [sys.executable, str(ROOT / program), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs.fileno(),),
-                env=os.environ | {"PYTHONPATH": str(ROOT), "UCX_RCACHE_MAX_UNRELEASED": "1024"},
+                env=os.environ | ENVIRONMENT,
             )  # fmt: skip
         theirs.close()
         self._control.settimeout(START_S)
@@ -168,12 +187,7 @@ class Engine:
 
     def tree(self, named: str = "") -> list[int]:
         """All its processes, its lead included; or those with such a command line."""
-        rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
-        parents = dict(zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True))
-        found = [self._pid] if self._pid in parents else []
-        for pid in found:
-            found += [child for child, parent in parents.items() if parent == pid]
-        return [pid for pid in found if not named or named in command_line(pid)]
+        return [pid for pid in tree_of(self._pid) if not named or named in command_line(pid)]
 
     def signal(self, number: int) -> None:
         for pid in self.tree():
@@ -192,9 +206,7 @@ class Engine:
         self._socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not self.alive, timeout_s=30)
-        for pid in tree:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end(tree)
         self._gone(tree)
 
     def _gone(self, tree: list[int]) -> None:

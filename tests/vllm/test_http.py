@@ -1,101 +1,39 @@
 """Two vLLM servers behind routers: the one that vLLM's users have, which knows nothing of kvgrpc, and our example."""
 
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgrpc.client import connect_sync
-from tests.vllm.engines import BLOCK_TOKENS, HELD, MAX_TOKENS, PREFILL, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, PREFILL, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.servers import MODEL, Server, healthy, listens, new_server, ours, running, serving, usual_router
 
-BIN = Path(sys.executable).parent
-
-
-@dataclass
-class Server:
-    """An engine with its HTTP server and its lead."""
-
-    port: int
-    lead: str
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def held(self) -> dict[str, int]:
-        with connect_sync(self.lead) as lead:
-            counts = lead.status().counts
-        return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
+FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
 
 
-@contextmanager
-def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process tree, which is gone afterwards."""
-    whole = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole, start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@contextmanager
-def serving(name: str, core: int, folder: Path) -> Iterator[Server]:
-    """vLLM's own server. It is not up yet."""
-    server = Server(free_port(), f"127.0.0.1:{free_port()}")
-    transfer = {
-        "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm", "kv_role": "kv_both",
-        "engine_id": name, "kv_connector_extra_config": {"listen": server.lead, "data_paths": ["cma"]},
-    }  # fmt: skip
-    command = [
-        "taskset", "-c", str(core % (os.cpu_count() or 1)), sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(folder / "model"), "--served-model-name", "tiny", "--skip-tokenizer-init", "--enforce-eager",
-        "--dtype", "bfloat16", "--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS),
-        "--num-gpu-blocks-override", "400", "--host", "127.0.0.1", "--port", str(server.port),
-        "--kv-transfer-config", json.dumps(transfer),
-    ]  # fmt: skip
-    cores = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1"}
-    with running(command, folder / f"http-{name}.log", **cores):
-        yield server
-
-
-@pytest.fixture(scope="module")
-def servers(model_folder: Path) -> Iterator[tuple[Server, Server]]:
-    with serving("P", 0, model_folder) as p, serving("D", 1, model_folder) as d:
+@pytest.fixture(scope="module", params=["cma", "nixl"])
+def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[tuple[Server, Server]]:
+    """Over one data path."""
+    p, d = new_server("P"), new_server("D")
+    with (
+        serving(p, 0, model_folder, ours(p, data_paths=[request.param]), FLAGS),
+        serving(d, 1, model_folder, ours(d, data_paths=[request.param]), FLAGS),
+    ):
         for server in (p, d):
-            wait_until(lambda s=server: answers(f"{s.url}/health"), timeout_s=START_S)  # type: ignore[misc]
+            wait_until(lambda s=server: healthy(s.url), timeout_s=START_S)  # type: ignore[misc]
         yield p, d
 
 
 @pytest.fixture
-def usual_router(servers: tuple[Server, Server], model_folder: Path) -> Iterator[str]:
-    """vllm-router, as for vLLM's own connector."""
-    p, d = servers
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [
-        str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--prefill", p.url, "--decode", d.url,
-        "--kv-connector", "nixl", "--host", "127.0.0.1", "--port", url.rpartition(":")[2],
-        "--prometheus-port", str(free_port()), "--policy", "round_robin",
-    ]  # fmt: skip
-    with running(command, model_folder / "router.log"):
-        wait_until(lambda: answers(f"{url}/health"))
+def router_url(servers: tuple[Server, Server], model_folder: Path) -> Iterator[str]:
+    with usual_router(*servers, model_folder / "router.log") as url:
         yield url
 
 
@@ -113,20 +51,8 @@ def our_router(servers: tuple[Server, Server], folder: Path, mode: str) -> Itera
         yield f"http://127.0.0.1:{port}"
 
 
-def answers(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
-
-
-def listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
-
-
 def asked(prompt: list[int], **more: Any) -> bytes:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
     return json.dumps({**body, "return_token_ids": True, **more}).encode()
 
 
@@ -144,18 +70,16 @@ def complete(url: str, prompt: list[int], **more: Any) -> list[int]:
 
 def received(server: Server) -> float:
     """Tokens whose KV came, as Prometheus would read it."""
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:kvgrpc_received_tokens_total"))
+    return server.counted("vllm:kvgrpc_received_tokens_total")
 
 
 def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
-    servers: tuple[Server, Server], usual_router: str
+    servers: tuple[Server, Server], router_url: str
 ) -> None:
     p, d = servers
     for seed, length in enumerate([200, 20, 900]):
         prompt, before = prompt_of(length, 100 + seed), received(d)
-        tokens = complete(usual_router, prompt)
+        tokens = complete(router_url, prompt)
         assert tokens == complete(p.url, prompt)
         assert received(d) - before == length
     for server in servers:

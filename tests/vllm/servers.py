@@ -1,0 +1,126 @@
+"""vLLM's own HTTP servers, each on a processor of its own, and the router that vLLM's users have."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvgrpc.client import connect_sync
+from tests.vllm.engines import HELD, ROOT, free_port, wait_until
+
+BIN = Path(sys.executable).parent
+MODEL = "tiny"
+"""The name under which requests ask for the model."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """An engine with its HTTP server and, where the connector is ours, its lead."""
+
+    name: str
+    port: int
+    lead: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def held(self) -> dict[str, int]:
+        with connect_sync(self.lead) as lead:
+            counts = lead.status().counts
+        return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
+
+    def counted(self, metric: str) -> float:
+        """One of its metrics, over all labels."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{metric}{{"))
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process tree, which is gone afterwards."""
+    whole = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=whole, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def new_server(name: str) -> Server:
+    """With addresses that are free."""
+    return Server(name, free_port(), f"127.0.0.1:{free_port()}")
+
+
+def ours(server: Server, **extra: Any) -> dict[str, Any]:
+    """The configuration of our connector."""
+    return {
+        "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm", "kv_role": "kv_both",
+        "engine_id": server.name, "kv_connector_extra_config": {"listen": server.lead, **extra},
+    }  # fmt: skip
+
+
+@contextmanager
+def serving(
+    server: Server, core: int, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str], **environment: str
+) -> Iterator[Server]:
+    """vLLM's own server, its whole tree on one processor. It is not up yet."""
+    command = ["taskset", "-c", str(core % (os.cpu_count() or 1)), str(BIN / "vllm"), "serve"]
+    command += arguments(server, folder, transfer, flags)
+    with running(command, folder / f"http-{server.name}.log", **bound_to(core), **environment):
+        yield server
+
+
+def arguments(server: Server, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str]) -> list[str]:
+    """Of vLLM's server."""
+    return [
+        "--model", str(folder / "model"), "--served-model-name", MODEL, "--skip-tokenizer-init", "--enforce-eager",
+        "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(server.port),
+        "--kv-transfer-config", json.dumps(transfer), *flags,
+    ]  # fmt: skip
+
+
+def bound_to(core: int) -> dict[str, str]:
+    """What vLLM is told of its processor."""
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1"}
+
+
+@contextmanager
+def usual_router(p: Server, d: Server, log: Path) -> Iterator[str]:
+    """vllm-router, as for vLLM's own connector."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        str(BIN / "vllm-router"), "--vllm-pd-disaggregation", "--prefill", p.url, "--decode", d.url,
+        "--kv-connector", "nixl", "--host", "127.0.0.1", "--port", url.rpartition(":")[2],
+        "--prometheus-port", str(free_port()), "--policy", "round_robin",
+    ]  # fmt: skip
+    with running(command, log):
+        wait_until(lambda: healthy(url))
+        yield url
+
+
+def healthy(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
