@@ -113,8 +113,9 @@ class PushSource:
 class ReserveBlocks:
     """Blocks that a push will fill: answered by Reserved.
 
-    The blocks are those from the first block that is not wholly held (`have_tokens`) to the one that holds the last
-    token used. With `source` this lead registers the push there by itself; else the grant must reach the source.
+    The blocks are those from the first block that is not wholly held (`have_tokens`), or that a window begins in, to
+    the one that holds the last token used. With `source` this lead registers the push there by itself; else the grant
+    must reach the source.
     """
 
     call: Call

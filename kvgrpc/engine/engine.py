@@ -227,8 +227,8 @@ class Engine:
         after_step: int = 0,
         traceparent: str = "",
     ) -> Reservation:
-        """Reserves blocks that a push will fill: from the first that is not wholly held (`have_tokens`) to the one of
-        the last of `use_tokens`.
+        """Reserves blocks that a push will fill: from the first that is not wholly held (`have_tokens`), or that a
+        window begins in, to the one of the last of `use_tokens`.
 
         With `source_address` the lead registers the push there by itself; else `Reservation.grant`, which Reserved
         announces, must reach the source. What the lead refuses arrives as Failed and BlocksReturned.

@@ -124,8 +124,8 @@ class Pull(Handle):
     started: bool = False
 
     def start(self, blocks: BlockIds = (), *, have_tokens: int = 0, after_step: int = 0) -> None:
-        """Gives the blocks that the KV goes into: from the first that is not wholly held to the one of the last of
-        `use_tokens`. Once.
+        """Gives the blocks that the KV goes into: from the first that is not wholly held, or that a window begins in,
+        to the one of the last of `use_tokens`. Once.
 
         No blocks says that everything was found locally: the source is released. The blocks belong to the transfer
         until Received or BlocksReturned, also where the pull has failed and its engine does not know yet. Blocks that

@@ -65,7 +65,8 @@ class Push(Handle):
     def finished(
         self, blocks: BlockIds, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
     ) -> None:
-        """Hands one part over: whole blocks that follow those of the same layers handed over before.
+        """Hands one part over: whole blocks that follow those of the same layers handed over before. Of a window the
+        first one is that in which it begins at the prompt's end.
 
         `layers` None: all. `last`: with it every block of the content was handed over, in all layers; only then may
         the block that holds the prompt's end be partly filled. Without blocks only as the last one after others.

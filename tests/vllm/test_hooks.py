@@ -97,7 +97,7 @@ def request_of(name: str, params: Any) -> Any:
     return SimpleNamespace(
         request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
         cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
-        status=RequestStatus.FINISHED_ABORTED, abort_immediately=False,
+        status=RequestStatus.FINISHED_ABORTED, abort_immediately=False, prompt_embeds=None, mm_features=[],
     )  # fmt: skip
 
 
@@ -164,6 +164,33 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
         assert d.told.failed == d.told.loaded == {"d"}
     d.step()
     d.close()
+
+
+@pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"mm_features": ["an image"]}, {"prompt_token_ids": None}])
+def test_a_prompt_of_more_than_token_ids_is_computed_and_given_to_nobody_and_what_it_takes_fails(
+    cores: tuple[Core, Core], more: dict[str, Any]
+) -> None:
+    p, d = cores
+    params = p.prefilled("p")
+    given, taken = request_of("q", PREFILL), request_of("d", params)
+    for request in (given, taken):
+        vars(request).update(more)
+    p.hooks.arrived(given)
+    given.status, given.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
+    assert p.hooks.finished(given, (p.allocate(),)) == (False, None)
+    d.hooks.arrived(taken)
+    d.hooks.allocated(taken, (d.allocate(),), d.hooks.match(taken, 0))
+    d.step()
+    assert d.told.failed == d.told.loaded == {"d"}
+
+
+def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: tuple[Core, Core]) -> None:
+    p, _ = cores
+    prefill, other = request_of("p", PREFILL), request_of("q", None)
+    for request in (prefill, other):
+        request.max_tokens = 64
+        p.hooks.arrived(request)
+    assert (prefill.max_tokens, other.max_tokens) == (1, 64)
 
 
 def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use(cores: tuple[Core, Core]) -> None:

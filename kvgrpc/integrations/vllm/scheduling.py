@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, Outcome, Rules, SendEnded, Table, TakeLost
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, wanted
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
@@ -75,11 +76,13 @@ class SchedulerSide:
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
             found = wanted(
-                request.request_id, request.prompt_token_ids or (), params, self._options.defaults, adapter=adapter,
+                request.request_id, _named_prompt(request), params, self._options.defaults, adapter=adapter,
                 cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
                 return True
+            if found.take is not None and not found.prompt:
+                raise InvalidRequest(Reason.CONTENT_REQUIRED, "its prompt is more than token ids, and has no name")
             self.scheduler.arrived(found)
         except LeadDied:
             raise
@@ -170,6 +173,14 @@ class SchedulerSide:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _named_prompt(request: "Request") -> Sequence[int]:
+    """The token ids, where they are all that the KV is of. Embeddings and images stand behind placeholder ids, which
+    are the same for others.
+    """
+    more = request.prompt_embeds is not None or request.mm_features
+    return () if more else request.prompt_token_ids or ()
 
 
 def _without_null(table: tuple[list[int], ...]) -> Table:
