@@ -31,7 +31,7 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from bench.legs import MEASURES, Legs, Pair, Prompt
-from bench.pairs import KVGRPC, NIXL, pairs, side_channel
+from bench.pairs import KVGRPC, NIXL, OWN, SPINNING, pairs, side_channel
 from kvgrpc.bench.machine import machine, versions
 from tests.vllm.engines import ROOT, START_S, VOCABULARY, write_model
 from tests.vllm.servers import bound_to, new_server, ours
@@ -137,7 +137,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Case]:
     """All cases."""
     say("starting four vLLM servers and two routers: a minute or two")
     began = time.monotonic()
-    with pairs(folder, options.data_paths) as both:
+    with pairs(folder, options.data_paths, options.spinning) as both:
         say(f"all up after {time.monotonic() - began:.0f} s")
         # vLLM's server closes connections after 5 s; so do we, a little earlier.
         client = ClientSession(
@@ -201,6 +201,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=words(int), default=[1, 8])
     parser.add_argument("--measures", type=words(str), default=list(MEASURES))
     parser.add_argument("--data-paths", type=words(str), default=["cma", "nixl"], help="of kvgrpc; best first")
+    parser.add_argument(
+        "--spinning", choices=SPINNING, default=OWN, help="processor of NIXL's own threads, in its engines"
+    )
     parser.add_argument("--no-hooks", action="store_true", help="leave out what hooks take of a step")
     parser.add_argument("--folder", type=Path, help="keep logs here")
     options = parser.parse_args()
@@ -234,6 +237,7 @@ def show(
             "hooks_us": hooks,
             "missed": short,
             "data_paths": options.data_paths,
+            "spinning": options.spinning,
             "repeats": options.repeats,
             "machine": place,
             "versions": {**versions(), **of_vllm},
@@ -246,7 +250,8 @@ def show(
             f"hooks of {name}: {us['all']:.0f} us a step (scheduler {us['scheduler']:.0f}, worker {us['worker']:.0f})"
         )
     print(*(short or ["everything is as wanted"]), sep="\n")
-    print(f"{place}, {options.repeats} repeats, kvgrpc over {','.join(options.data_paths)}, {versions() | of_vllm}")
+    print(f"kvgrpc over {','.join(options.data_paths)}; NIXL's own threads: {options.spinning}")
+    print(f"{place}, {options.repeats} repeats, {versions() | of_vllm}")
 
 
 if __name__ == "__main__":

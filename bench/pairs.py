@@ -16,6 +16,10 @@ from tests.vllm.servers import Server, arguments, bound_to, healthy, new_server,
 KVGRPC, NIXL = "kvgrpc", "nixl_connector"
 FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "16")
 STOP_S = 20.0
+SPINS_S = 3.0
+OWN, PREFILL, SHIPPED = SPINNING = ("own", "prefill", "shipped")
+"""Where threads of NixlConnector's that never wait run: on their engine's processor, both on prefill's, or where it put
+them."""
 
 
 def side_channel() -> dict[str, str]:
@@ -65,9 +69,25 @@ def paired(p: Forked, d: Forked, log: Path) -> Iterator[Pair]:
             pair.signal(signal.SIGCONT)
 
 
+def bind(root: int, core: int, spinning: int) -> None:
+    """All threads of a tree, those that never wait elsewhere. NixlConnector binds its workers itself, prefill's too, to
+    the last processor: with decode there, both are slower.
+    """
+    for pid in tree_of(root):
+        for thread in (int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()):
+            with suppress(OSError):
+                os.sched_setaffinity(thread, {spinning if thread != pid and spins(pid, thread) else core})
+
+
+def spins(pid: int, thread: int) -> bool:
+    """NIXL's own thread: it has been busy from its start on, for half a minute by then."""
+    row = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return int(row[11]) + int(row[12]) > SPINS_S * os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def pairs(folder: Path, data_paths: Sequence[str]) -> Iterator[dict[str, Pair]]:
-    """Both, when all their servers and routers are up."""
+def pairs(folder: Path, data_paths: Sequence[str], spinning: str) -> Iterator[dict[str, Pair]]:
+    """Both, when all their servers and routers are up. `spinning`: where NIXL's own threads run."""
     with ExitStack() as stack:
         engines = Engines(folder, "bench/server_process.py")
         stack.callback(engines.stop)
@@ -82,4 +102,7 @@ def pairs(folder: Path, data_paths: Sequence[str]) -> Iterator[dict[str, Pair]]:
         for all_of_them in found.values():
             for one in all_of_them:
                 wait_until(lambda s=one.server: healthy(s.url), lambda s=one.server: s.name, START_S)  # type: ignore[misc]
+        for core, one in enumerate(found[NIXL]):
+            if spinning != SHIPPED:
+                bind(one.pid, core, core if spinning == OWN else 0)
         yield {name: stack.enter_context(paired(p, d, folder / f"router-{name}.log")) for name, (p, d) in found.items()}

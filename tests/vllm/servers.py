@@ -80,8 +80,10 @@ def serving(
     server: Server, core: int, folder: Path, transfer: Mapping[str, Any], flags: Sequence[str], **environment: str
 ) -> Iterator[Server]:
     """vLLM's own server, its whole tree on one processor. It is not up yet."""
-    command = ["taskset", "-c", str(core % (os.cpu_count() or 1)), str(BIN / "vllm"), "serve"]
-    command += arguments(server, folder, transfer, flags)
+    # As `vllm serve`, which asks for the version of a package that has another name for processors.
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    bound = ["taskset", "-c", str(core % (os.cpu_count() or 1))]
+    command = [*bound, *program, *arguments(server, folder, transfer, flags)]
     with running(command, folder / f"http-{server.name}.log", **bound_to(core), **environment):
         yield server
 

@@ -26,20 +26,21 @@ from tests.vllm.engines import PREFILL, wait_until
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
 PROMPT = list(range(40))
+MODE_PUSH = {"kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}
 NOTHING = SimpleNamespace(preempted_req_ids=None, num_scheduled_tokens={}, total_num_scheduled_tokens=0)
 
 
 class Core:
     """One engine's two sides."""
 
-    def __init__(self, name: str, on_loss: OnLoss = OnLoss.FAIL) -> None:
+    def __init__(self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True) -> None:
         options = Options(Defaults(), on_loss, data_paths=("cma",))
         group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
         layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
         self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
         self.worker = WorkerSide(options, layout)
         self.worker.register(self.memory)
-        self.side = SchedulerSide(name, options, layout, "weights")
+        self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.side.meet(self.worker.folder)
         self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
         self.side.blocks = SimpleNamespace(block_pool=self.pool)
@@ -101,9 +102,10 @@ def request_of(name: str, params: Any) -> Any:
     )  # fmt: skip
 
 
-@pytest.fixture
-def cores() -> Iterator[tuple[Core, Core]]:
-    p, d = Core("P"), Core("D")
+@pytest.fixture(params=[True, False], ids=["overlap", "in-order"])
+def cores(request: pytest.FixtureRequest) -> Iterator[tuple[Core, Core]]:
+    """Of engines that run steps while hooks are called, or one after the other."""
+    p, d = Core("P", overlap=request.param), Core("D", overlap=request.param)
     yield p, d
     p.close()
     d.close()
@@ -121,6 +123,18 @@ def test_a_load_is_told_once_and_what_was_given_comes_back(cores: tuple[Core, Co
     assert d.hooks.finished(request, (blocks,)) == (False, None)
     wait_until(lambda: p.step() and p.used() == 0)
     d.step()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_worker_reports_steps_that_something_may_wait_for(overlap: bool) -> None:
+    p = Core("P", overlap=overlap)
+    assert p.hooks.step(NOTHING).report is overlap
+    request = request_of("p", {**PREFILL, "transfer_id": "1" * 16, **MODE_PUSH})
+    p.hooks.arrived(request)
+    assert p.hooks.step(NOTHING).report
+    p.hooks.finished(request, ([],))
+    assert p.hooks.step(NOTHING).report is overlap
+    p.close()
 
 
 def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: tuple[Core, Core]) -> None:

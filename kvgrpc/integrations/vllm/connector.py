@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.vllm.hooks import Hooks
@@ -41,7 +42,10 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._working: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             engine_id = vllm_config.kv_transfer_config.engine_id or ""
-            self._scheduling = SchedulerSide(engine_id, options, layout, revision_of(options, kv_cache_config))
+            # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
+            overlap = not current_platform.is_cpu() or vllm_config.max_concurrent_batches > 1
+            revision = revision_of(options, kv_cache_config)
+            self._scheduling = SchedulerSide(engine_id, options, layout, revision, overlap=overlap)
             self._hooks = Hooks(self._scheduling, options.on_loss)
         else:
             self._working = WorkerSide(options, layout)

@@ -34,11 +34,13 @@ IDLE_S = 0.002
 class SchedulerSide:
     """One engine's."""
 
-    def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str) -> None:
+    def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str, *, overlap: bool) -> None:
+        """`overlap`: hooks may be called while a step runs on the worker."""
         self.stats = KVGrpcStats()
         self.blocks: Any = None
         """vLLM's KVCacheManager."""
         self._options = options
+        self._overlap = overlap
         self._number = 0
         self._computing: dict[str, Request] = {}
         """Requests that are to be pushed, while they are computed."""
@@ -105,7 +107,7 @@ class SchedulerSide:
         """False: nothing comes of it."""
         computed = self._computed_tokens.pop(request_id, 0)
         try:
-            self.scheduler.allocated(request_id, _without_null(table), computed, external_tokens, self._number)
+            self.scheduler.allocated(request_id, _without_null(table), computed, external_tokens, self._behind())
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("request %s gets no KV: %s", request_id, error)
             return False
@@ -120,7 +122,7 @@ class SchedulerSide:
             if count := output.num_scheduled_tokens.get(request_id):
                 table = _without_null(self.blocks.get_block_ids(request_id))
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
-        step = Step(self._number)
+        step = Step(self._number, report=self._overlap or bool(self._computing))
         idle = waiting and not output.total_num_scheduled_tokens
         for news in self.scheduler.step(IDLE_S if idle else 0.0):
             match news:
@@ -148,7 +150,7 @@ class SchedulerSide:
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
         ids, computed = list(request.all_token_ids), request.num_computed_tokens
         try:
-            found = self.scheduler.finished(request_id, ids, _without_null(table), computed, outcome, self._number)
+            found = self.scheduler.finished(request_id, ids, _without_null(table), computed, outcome, self._behind())
         except (InvalidRequest, PreconditionFailed) as error:
             _log.error("the KV of request %s goes nowhere: %s", request_id, error)
             found = self.scheduler.aborted(request_id, error.message)
@@ -156,6 +158,10 @@ class SchedulerSide:
         grant = self.scheduler.grant(request_id)
         prefilled = request.kv_transfer_params.get("do_remote_decode") is True
         return found.keep, answered(grant, prefilled=prefilled) if grant else None
+
+    def _behind(self) -> int:
+        """The step behind which blocks move that vLLM allocated or finished with; 0: it runs no more."""
+        return self._number if self._overlap else 0
 
     def hold(self, blocks: list[int]) -> None:
         """Keeps these out of use, one reference for each time that they are listed."""

@@ -57,10 +57,12 @@ class WorkerSide:
             _log.exception("kvgrpc: the worker could not attach")
 
     def layer_done(self, layer: str, step: Step) -> None:
-        if self._options.layers_per_part and not self._on_device:
+        if step.report and self._options.layers_per_part and not self._on_device:
             self._report(step, layer)
 
     def step_done(self, step: Step) -> None:
+        if not step.report:
+            return
         if self._on_device:
             torch.cuda.current_stream().synchronize()
         self._report(step)
