@@ -8,12 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kvgrpc.core.chunks import Pieces
+from kvgrpc.core.descriptors import Ids
 from kvgrpc.datapath.base import Memory
 from kvgrpc.datapath.crc32c import Summer
 from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
+
+
+def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
+    """The same sums in the order of where they begin, and the place of each among those given.
+
+    Blocks of a request lie anywhere in a pool. From there 16 KB blocks are summed up at 6 GB/s, and at 8 in order; at
+    20 where they are neighbours. Sums over different numbers of pieces keep their order.
+    """
+    count = len(pieces.counts)
+    each = len(pieces.offsets) // max(count, 1)
+    if not each or len(pieces.offsets) != count * each or (pieces.counts != each).any():
+        return pieces, np.arange(count)
+    offsets, nbytes = pieces.offsets.reshape(count, each), pieces.nbytes.reshape(count, each)
+    places: Ids = np.argsort(offsets[:, 0], kind="stable")
+    return Pieces(offsets[places].ravel(), nbytes[places].ravel(), pieces.counts), places
 
 
 class Sums:
@@ -29,6 +45,7 @@ class Sums:
         """Never blocks. Pieces that do not lie in the memory are an error of the report."""
         try:
             summer = self._summer = self._summer or Summer(self._memory.segments)
+            pieces, places = in_order_of_addresses(pieces)
             slices = summer.slices(pieces)
         except KVGrpcError as error:
             self._report(Summed(name, b"", error.message))
@@ -36,7 +53,7 @@ class Sums:
         if not slices:
             self._report(Summed(name, b""))
             return
-        job = _Job(name, summer, pieces, slices, self._report)
+        job = _Job(name, summer, pieces, places, slices, self._report)
         try:
             for number in range(len(slices)):
                 self._threads.submit(job.run, number)
@@ -56,12 +73,14 @@ class _Job:
         name: str,
         summer: Summer,
         pieces: Pieces,
+        places: Ids,
         slices: list[tuple[int, int]],
         report: Callable[[Summed], None],
     ) -> None:
         self._name = name
         self._summer = summer
         self._pieces = pieces
+        self._places = places
         self._slices = slices
         self._report = report
         self._values = np.zeros(len(pieces.counts), dtype="<u4")
@@ -73,7 +92,7 @@ class _Job:
         """Sums up one slice; the last one to end reports."""
         first, end = self._slices[number]
         try:
-            self._values[first:end] = self._summer.sums(self._pieces, first, end)
+            self._values[self._places[first:end]] = self._summer.sums(self._pieces, first, end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
             _log.exception("%s could not be summed up", self._name)
             self._error = self._error or f"{type(error).__name__}: {error}"

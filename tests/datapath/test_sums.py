@@ -39,6 +39,7 @@ CASES: dict[str, tuple[tuple[tuple[int, int], ...], ...]] = {
     "over the end of a segment": (((BORDER - 10, 30),), ((BORDER, 5),), ((BORDER - 3, 3), (BORDER - 1, 2))),
     "the whole memory": (((0, len(WHOLE)),),),
     "more than one slice": tuple(((i << 20, 1 << 20),) for i in reversed(range(10))),
+    "several pieces of each, last ones first": tuple(((i << 19, 70_000), (i * 7, 33)) for i in reversed(range(12))),
     "an empty piece": (((3, 0), (4, 5)),),
 }
 
