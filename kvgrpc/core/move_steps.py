@@ -24,7 +24,7 @@ from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Phase, State, TransferPath
 from kvgrpc.errors import KVGrpcError, Reason
 
-SUMMED_BYTES = 32 * 1024 * 1024
+SUMMED_BYTES = 64 * 1024 * 1024
 """Of a slice that is summed up by itself: some milliseconds of work, which goes on beside the next slice's bytes."""
 ANSWER_BYTES = 64 * 1024
 """Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
