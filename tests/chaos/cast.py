@@ -15,7 +15,7 @@ from tests.e2e.conftest import PATHS
 from tests.e2e.pushing import LIMITS
 from tests.engine.support import Asked, Lead, Workers
 from tests.service.api import Api
-from tests.service.engines import wait_until
+from tests.service.engines import HOME, wait_until
 
 # What waits for an engine that stands still ends with the lease.
 SETTINGS = f"{LIMITS}lease_ttl_s = 3.0\nlease_cap_s = 4.0\n"
@@ -47,7 +47,7 @@ class Player:
         self._killed: set[str] = set()
         self.reachable = True
         self.proxy = Proxy()
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server((HOME, 0)) as free:
             self.proxy.target = free.getsockname()
         self._begin_lead()
         self.scheduler, self.worker = actors.make(), actors.make()

@@ -24,7 +24,7 @@ from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout, made_bytes
 from tests.service.api import Api
-from tests.service.engines import ServeProcess, wait_until
+from tests.service.engines import HOME, ServeProcess, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 15.0
@@ -52,7 +52,7 @@ class Lead:
         self.name = name
         self.socket_path = str(folder / f"{name}.sock")
         self.process = ServeProcess(
-            folder / name, "--listen", "127.0.0.1:0", "--no-pool", "--engine-id", name, "--drain-s", "0",
+            folder / name, "--listen", f"{HOME}:0", "--no-pool", "--engine-id", name, "--drain-s", "0",
             "--session-socket", self.socket_path, *flags, settings=settings,
         )  # fmt: skip
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.engines import SMALL_POOL, Engine, ServeProcess
+from tests.service.engines import HOME, SMALL_POOL, Engine, ServeProcess
 
 # A lease of another test must not run out in the middle of this one. All other limits are the defaults: a test whose
 # rule is about a limit starts an engine of its own with a short one.
 SETTINGS = "[limits]\nlease_ttl_s = 300.0\n"
 TEST_S = 240
 """Most of a test that starts processes is waiting for them on a busy machine."""
-SHARED = ("--listen", "127.0.0.1:0", "--read-blocks", "--drain-s", "0", "--data-paths", "shm", *SMALL_POOL)
+SHARED = ("--listen", f"{HOME}:0", "--read-blocks", "--drain-s", "0", "--data-paths", "shm", *SMALL_POOL)
 
 Start = Callable[..., list[Engine]]
 

@@ -30,6 +30,9 @@ READY_S = 90.0
 EXIT_S = 60.0
 WAIT_S = 45.0
 """For whatever comes by itself. Nothing is expected to take so long: it is when a test gives up."""
+HOME = f"127.{1 + (os.getpid() >> 16) % 254}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+"""The address of this process's servers on the loopback device. Outgoing connections and others' servers have ports of
+another one: a server that was killed finds its port free when it comes back."""
 BLOCK_TOKENS = 16
 LAYERS = 2
 LAYER_BYTES = 2 * BLOCK_TOKENS * 2 * 8 * 2
