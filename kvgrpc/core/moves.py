@@ -336,7 +336,9 @@ class MoveTable(Generic[M]):
         return found
 
     def posted(self, move: M, posting_id: str) -> None:
-        """A posting of the move is in flight."""
+        """A posting of the move is in flight: it waits for nothing else, though the peer may still be reached anew."""
+        self._unmapped.get(move.claims.address, {}).pop(move.name, None)
+        self._stepping.pop(move.name, None)
         move.postings.add(posting_id)
         self._by_posting[posting_id] = move
 

@@ -15,7 +15,7 @@ from kvgrpc.core.limits import Limits
 from kvgrpc.core.transfers import State
 from kvgrpc.core.turns import Turns
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, answer_of, describe, full, grant
+from tests.core.nodes import Lead, answer_of, describe, endpoints, full, grant
 from tests.core.pairs import Pair
 
 
@@ -139,6 +139,26 @@ def test_a_transfer_between_two_slices_waits_until_its_peer_is_mapped_again() ->
     pair.d.connect(pair.p.me)
     (post,) = pair.d.seen(actions.Post)
     assert post.runs.total_bytes == 24
+
+
+def test_bytes_in_flight_are_waited_for_though_the_peer_answers_a_dial_meanwhile() -> None:
+    pair = Pair()
+    first = b"the first of two requests"
+    pair.register(pair.reserve(16, (20,), key=first).token)
+    pair.finish(16, (30,), key=first)
+    reserved = pair.reserve(32, (3, 4))
+    pair.register(reserved.token, number=50)
+    pair.deaf = {actions.Dial}
+    pair.moved(done=False, message="broken")
+    pair.finish(32, (1,), last=False)
+    assert pair.d.transfer(reserved.transfer.id).waiting_for == "handshake"
+    pair.d.admit(pair.p.me)
+    pair.finish(32, (2,))
+    assert len(pair.posts) == 1, "the peer has introduced itself"
+    pair.d.feed(events.PeerAnswered(pair.p.me.address, pair.p.me, endpoints(pair.p.me)))
+    assert not pair.d.seen(actions.SendSettle)
+    pair.moved()
+    assert pair.d.transfer(reserved.transfer.id).state is State.SUCCEEDED
 
 
 SIZE = 64
