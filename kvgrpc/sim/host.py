@@ -316,6 +316,7 @@ class Host:
 
     def _go_on(self) -> None:
         """In the order in which it happened; what follows from it comes last."""
+        self.ledger.goes_on(self.clock())
         while self._waiting and self.up:
             self._waiting.popleft()()
         self._stopped = False

@@ -71,6 +71,11 @@ class Ledger:
         self._calls[self._last_call] = give, now + (self._rekey_s if rekeys else self._answer_s)
         return self._last_call
 
+    def goes_on(self, now: float) -> None:
+        """The lead was stopped. It learns only now what its ranks have done, and asks them for the next step then."""
+        soon = now + ANSWER_S + SLACK_S
+        self._calls = {number: (give, max(until, soon)) for number, (give, until) in self._calls.items()}
+
     def answered(self, call_id: int, answer: Answer | KVGrpcError) -> None:
         """Its answer."""
         if call_id not in self._calls:
