@@ -110,6 +110,7 @@ class Audit:
 
     def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event."""
+        self._consumers.time_passes(self._node.state.timers, now)
         hear = self._ears.get(type(event))
         if hear is not None:
             hear(event)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.peers import Peer, PeerState
+from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import Direction, Transfer
 from kvgrpc.sim.rules import Rule, broken
 
@@ -47,6 +48,13 @@ class Consumers:
     def hung_up(self, life: str) -> None:
         """The lead has done with that life."""
         self._dead.add(life)
+
+    def time_passes(self, timers: Timers, now: float) -> None:
+        """Whatever is due by then happens before the event of that moment, which may readmit a life that dies by it."""
+        due = timers.next_deadline()
+        if due is not None and due <= now:
+            graces = ((life, timers.when(Timer.PEER_GRACE, life)) for life in self._peers)
+            self._dead.update(life for life, over in graces if over is not None and over <= now)
 
     def check(self, transfer: Transfer) -> None:
         """No more consumers are counted as done than are."""

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.actions import Failed
+from kvgrpc.core.accesses import Opening
+from kvgrpc.core.actions import Failed, TransferChanged
 from kvgrpc.core.content import chain
-from kvgrpc.core.events import Call, ProcessEnded, PullBlocks
+from kvgrpc.core.events import Call, Event, HandshakeReceived, OpenAccess, PeerSilent, ProcessEnded, PullBlocks
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
@@ -18,6 +19,7 @@ from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.sim import TIGHT, Violated, World
+from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.consumers import Consumers
 from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.leftovers import TABLES, leftovers
@@ -25,6 +27,7 @@ from kvgrpc.sim.memory import KvStore, Memory, Prompt, layout
 from kvgrpc.sim.proven import Proven
 from kvgrpc.sim.requests import Offer, Wish
 from kvgrpc.sim.waits import Waits
+from tests.core.nodes import Lead, claim, describe, endpoints, key_of
 from tests.sim.bugs import never
 
 KEY = b"k" * 16
@@ -152,6 +155,47 @@ def test_who_gives_up_or_dies_is_done_where_the_grant_says_so(on_abort: OnAbort,
     elif how == "was dead":
         consumers.hung_up(LIFE)
     assert consumers.done(KEY) == ({"D"} if on_abort is OnAbort.RELEASE else set())
+
+
+def test_who_was_silent_for_the_grace_is_done_and_not_before() -> None:
+    consumers, timers = Consumers(peers()), Timers()
+    consumers.came(KEY, LIFE)
+    timers.set(Timer.PEER_GRACE, LIFE, 10.0)
+    consumers.time_passes(timers, 9.9)
+    assert consumers.done(KEY) == set()
+    consumers.time_passes(timers, 10.0)
+    assert consumers.done(KEY) == {"D"}
+
+
+def test_other_timers_are_nobodys_death() -> None:
+    consumers, timers = Consumers(peers()), Timers()
+    consumers.came(KEY, LIFE)
+    timers.set(Timer.ADMIT, LIFE, 9.0)
+    consumers.time_passes(timers, 10.0)
+    assert consumers.done(KEY) == set()
+
+
+def test_who_died_while_its_lead_was_stopped_is_done_though_it_is_back_in_the_same_step() -> None:
+    """The lead learns of both at once: time passes first, then comes the handshake."""
+    lead, consumer = Lead(), describe("d", 2)
+    audit = Audit(lead.node, set(), set())
+
+    def feed(event: Event, after_s: float = 0.0) -> list[TransferChanged]:
+        audit.hears(event, lead.now + after_s)
+        lead.feed(event, after_s)
+        changed = lead.seen(TransferChanged)
+        for action in changed:
+            audit.changed(action)
+        return changed
+
+    lead.admit(consumer)
+    token = lead.finish(ttl_s=30.0).token
+    opening = Opening(ACCESS, token, claim(32))
+    feed(OpenAccess(Call(1_000, "d"), "d", 2, (opening,)))
+    feed(PeerSilent(key_of(consumer)))
+    (ended,) = feed(HandshakeReceived(Call(1_001, "d"), consumer, endpoints(consumer)), LIMITS.peer_grace_s)
+    assert ended.transfer.consumers_done == 1
+    assert lead.state.peers[key_of(consumer)].state is PeerState.CONNECTED
 
 
 # -- farewells
