@@ -235,7 +235,7 @@ class Leads:
             case actions.MakeOffer(rank=rank, key=key):
                 endpoint = RankEndpoint(rank, loopback=LoopbackEndpoint(key, 1 << 40))
                 self._feed(lead, events.EndpointOffered(rank, key, endpoint))
-            case actions.MapPeer(rank=rank, peer=peer):
-                self._feed(lead, events.PeerMapped(rank, peer, "loopback", "nothing moves here"))
+            case actions.MapPeer(rank=rank, peer=peer, attempt=attempt):
+                self._feed(lead, events.PeerMapped(rank, peer, "loopback", "nothing moves here", attempt=attempt))
             case _:
                 raise AssertionError(f"nobody performs {action}")

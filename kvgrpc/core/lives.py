@@ -60,6 +60,8 @@ class Lives:
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
+        self._attempts = 0
+        """Mappings that were ever begun, of all peers."""
 
     def attach(self, issuer: Issuer, source: Source, pushes: Mover, handshakes: Handshakes) -> None:
         """Names who is told about lives; once, when the node is built."""
@@ -168,16 +170,18 @@ class Lives:
         """Lets our ranks reach for its memory, unless they do or are about to."""
         if peer.reachable or peer.mapping:
             return
-        peer.paths.clear()
-        peer.tried = peer.endpoints
+        if peer.paths:
+            self.unmap(peer)  # a rank that reaches it refuses to reach for it again
+        self._attempts += 1
+        peer.attempt, peer.tried = self._attempts, peer.endpoints
         peer.mapping.update(range(self._state.pool.world_size))
         for endpoint in peer.endpoints:
-            self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint))
+            self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint, peer.attempt))
 
     def mapped(self, event: PeerMapped) -> Peer | None:
-        """A rank tried to reach its peer, which is returned. None: nobody asked it to."""
+        """A rank tried to reach its peer, which is returned. None: nobody asked it to, or not any more."""
         peer = self._state.peers.get(event.peer)
-        if peer is None or event.rank not in peer.mapping:
+        if peer is None or event.rank not in peer.mapping or event.attempt not in (0, peer.attempt):
             return None
         peer.mapping.discard(event.rank)
         peer.paths[event.rank] = RankPath(event.rank, event.rank, event.data_path, event.why, event.rejected)

@@ -155,9 +155,7 @@ class Peering:
         dial = self._dialling[address]
         if dial.peer:
             # Our own ranks did not answer: the next handshake asks them again.
-            peer = self._state.peers[dial.peer]
-            peer.mapping.clear()
-            peer.paths.clear()
+            self._lives.unmap(self._state.peers[dial.peer])
         self._give_up(
             dial, Unavailable(Reason.PEER_UNREACHABLE, f"the handshake with {address} did not finish in time")
         )

@@ -48,6 +48,8 @@ class Peer:
     """Our ranks that are reaching for its memory."""
     tried: tuple[RankEndpoint, ...] = ()
     """The endpoints that they were given."""
+    attempt: int = 0
+    """What names their answers."""
     accesses: dict[bytes, None] = field(default_factory=dict)
     """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
 

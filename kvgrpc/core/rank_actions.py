@@ -23,6 +23,8 @@ class MapPeer:
     rank: int
     peer: str
     endpoint: RankEndpoint
+    attempt: int
+    """Names the answer: of one that was let go meanwhile it may still come."""
 
 
 @dataclass(frozen=True)

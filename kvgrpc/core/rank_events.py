@@ -24,6 +24,8 @@ class PeerMapped:
     data_path: str
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
+    attempt: int = 0
+    """The one that it answers; 0: its worker does not say, and the last one is meant."""
 
 
 @dataclass(frozen=True)

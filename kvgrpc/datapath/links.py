@@ -43,6 +43,8 @@ class Attempt:
     peer: str
     endpoint: RankEndpoint
     allowed: list[str]
+    number: int = 0
+    """Names it to whoever asked for it."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
     cancelled: bool = False
 
@@ -143,7 +145,7 @@ class Links:
         if attempt.peer in self._links or attempt.peer in self._attempts:
             why = "the peer is connected, or about to be: disconnect it first"
             rejected = tuple((name, why) for name in attempt.allowed)
-            self._report(ConnectFailed(attempt.peer, rejected))
+            self._report(ConnectFailed(attempt.peer, rejected, attempt.number))
             return
         self._attempts[attempt.peer] = attempt
         self._try_next(attempt)
@@ -162,7 +164,7 @@ class Links:
             if self._conclude(attempt, path, connect(path, attempt.endpoint)):
                 return
         del self._attempts[attempt.peer]
-        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected)))
+        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected), attempt.number))
 
     def _dial(self, attempt: Attempt, path: DataPath) -> None:
         """Runs in a thread of its own."""
@@ -188,7 +190,7 @@ class Links:
         del self._attempts[attempt.peer]
         self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
         rejected = tuple(attempt.rejected)
-        self._report(Connected(attempt.peer, path.name, outcome.why, rejected))
+        self._report(Connected(attempt.peer, path.name, outcome.why, rejected, attempt.number))
         return True
 
     def disconnect(self, peer: str, watch: bool) -> None:
@@ -269,7 +271,7 @@ class Links:
         with self._lock:
             attempt.cancelled = True
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
-        self._report(ConnectFailed(attempt.peer, rejected))
+        self._report(ConnectFailed(attempt.peer, rejected, attempt.number))
 
 
 def _give_up(attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:

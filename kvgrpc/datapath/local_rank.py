@@ -86,9 +86,9 @@ class LocalRank:
     def offer(self, key: str) -> None:
         self._mover.offer(key)
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint, allowed: tuple[str, ...] | None = None) -> None:
+    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int, allowed: tuple[str, ...] | None = None) -> None:
         """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
-        self._mover.connect(peer, endpoint, self._order if allowed is None else allowed)
+        self._mover.connect(peer, endpoint, self._order if allowed is None else allowed, attempt)
 
     def unmap_peer(self, peer: str, *, watch: bool = False) -> None:
         self._mover.disconnect(peer, watch=watch)
@@ -139,9 +139,10 @@ class LocalRank:
             case reports.Offered():
                 self._feed(events.EndpointOffered(self._rank, report.key, report.endpoint))
             case reports.Connected():
-                self._feed(events.PeerMapped(self._rank, report.peer, report.path, report.why, report.rejected))
+                path, why = report.path, report.why
+                self._feed(events.PeerMapped(self._rank, report.peer, path, why, report.rejected, report.attempt))
             case reports.ConnectFailed():
-                self._feed(events.PeerMapped(self._rank, report.peer, "", "", report.rejected))
+                self._feed(events.PeerMapped(self._rank, report.peer, "", "", report.rejected, report.attempt))
             case reports.PostingEnded():
                 done = report.state is PostingState.DONE
                 self._feed(

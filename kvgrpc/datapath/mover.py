@@ -99,12 +99,12 @@ class Mover:
         """Asks for a RankEndpoint for one peer: `Offered` with this key."""
         self._enqueue(partial(self._offer, key))
 
-    def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str]) -> None:
-        """Tries the allowed paths in their order; `Connected` or `ConnectFailed`.
+    def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
+        """Tries the allowed paths in their order; `Connected` or `ConnectFailed` with this `attempt`.
 
         A peer is connected once: disconnect it before it is connected again.
         """
-        self._enqueue(partial(self._links.connect, Attempt(peer, endpoint, list(allowed))))
+        self._enqueue(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
     def post(self, posting: str, peer: str, runs: Runs, operation: Operation = Operation.READ) -> None:
         """Reads the peer's `runs.src` into `runs.dst`, or writes the own into the peer's; `PostingEnded`, always.

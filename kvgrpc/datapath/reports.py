@@ -38,6 +38,8 @@ class Connected:
     """How the bytes will move, for people."""
     rejected: Rejected
     """Better paths that did not work."""
+    attempt: int = 0
+    """As given to `connect`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class ConnectFailed:
 
     peer: str
     rejected: Rejected
+    attempt: int = 0
+    """As given to `connect`."""
 
 
 @dataclass(frozen=True)

@@ -269,9 +269,9 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.offer(command.offer.key)
         case "connect":
             wire.check_peer_rank(rank, command.connect)
-            mover.map_peer(
-                command.connect.peer, endpoint_from_proto(command.connect.endpoint), tuple(command.connect.allowed)
-            )
+            connect = command.connect
+            endpoint = endpoint_from_proto(connect.endpoint)
+            mover.map_peer(connect.peer, endpoint, connect.attempt, tuple(connect.allowed))
         case "disconnect":
             wire.check_peer_rank(rank, command.disconnect)
             mover.unmap_peer(command.disconnect.peer, watch=command.disconnect.watch)

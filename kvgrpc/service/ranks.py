@@ -14,7 +14,7 @@ class Rank(Protocol):
 
     def offer(self, key: str) -> None: ...
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None: ...
+    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None: ...
 
     def unmap_peer(self, peer: str, *, watch: bool) -> None: ...
 
@@ -39,7 +39,7 @@ class Ranks:
         self.ranks[action.rank].offer(action.key)
 
     def map_peer(self, action: actions.MapPeer) -> None:
-        self.ranks[action.rank].map_peer(action.peer, action.endpoint)
+        self.ranks[action.rank].map_peer(action.peer, action.endpoint, action.attempt)
 
     def unmap_peer(self, action: actions.UnmapPeer) -> None:
         rank = self.ranks.get(action.rank)

@@ -42,8 +42,8 @@ class WorkerRank:
     def offer(self, key: str) -> None:
         self._send(wire.offer_command(key))
 
-    def map_peer(self, peer: str, endpoint: RankEndpoint) -> None:
-        self._send(wire.connect_command(peer, endpoint, self._data_paths))
+    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
+        self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt))
 
     def unmap_peer(self, peer: str, *, watch: bool) -> None:
         self._send(wire.disconnect_command(peer, watch))

@@ -75,8 +75,9 @@ class Mover:
         self._at_rest: Callable[[], None] | None = None
 
     def map(self, action: MapPeer, door: Door | None) -> None:
-        """A rank reaches for its peer's memory; None when nothing is there."""
-        broken = door is None or not door.open or self._luck.strikes("break_mapping")
+        """A rank reaches for its peer's memory; None when nothing is there. Refused while it reaches it already."""
+        twice = (action.rank, action.peer) in self._mapped
+        broken = door is None or not door.open or self._luck.strikes("break_mapping") or twice
         if door is not None and not broken:
             self._mapped[action.rank, action.peer] = door
         report = PeerMapped(
@@ -84,7 +85,8 @@ class Mover:
             action.peer,
             "" if broken else "loopback",
             "simulated",
-            (("loopback", "the simulator breaks this one"),) if broken else (),
+            (("loopback", "it is mapped already" if twice else "the simulator breaks this one"),) if broken else (),
+            action.attempt,
         )
         self._later(action.rank, self._luck.draw(self._luck.faults.delay_s), lambda: self._report(report))
 

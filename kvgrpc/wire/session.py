@@ -49,10 +49,12 @@ def offer_command(key: str) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key))
 
 
-def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str]) -> rank_pb2.RankCommand:
+def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int) -> rank_pb2.RankCommand:
     """Reach a peer rank, by these data paths, best first."""
     return rank_pb2.RankCommand(
-        connect=rank_pb2.ConnectCommand(peer=peer, endpoint=endpoint_to_proto(endpoint), allowed=allowed)
+        connect=rank_pb2.ConnectCommand(
+            peer=peer, endpoint=endpoint_to_proto(endpoint), allowed=allowed, attempt=attempt
+        )
     )
 
 
@@ -146,7 +148,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             row = report.connect
             check_peer_rank(rank, row)
             rejected = tuple((path.data_path, path.why) for path in row.rejected)
-            event = events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected)
+            event = events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected, row.attempt)
         case "posting":
             end = report.posting
             wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went
@@ -188,7 +190,13 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case events.PeerMapped():
             rejected = [rank_pb2.RejectedPath(data_path=name, why=why) for name, why in event.rejected]
             report.connect.CopyFrom(
-                rank_pb2.ConnectReport(peer=event.peer, data_path=event.data_path, why=event.why, rejected=rejected)
+                rank_pb2.ConnectReport(
+                    peer=event.peer,
+                    data_path=event.data_path,
+                    why=event.why,
+                    rejected=rejected,
+                    attempt=event.attempt,
+                )
             )
         case events.PostingEnded():
             report.posting.CopyFrom(

@@ -289,7 +289,7 @@ class Lead:
         done = self.done
         for action in self.seen(actions.MapPeer):
             rejected = () if data_path else (("shm", "it is on another host"),)
-            done = self.feed(events.PeerMapped(action.rank, action.peer, data_path, "why", rejected))
+            done = self.feed(events.PeerMapped(action.rank, action.peer, data_path, "why", rejected, action.attempt))
         return done
 
     def _offer(self) -> None:

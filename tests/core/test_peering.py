@@ -79,7 +79,7 @@ def test_a_dial_states_our_endpoints_and_maps_theirs(lead: Lead) -> None:
         Dial("p:1", "", (endpoint(0, "ours"),), "")
     ]
     lead.feed(PeerAnswered("p:1", P, endpoints(P, "theirs")))
-    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "theirs"))]
+    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "theirs"), 1)]
     assert lead.answer(call) is None
     lead.feed(PeerMapped(0, key_of(P), "shm", "same host"))
     view = lead.answer(call).peer
@@ -352,7 +352,7 @@ def test_newer_endpoints_are_tried_when_the_first_did_not_work(lead: Lead) -> No
     introduce(lead, P)
     lead.feed(PeerAnswered("p:1", P, endpoints(P, "newer")))
     lead.feed(PeerMapped(0, key_of(P), "", "", ()))
-    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "newer"))]
+    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "newer"), 2)]
     lead.feed(PeerMapped(0, key_of(P), "shm", ""))
     assert lead.seen(SendOpen)
 
@@ -508,7 +508,7 @@ def test_memory_that_was_registered_anew_is_mapped_anew_and_its_pulls_fail(lead:
     assert failure is not None
     assert failure.reason is Reason.MEMORY_CHANGED
     assert UnmapPeer(0, key_of(P)) in lead.done
-    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "anew"))]
+    assert lead.seen(MapPeer) == [MapPeer(0, key_of(P), endpoint(0, "anew"), 2)]
     assert HangUp(key_of(P)) not in lead.done
 
 

@@ -157,8 +157,10 @@ def test_every_disconnect_is_answered(rank: Rank) -> None:
 
 
 def test_a_connected_peer_is_not_connected_twice(linked: Rank) -> None:
-    linked.mover.connect("p", AT_SOURCE, ["loopback"])
-    ((path, reason),) = linked.next(ConnectFailed).rejected
+    linked.mover.connect("p", AT_SOURCE, ["loopback"], 2)
+    failed = linked.next(ConnectFailed)
+    ((path, reason),) = failed.rejected
+    assert failed.attempt == 2
     assert path == "loopback"
     assert "disconnect it first" in reason
     linked.mover.post("a", "p", WHOLE)
@@ -225,13 +227,18 @@ def test_a_connect_that_waits_for_its_peer_keeps_no_posting_waiting(source: Loop
     assert rank.mover.close(0.0)
 
 
-def test_a_disconnect_cancels_a_connect_that_still_waits(source: LoopbackPath) -> None:
+def test_a_disconnect_cancels_a_connect_that_still_waits_and_answers_name_their_attempts(
+    source: LoopbackPath,
+) -> None:
     held = Held(waits=True)
     rank = with_held(held)
-    rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"])
+    rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"], 1)
     rank.mover.disconnect("slow")
-    assert rank.next(ConnectFailed).peer == "slow"
+    rank.mover.connect("slow", AT_SOURCE, ["loopback"], 2)
+    assert rank.next(ConnectFailed).attempt == 1
     assert rank.next(Disconnected).peer == "slow"
+    connected = rank.next(Connected)
+    assert (connected.peer, connected.attempt) == ("slow", 2)
     held.release.set()
     assert rank.mover.close(DEADLINE_S)
     assert rank.reports.empty()

@@ -101,10 +101,10 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
         offered = peer.report()
         assert isinstance(offered, events.EndpointOffered)
         peer.command(wire.expect_command("access", True, Operation.WRITE))
-        lead.command(wire.connect_command("p", offered.endpoint, ["nixl"]))
+        lead.command(wire.connect_command("p", offered.endpoint, ["nixl"], 7))
         mapped = lead.report()
         assert isinstance(mapped, events.PeerMapped)
-        assert mapped.data_path == "nixl"
+        assert (mapped.data_path, mapped.attempt) == ("nixl", 7)
         for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
             before, sent = destination.copy(), source.copy()
             runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))

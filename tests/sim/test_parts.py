@@ -156,7 +156,7 @@ class Bench:
         self.own.give(BLOCKS, "t")
         self.reports: list[Event] = []
         self.mover = Mover(self.agenda, Random(1), Faults(**faults), [self.own], self.reports.append)
-        self.mover.map(MapPeer(0, "p@1", endpoint()), Door("p@1/0.0", self.source))
+        self.mover.map(MapPeer(0, "p@1", endpoint(), 1), Door("p@1/0.0", self.source))
         cells = ids(*range(24))
         self.runs = Runs(cells[:1], cells[:1], ids(24))
 
@@ -235,12 +235,21 @@ def test_a_mover_that_is_paused_goes_on_afterwards() -> None:
     assert 30.0 < bench.agenda.now < 31.0
 
 
+def test_a_rank_refuses_to_map_a_peer_that_it_has_mapped_and_answers_each_attempt_by_its_number() -> None:
+    bench = Bench()
+    bench.mover.map(MapPeer(0, "p@1", endpoint(), 2), Door("p@1/0.0", bench.source))
+    bench.agenda.run(until=10.0)
+    answers = {report.attempt: report.data_path for report in bench.reports if isinstance(report, PeerMapped)}
+    assert answers == {1: "loopback", 2: ""}
+
+
 @pytest.mark.parametrize("rekeyed", [False, True])
 def test_what_a_dead_process_sent_lands_unless_the_data_path_began_anew(rekeyed: bool) -> None:
     bench = Bench(land_late=1.0, slow_s=(5.0, 5.0))
     bench.source.give((ids(*range(8)), ids(*range(8))), "theirs")
     door = Door("p@1/0.0", bench.source)
-    bench.mover.map(MapPeer(0, "p@1", endpoint()), door)
+    bench.mover.unmap(UnmapPeer(0, "p@1"))
+    bench.mover.map(MapPeer(0, "p@1", endpoint(), 2), door)
     rest: list[float] = []
 
     def die() -> None:

@@ -21,7 +21,9 @@ from tests.wire.test_description import ENDPOINTS, TEXT
 U63 = st.integers(0, 2**63 - 1)
 REPORTS = st.one_of(
     st.builds(events.EndpointOffered, st.just(3), TEXT, ENDPOINTS),
-    st.builds(events.PeerMapped, st.just(3), TEXT, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)),
+    st.builds(
+        events.PeerMapped, st.just(3), TEXT, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple), U63
+    ),
     st.builds(
         events.PostingEnded,
         TEXT,

@@ -146,12 +146,15 @@ class ConnectCommand(_message.Message):
     ENDPOINT_FIELD_NUMBER: _builtins.int
     ALLOWED_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """Engine and incarnation of the peer, as one key."""
     peer_rank: _builtins.int
     """The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
     its own number only refuses another one: it ends its connection.
     """
+    attempt: _builtins.int
+    """Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent."""
     @_builtins.property
     def endpoint(self) -> _pool_types_pb2.RankEndpoint:
         """How to reach it."""
@@ -167,10 +170,11 @@ class ConnectCommand(_message.Message):
         endpoint: _pool_types_pb2.RankEndpoint | None = ...,
         allowed: _abc.Iterable[_builtins.str] | None = ...,
         peer_rank: _builtins.int | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "endpoint", b"endpoint", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "allowed", b"allowed", "endpoint", b"endpoint", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "allowed", b"allowed", "attempt", b"attempt", "endpoint", b"endpoint", "peer", b"peer", "peer_rank", b"peer_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015
@@ -482,6 +486,7 @@ class ConnectReport(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     data_path: _builtins.str
@@ -490,6 +495,8 @@ class ConnectReport(_message.Message):
     """Why this one."""
     peer_rank: _builtins.int
     """As in the ConnectCommand that it answers."""
+    attempt: _builtins.int
+    """The attempt of the command. A lead takes 0 for the last one."""
     @_builtins.property
     def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___RejectedPath]:
         """Paths that could not be used."""
@@ -502,10 +509,11 @@ class ConnectReport(_message.Message):
         why: _builtins.str = ...,
         rejected: _abc.Iterable[Global___RejectedPath] | None = ...,
         peer_rank: _builtins.int | None = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "data_path", b"data_path", "peer", b"peer", "peer_rank", b"peer_rank", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "attempt", b"attempt", "data_path", b"data_path", "peer", b"peer", "peer_rank", b"peer_rank", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015

@@ -92,7 +92,8 @@ class HandMover(Mover):
         if door is not None and found:
             self._reach[action.rank, action.peer] = door
         rejected = () if found else (("loopback", "the script breaks this one"),)
-        report = PeerMapped(action.rank, action.peer, "loopback" if found else "", "by hand", rejected)
+        path = "loopback" if found else ""
+        report = PeerMapped(action.rank, action.peer, path, "by hand", rejected, action.attempt)
         self._then(MAP_S, lambda: self._report(report))
 
     def unmap(self, action: UnmapPeer) -> None:
