@@ -324,7 +324,9 @@ type ConnectCommand struct {
 	Allowed []string `protobuf:"bytes,3,rep,name=allowed,proto3" json:"allowed,omitempty"`
 	// The peer's rank whose memory it is; unset: the one with the number of the commanded rank. A worker that reaches
 	// its own number only refuses another one: it ends its connection.
-	PeerRank      *uint32 `protobuf:"varint,4,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	PeerRank *uint32 `protobuf:"varint,4,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	// Names the answer: that to a command before may come later than a DisconnectCommand and this one were sent.
+	Attempt       uint64 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -383,6 +385,13 @@ func (x *ConnectCommand) GetAllowed() []string {
 func (x *ConnectCommand) GetPeerRank() uint32 {
 	if x != nil && x.PeerRank != nil {
 		return *x.PeerRank
+	}
+	return 0
+}
+
+func (x *ConnectCommand) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
 	}
 	return 0
 }
@@ -1014,7 +1023,9 @@ type ConnectReport struct {
 	// Paths that could not be used.
 	Rejected []*RejectedPath `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty"`
 	// As in the ConnectCommand that it answers.
-	PeerRank      *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	PeerRank *uint32 `protobuf:"varint,5,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
+	// The attempt of the command. A lead takes 0 for the last one.
+	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1080,6 +1091,13 @@ func (x *ConnectReport) GetRejected() []*RejectedPath {
 func (x *ConnectReport) GetPeerRank() uint32 {
 	if x != nil && x.PeerRank != nil {
 		return *x.PeerRank
+	}
+	return 0
+}
+
+func (x *ConnectReport) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
 	}
 	return 0
 }
@@ -1480,12 +1498,13 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sumB\t\n" +
 	"\acommand\" \n" +
 	"\fOfferCommand\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"\xa3\x01\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"\xbd\x01\n" +
 	"\x0eConnectCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x123\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\x12\x18\n" +
 	"\aallowed\x18\x03 \x03(\tR\aallowed\x12 \n" +
-	"\tpeer_rank\x18\x04 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\tpeer_rank\x18\x04 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x18\n" +
+	"\aattempt\x18\x05 \x01(\x04R\aattemptB\f\n" +
 	"\n" +
 	"_peer_rank\"m\n" +
 	"\x11DisconnectCommand\x12\x12\n" +
@@ -1530,13 +1549,14 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x06report\"T\n" +
 	"\vOfferReport\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\xbf\x01\n" +
+	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\"\xd9\x01\n" +
 	"\rConnectReport\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x1b\n" +
 	"\tdata_path\x18\x02 \x01(\tR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\x12;\n" +
 	"\brejected\x18\x04 \x03(\v2\x1f.kvgrpc.session.v1.RejectedPathR\brejected\x12 \n" +
-	"\tpeer_rank\x18\x05 \x01(\rH\x00R\bpeerRank\x88\x01\x01B\f\n" +
+	"\tpeer_rank\x18\x05 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x18\n" +
+	"\aattempt\x18\x06 \x01(\x04R\aattemptB\f\n" +
 	"\n" +
 	"_peer_rank\"=\n" +
 	"\fRejectedPath\x12\x1b\n" +
