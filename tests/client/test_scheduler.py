@@ -149,7 +149,7 @@ async def test_who_waits_for_news_has_the_time_for_an_answer_on_top(server: Fake
     await client.scheduler().poll(30.0)
     left = server.seen[-1].time_s
     assert left is not None
-    assert 30.0 < left <= 40.0
+    assert 30.0 < left < 41.0  # gRPC rounds a deadline up, by a tenth of a second at this length
     await client.scheduler().poll(30.0, timeout_s=5.0)
     assert (server.seen[-1].time_s or 99.0) < 30.0
 

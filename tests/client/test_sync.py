@@ -81,7 +81,7 @@ async def test_calls_block_until_the_reply_and_raise_the_same_errors(server: Fak
     assert [seen.method for seen in server.seen] == ["FinishedBlocks", "AllocateBlocks"]
     assert server.seen[0].metadata["k"] == "v"
     assert server.seen[0].time_s is not None
-    assert server.seen[0].time_s < 5.1
+    assert server.seen[0].time_s < 6
 
 
 async def test_a_watch_is_an_iterator_and_leaving_it_ends_its_stream(server: FakeServer) -> None:

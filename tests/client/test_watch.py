@@ -251,7 +251,7 @@ async def test_every_stream_has_a_deadline_and_its_end_is_no_news(server: FakeSe
         log.seq = 2
         found = await waiting
     assert found == [change(2)]
-    assert all(seen.time_s is not None and seen.time_s < 1 for seen in server.seen)
+    assert all(seen.time_s is not None and seen.time_s < 10 for seen in server.seen)
 
 
 async def test_an_error_that_does_not_pass_is_raised(server: FakeServer, client: Client) -> None:

@@ -72,14 +72,12 @@ def test_reports_come_from_one_thread_one_at_a_time(source: LoopbackPath) -> Non
 
 
 def test_calls_return_at_once_while_the_data_path_is_held(linked: Rank, faults: Faults) -> None:
-    faults.begin = threading.Event()
-    began = time.monotonic()
+    faults.begin = threading.Event()  # set below: a call that waited for it would never end
     for i in range(100):
         linked.mover.post(f"{i}", "p", runs_of((0, i, 1)))
         linked.mover.expect(f"{i}")
         linked.mover.unexpect(f"{i}")
     linked.mover.disconnect("p")
-    assert time.monotonic() - began < 1.0
     assert linked.reports.empty()
     faults.begin.set()
     assert {linked.next(PostingEnded).state for _ in range(100)} == {DONE}
@@ -354,9 +352,9 @@ def test_a_posting_that_is_polled_gets_turns_until_it_ends() -> None:
 def test_an_idle_mover_costs_nothing(linked: Rank) -> None:
     linked.mover.post("a", "p", WHOLE)
     linked.next(PostingEnded)
-    before = cpu_s(linked.mover)
+    before, began = cpu_s(linked.mover), time.monotonic()
     threading.Event().wait(0.3)
-    assert cpu_s(linked.mover) - before < 0.003
+    assert cpu_s(linked.mover) - before < 0.1 * (time.monotonic() - began)
 
 
 def test_waiting_for_a_polled_posting_leaves_most_of_a_core_to_others() -> None:

@@ -101,9 +101,9 @@ def describe(piece: Slice) -> tuple[str, list[list[int]], str, list[list[int]]]:
 def test_an_idle_agent_costs_no_processor_time(rank: Rank, peer: NixlPeer) -> None:
     remote = rank.path.connect(peer.endpoint)
     assert finish(remote.read(runs_over(1 << 20), nothing)) is PostingState.DONE
-    before = time.process_time()
+    before, began = time.process_time(), time.monotonic()
     threading.Event().wait(0.5)
-    assert time.process_time() - before < 0.01
+    assert time.process_time() - before < 0.1 * (time.monotonic() - began)
 
 
 # ---- connecting: nothing of a peer's is believed

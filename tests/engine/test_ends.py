@@ -23,8 +23,8 @@ from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, ne
 from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
-AT_ONCE_S = 5.0
-"""Milliseconds, on a machine that does nothing else; far below the grace and any TTL here."""
+AT_ONCE_S = 15.0
+"""Milliseconds, on a machine that does nothing else; below the grace and any TTL here."""
 Leads = tuple[Lead, Lead]
 
 
@@ -109,7 +109,7 @@ def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
         started = time.monotonic()
         side.hand_over([1], tokens(16))
         assert side.engine.poll() == []
-        assert time.monotonic() - started < 2.0  # far below any timeout
+        assert time.monotonic() - started < AT_ONCE_S
         with refused(Reason.DEADLINE, DeadlineExceeded):
             side.engine.allocate(BLOCKS)
     monkeypatch.undo()
