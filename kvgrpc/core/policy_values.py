@@ -252,6 +252,31 @@ class TakeLost:
 Told = Save | Load | LoadEnded | SendEnded | TakeLost
 
 
+# ---- for the scheduler, by whoever has the transfers
+
+
+@dataclass(frozen=True)
+class ReservedAt:
+    """Blocks for a push are reserved; `grant` is for its source, if that is not known here."""
+
+    request_id: str
+    grant: bytes
+
+
+@dataclass(frozen=True)
+class Provisional:
+    """These layers of a push are there. It replaces the last one: with fewer layers, or of a later epoch, it says that
+    the prefill started over, and that what was computed from the others is to be discarded.
+    """
+
+    request_id: str
+    layers_done: tuple[LayerRange, ...]
+    part_epoch: int
+
+
+News = Told | ReservedAt | Provisional
+
+
 @dataclass(frozen=True)
 class Admitted:
     """How a request is to be computed here."""

@@ -94,12 +94,10 @@ class PullSteps(MoveSteps[Pull]):
         """More of a push is there: its layers may be used provisionally, and the next part has its time."""
         state = self._state
         self.await_part(landing)
-        transfer = state.transfers.get(landing.transfer_id)
-        if transfer.layers_done != layers_done:
-            transfer = state.change(landing.transfer_id, layers_done=layers_done)
-            state.tell(
-                transfer.owner, LayersReceived(transfer.id, transfer.request_id, layers_done, landing.part_epoch)
-            )
+        epoch = landing.part_epoch
+        if state.transfers.get(landing.transfer_id).layers_done != layers_done:
+            transfer = state.change(landing.transfer_id, layers_done=layers_done, part_epoch=epoch)
+            state.tell(transfer.owner, LayersReceived(transfer.id, transfer.request_id, layers_done, epoch))
 
     def start_over(self, landing: Landing) -> None:
         """The source has replaced its parts, or taken them back: what is here of them counts no more."""

@@ -145,6 +145,8 @@ class Transfer:
     paths: tuple[TransferPath, ...] = ()
     layers_done: tuple[tuple[int, int], ...] = ()
     """RECEIVE by a push: ranges (first, count) of layers whose KV may be used provisionally, in order, not adjacent."""
+    part_epoch: int = 0
+    """That `layers_done` is of."""
     failure: Failure | None = None
     consumers: int = 0
     consumers_done: int = 0
@@ -214,6 +216,7 @@ class Changes(TypedDict, total=False):
     phases: tuple[Phase, ...]
     paths: tuple[TransferPath, ...]
     layers_done: tuple[tuple[int, int], ...]
+    part_epoch: int
     failure: Failure | None
     consumers: int
     consumers_done: int

@@ -30,9 +30,12 @@ from kvgrpc.core.policy_values import (
     Loss,
     Match,
     Mode,
+    News,
     Outcome,
     Part,
+    Provisional,
     Reserve,
+    ReservedAt,
     Rules,
     Side,
     Start,
@@ -40,7 +43,6 @@ from kvgrpc.core.policy_values import (
     Table,
     Take,
     Task,
-    Told,
 )
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine.engine import Engine
@@ -96,26 +98,6 @@ class Wanted:
     priority: int = 0
     traceparent: str = ""
     needs_all_outputs: bool = False
-
-
-@dataclass(frozen=True)
-class ReservedAt:
-    """Blocks for a push are reserved; `grant` is for its source, if that is not known here."""
-
-    request_id: str
-    grant: bytes
-
-
-@dataclass(frozen=True)
-class Provisional:
-    """These layers of a push are there; see `LayersReceived`."""
-
-    request_id: str
-    layers_done: tuple[tuple[int, int], ...]
-    part_epoch: int
-
-
-News = Told | ReservedAt | Provisional
 
 
 @dataclass(eq=False)

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
+from kvgrpc.core.policy_values import News, Provisional
 from kvgrpc.errors import Aborted, Reason
-from kvgrpc.wire.scheduler import News, Provisional
 from kvgrpc.wire.values import invalid
 
 NEWS_MAX = 65_536

@@ -30,7 +30,9 @@ from kvgrpc.core.policy_values import (
     Mode,
     Outcome,
     Part,
+    Provisional,
     Reserve,
+    ReservedAt,
     Side,
     Start,
     StartOver,
@@ -45,7 +47,7 @@ from kvgrpc.service.handoff_service import check_dial
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.news import NEWS_MAX, NewsLog
 from kvgrpc.service.session_calls import sentence
-from kvgrpc.wire.scheduler import Named, Offer, Provisional, ReservedAt, Wanted, block_ids
+from kvgrpc.wire.scheduler import Named, Offer, Wanted, block_ids
 
 _Event = events.PullBlocks | events.GiveDestination | events.ReserveBlocks | events.FinishedBlocks
 
@@ -63,7 +65,8 @@ class _Request:
     lease_id: str = ""
     """Of the parts of a push, in this epoch."""
     part_epoch: int = 0
-    layers_done: tuple[tuple[int, int], ...] = ()
+    provisional: Provisional | None = None
+    """As last told."""
 
     @property
     def id(self) -> str:
@@ -364,9 +367,11 @@ class Scheduling:
 
     def _hear(self, request: _Request, side: Side, transfer: Transfer) -> None:
         succeeded = transfer.state is State.SUCCEEDED
-        if not transfer.over and transfer.layers_done != request.layers_done and side is Side.TAKE:
-            request.layers_done = transfer.layers_done
-            self.news.add(Provisional(request.id, transfer.layers_done))
+        if not transfer.over and side is Side.TAKE:
+            provisional = Provisional(request.id, transfer.layers_done, transfer.part_epoch)
+            if provisional != request.provisional and (provisional.layers_done or request.provisional):
+                request.provisional = provisional
+                self.news.add(provisional)
         if transfer.over and not succeeded:
             self.policy.failed(request.id, side, _loss(transfer))
         if transfer.settled and succeeded and side is Side.TAKE:

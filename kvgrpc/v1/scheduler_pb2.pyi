@@ -995,12 +995,16 @@ Global___ReservedAt: _TypeAlias = ReservedAt  # noqa: Y015
 @_typing.final
 class ProvisionalLayers(_message.Message):
     """Until LoadEnded nothing that was computed from them leaves the engine. Each one replaces the last, which is then not
-    told any more; one with fewer layers says that the prefill has started over.
+    told any more; one with fewer layers, or of a later epoch, says that the prefill has started over: what was computed
+    from the others is to be discarded.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LAYERS_DONE_FIELD_NUMBER: _builtins.int
+    PART_EPOCH_FIELD_NUMBER: _builtins.int
+    part_epoch: _builtins.int
+    """The epoch that they are of; it grows when the prefill has started over."""
     @_builtins.property
     def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
         """Layers that are complete."""
@@ -1009,10 +1013,11 @@ class ProvisionalLayers(_message.Message):
         self,
         *,
         layers_done: _abc.Iterable[_common_pb2.LayerRange] | None = ...,
+        part_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers_done", b"layers_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers_done", b"layers_done", "part_epoch", b"part_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

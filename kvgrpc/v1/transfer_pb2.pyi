@@ -193,6 +193,7 @@ class Transfer(_message.Message):
     CONSUMERS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     EVENT_SEQ_FIELD_NUMBER: _builtins.int
+    PART_EPOCH_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """Its id at this engine."""
     direction: Global___Direction.ValueType
@@ -227,6 +228,10 @@ class Transfer(_message.Message):
     """Its priority."""
     event_seq: _builtins.int
     """Sequence number of its last change."""
+    part_epoch: _builtins.int
+    """The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
+    an earlier one is to be discarded.
+    """
     @_builtins.property
     def peer(self) -> Global___TransferPeer:
         """The other side. For a SEND: the last consumer seen."""
@@ -276,10 +281,11 @@ class Transfer(_message.Message):
         consumers: _builtins.int = ...,
         priority: _builtins.int = ...,
         event_seq: _builtins.int = ...,
+        part_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "failure", b"failure", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "bytes", b"bytes", "bytes_done", b"bytes_done", "consumers", b"consumers", "consumers_done", b"consumers_done", "direction", b"direction", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "bytes", b"bytes", "bytes_done", b"bytes_done", "consumers", b"consumers", "consumers_done", b"consumers_done", "direction", b"direction", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "part_epoch", b"part_epoch", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

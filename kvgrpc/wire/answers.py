@@ -78,6 +78,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         phases=[_phase(phase, value.created, end) for phase in value.phases],
         paths=[_path(path) for path in value.paths],
         layers_done=layer_ranges(value.layers_done),
+        part_epoch=value.part_epoch,
         failure=failure(value.failure) if value.failure else None,
         age=duration(now - value.created),
         consumers_done=value.consumers_done,

@@ -19,12 +19,14 @@ from kvgrpc.core.policy_values import (
     LoadEnded,
     Loss,
     Mode,
+    News,
     OnLoss,
     Outcome,
+    Provisional,
+    ReservedAt,
     Save,
     SendEnded,
     TakeLost,
-    Told,
 )
 from kvgrpc.core.pull_checks import check_key
 from kvgrpc.core.transfers import Failure
@@ -130,25 +132,6 @@ class Wanted:
                 yield address
         if self.target:
             yield grants.read_claims(self.target).address
-
-
-@dataclass(frozen=True)
-class ReservedAt:
-    """Blocks for a push are reserved; `grant` is for its source."""
-
-    request_id: str
-    grant: bytes
-
-
-@dataclass(frozen=True)
-class Provisional:
-    """These layers of a push are there."""
-
-    request_id: str
-    layers_done: tuple[tuple[int, int], ...]
-
-
-News = Told | ReservedAt | Provisional
 
 
 # ---- what is said
@@ -307,6 +290,7 @@ def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
         case Provisional():
             into.provisional.SetInParent()
             into.provisional.layers_done.extend(layer_ranges(value.layers_done))
+            into.provisional.part_epoch = value.part_epoch
 
 
 def _failure(loss: Loss) -> common_pb2.Failure:

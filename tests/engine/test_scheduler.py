@@ -8,9 +8,22 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.layout import GroupKind, uniform_layout
-from kvgrpc.core.policy_values import DROPPED, Give, LoadEnded, Mode, OnLoss, Outcome, Rules, SendEnded, TakeLost
+from kvgrpc.core.policy_values import (
+    DROPPED,
+    Give,
+    LoadEnded,
+    Mode,
+    News,
+    OnLoss,
+    Outcome,
+    Provisional,
+    ReservedAt,
+    Rules,
+    SendEnded,
+    TakeLost,
+)
 from kvgrpc.core.transfers import Side as End
-from kvgrpc.engine.scheduler import News, Offer, Provisional, ReservedAt, Scheduler, Source, Wanted
+from kvgrpc.engine.scheduler import Offer, Scheduler, Source, Wanted
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 from tests.engine.conftest import Attach
 from tests.engine.made import LAYER_BYTES, layout
@@ -138,7 +151,7 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
     assert p.scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE, step=1).handed_over
     p.scheduler.step()
     p.side.ranks[0].layers_done(1, 0, 1)
-    assert d.told(Provisional).layers_done == ((0, 1),)
+    assert d.told(Provisional) == Provisional(R, ((0, 1),), 1)
     p.side.ranks[0].step_done(1)
     assert d.told(LoadEnded).loss is None
     assert same(p, d)

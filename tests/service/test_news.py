@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from kvgrpc.core.policy_values import SendEnded
+from kvgrpc.core.policy_values import Provisional, SendEnded
 from kvgrpc.errors import Aborted, InvalidRequest, Reason
 from kvgrpc.service.news import NewsLog
-from kvgrpc.wire.scheduler import Provisional
 
 HOUR_S = 3600.0
 
@@ -32,10 +31,10 @@ def test_what_is_acknowledged_is_forgotten_and_all_else_stays() -> None:
 def test_news_about_layers_are_replaced_by_the_next_ones_of_their_request() -> None:
     made = log()
     for request, layers in (("a", 1), ("b", 1), ("a", 2)):
-        made.add(Provisional(request, ((0, layers),)))
+        made.add(Provisional(request, ((0, layers),), 0))
     assert [(seq, news.request_id) for seq, news in made.unread()] == [(2, "b"), (3, "a")]
     made.acknowledge(3)
-    made.add(Provisional("a", ((0, 3),)))
+    made.add(Provisional("a", ((0, 3),), 0))
     assert [seq for seq, _ in made.unread()] == [4]
 
 

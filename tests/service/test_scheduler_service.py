@@ -192,6 +192,28 @@ def test_blocks_of_a_preempted_prefill_may_be_reused_at_once_and_its_push_starts
     assert not p.told("send_ended", id_).HasField("failure")
 
 
+def test_layers_are_told_with_their_epoch_so_that_those_of_a_prefill_that_started_over_are_known(pair: Pair) -> None:
+    p, d = pair
+    id_, key, chat = new_id(), new_key(), prompt(48)
+    blocks, target = p.engine.allocate(3), d.engine.allocate(3)
+    d.arrived(id_, chat, push=scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address)),
+              intent=intent(transfer_key=key))  # fmt: skip
+    d.allocated(id_, target)
+    p.arrived(id_, chat, give=PREFILL, intent=intent(transfer_key=key, mode=PUSH))
+    written: list[bytes] = []
+    for epoch in (0, 1):
+        written = p.engine.write(blocks, 1 + epoch)
+        p.computed(id_, blocks, 48)
+        told = iter(lambda: d.told("provisional", id_), None)
+        layers = next(row for row in told if row.layers_done)
+        assert layers == scheduler_pb2.ProvisionalLayers(layers_done=[common_pb2.LayerRange(count=2)], part_epoch=epoch)
+        if epoch == 0:
+            p.preempted(id_)
+    p.finished(id_, blocks, 48)
+    assert not d.told("load_ended", id_).HasField("failure")
+    assert d.engine.read(target) == written
+
+
 def test_a_prefill_that_fails_tells_the_destination_of_its_push(pair: Pair) -> None:
     p, d = pair
     id_, key = new_id(), new_key()

@@ -16,8 +16,11 @@ from kvgrpc.core.policy_values import (
     LoadEnded,
     Loss,
     Mode,
+    News,
     OnLoss,
     Outcome,
+    Provisional,
+    ReservedAt,
     Save,
     SendEnded,
     TakeLost,
@@ -26,7 +29,7 @@ from kvgrpc.core.transfers import Next, Side
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler
-from kvgrpc.wire.scheduler import Coming, Offer, Provisional, ReservedAt, Wanted
+from kvgrpc.wire.scheduler import Coming, Offer, Wanted
 from tests.wire.messages import messages, outcome
 
 KEY = b"k" * 16
@@ -153,7 +156,7 @@ def test_an_outcome_is_said() -> None:
         scheduler.outcome(0)
 
 
-def told(*rows: scheduler.News) -> scheduler_pb2.PollSchedulerNewsResponse:
+def told(*rows: News) -> scheduler_pb2.PollSchedulerNewsResponse:
     reply = scheduler_pb2.PollSchedulerNewsResponse()
     scheduler.put_news(enumerate(rows, 5), reply)
     return reply
@@ -164,7 +167,7 @@ def test_news_say_what_the_policy_says() -> None:
     reply = told(
         LoadEnded("a", 40, None, (), OnLoss.FAIL), LoadEnded("b", 16, LOST, blocks, OnLoss.RECOMPUTE),
         SendEnded("c", None), SendEnded("d", LOST), TakeLost("e", LOST, OnLoss.FAIL), Save("f", blocks),
-        Load("g", blocks), ReservedAt("h", WRITE), Provisional("i", ((0, 2),)), Provisional("j", ()),
+        Load("g", blocks), ReservedAt("h", WRITE), Provisional("i", ((0, 2),), 0), Provisional("j", (), 1),
     )  # fmt: skip
     assert [(news.seq, news.request_id) for news in reply.news] == list(enumerate("abcdefghij", 5))
     assert not reply.more
@@ -186,6 +189,7 @@ def test_news_say_what_the_policy_says() -> None:
     assert reserved.reserved_at.grant.token == WRITE
     assert grants.from_json(json.loads(reserved.reserved_at.kv_transfer_params)) == WRITE
     assert list(layers.provisional.layers_done) == [common_pb2.LayerRange(count=2)]
+    assert (layers.provisional.part_epoch, none.provisional.part_epoch) == (0, 1)
     assert none.HasField("provisional")
 
 

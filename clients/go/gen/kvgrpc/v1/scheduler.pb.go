@@ -1993,11 +1993,14 @@ func (x *ReservedAt) GetKvTransferParams() string {
 }
 
 // Until LoadEnded nothing that was computed from them leaves the engine. Each one replaces the last, which is then not
-// told any more; one with fewer layers says that the prefill has started over.
+// told any more; one with fewer layers, or of a later epoch, says that the prefill has started over: what was computed
+// from the others is to be discarded.
 type ProvisionalLayers struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Layers that are complete.
-	LayersDone    []*LayerRange `protobuf:"bytes,1,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
+	LayersDone []*LayerRange `protobuf:"bytes,1,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
+	// The epoch that they are of; it grows when the prefill has started over.
+	PartEpoch     uint32 `protobuf:"varint,2,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2037,6 +2040,13 @@ func (x *ProvisionalLayers) GetLayersDone() []*LayerRange {
 		return x.LayersDone
 	}
 	return nil
+}
+
+func (x *ProvisionalLayers) GetPartEpoch() uint32 {
+	if x != nil {
+		return x.PartEpoch
+	}
+	return 0
 }
 
 // One call of a step.
@@ -2843,10 +2853,12 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"ReservedAt\x12&\n" +
 	"\x05grant\x18\x01 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12,\n" +
-	"\x12kv_transfer_params\x18\x02 \x01(\tR\x10kvTransferParams\"K\n" +
+	"\x12kv_transfer_params\x18\x02 \x01(\tR\x10kvTransferParams\"j\n" +
 	"\x11ProvisionalLayers\x126\n" +
 	"\vlayers_done\x18\x01 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
-	"layersDone\"\xf5\x04\n" +
+	"layersDone\x12\x1d\n" +
+	"\n" +
+	"part_epoch\x18\x02 \x01(\rR\tpartEpoch\"\xf5\x04\n" +
 	"\fScheduleCall\x12K\n" +
 	"\x0frequest_arrived\x18\x01 \x01(\v2 .kvgrpc.v1.RequestArrivedRequestH\x00R\x0erequestArrived\x12B\n" +
 	"\fmatch_tokens\x18\x02 \x01(\v2\x1d.kvgrpc.v1.MatchTokensRequestH\x00R\vmatchTokens\x12N\n" +

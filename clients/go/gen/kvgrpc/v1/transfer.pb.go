@@ -360,7 +360,10 @@ type Transfer struct {
 	// Its priority.
 	Priority int32 `protobuf:"varint,21,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Sequence number of its last change.
-	EventSeq      uint64 `protobuf:"varint,22,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
+	EventSeq uint64 `protobuf:"varint,22,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
+	// The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
+	// an earlier one is to be discarded.
+	PartEpoch     uint32 `protobuf:"varint,23,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -545,6 +548,13 @@ func (x *Transfer) GetPriority() int32 {
 func (x *Transfer) GetEventSeq() uint64 {
 	if x != nil {
 		return x.EventSeq
+	}
+	return 0
+}
+
+func (x *Transfer) GetPartEpoch() uint32 {
+	if x != nil {
+		return x.PartEpoch
 	}
 	return 0
 }
@@ -1649,7 +1659,7 @@ var File_kvgrpc_v1_transfer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xbe\x06\n" +
+	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xdd\x06\n" +
 	"\bTransfer\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x122\n" +
@@ -1679,7 +1689,9 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\x0econsumers_done\x18\x13 \x01(\rR\rconsumersDone\x12\x1c\n" +
 	"\tconsumers\x18\x14 \x01(\rR\tconsumers\x12\x1a\n" +
 	"\bpriority\x18\x15 \x01(\x05R\bpriority\x12\x1b\n" +
-	"\tevent_seq\x18\x16 \x01(\x04R\beventSeq\"\x88\x01\n" +
+	"\tevent_seq\x18\x16 \x01(\x04R\beventSeq\x12\x1d\n" +
+	"\n" +
+	"part_epoch\x18\x17 \x01(\rR\tpartEpoch\"\x88\x01\n" +
 	"\fTransferPeer\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
