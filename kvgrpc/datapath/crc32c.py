@@ -11,6 +11,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ SumRows = Callable[[Rows], None]
 
 SLICE_BYTES = 4 << 20
 """Of blocks that one piece of work sums up: half a millisecond."""
+_WHOLE = 1 << 62
+"""Rows are not cut."""
 _CHECK = b"123456789"
 _CHECK_CRC = 0xE3069283
 """What every CRC-32C makes of these nine characters."""
@@ -87,6 +90,17 @@ c3              ret
 """
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is to be summed up, as addresses."""
+
+    rows: Rows
+    values: Sums
+    """Shape [sums]: what the rows point to."""
+    slices: list[tuple[int, int]]
+    """Ranges (first, end) of rows that are worth a thread's turn. No sum has rows in two of them."""
+
+
 class Summer:
     """Sums up blocks of one memory. Raises DataPathUnavailable when that cannot be done here."""
 
@@ -96,32 +110,36 @@ class Summer:
         self._segments = tuple(segments)
         self._sum = summer()
 
-    def slices(self, pieces: Pieces) -> list[tuple[int, int]]:
-        """Ranges (first, end) of sums that are worth a thread's turn. Raises DataPathFailed for pieces out of range."""
-        check_runs(Runs(pieces.offsets, pieces.offsets, pieces.nbytes), total := memory_bytes(self._segments), total)
-        if not len(pieces.counts):
-            return []
-        ends = np.cumsum(pieces.counts)
-        done = np.concatenate(([0], np.cumsum(pieces.nbytes)))[ends]
-        edges = np.searchsorted(done, np.arange(SLICE_BYTES, int(done[-1]), SLICE_BYTES)) + 1
-        bounds = [0, *sorted({int(edge) for edge in edges if edge < len(ends)}), len(ends)]
-        return list(itertools.pairwise(bounds))
-
-    def sums(self, pieces: Pieces, first: int, end: int) -> Sums:
-        """The sums from `first` to `end`."""
-        edges: Ids = np.concatenate(([0], np.cumsum(pieces.counts)))
-        begin, stop = int(edges[first]), int(edges[end])
-        offsets, nbytes = pieces.offsets[begin:stop], pieces.nbytes[begin:stop]
-        found: Sums = np.zeros(end - first, dtype=np.uint32)
-        rows = to_rows(Runs(offsets, offsets, nbytes), self._segments, self._segments, 1 << 40)
+    def plan(self, pieces: Pieces) -> Plan:
+        """Raises DataPathFailed for pieces out of range."""
+        runs = Runs(pieces.offsets, pieces.offsets, pieces.nbytes)
+        check_runs(runs, total := memory_bytes(self._segments), total)
+        rows = to_rows(runs, self._segments, self._segments, _WHOLE)
         # A piece that lies in two segments has two rows: which piece a row is of follows from the bytes before it.
-        piece = np.searchsorted(np.cumsum(nbytes), np.cumsum(rows[:, 2]) - rows[:, 2], side="right")
-        number = np.searchsorted(edges[first + 1 : end + 1] - begin, piece, side="right")
+        ends = np.cumsum(rows[:, 2])
+        piece = np.searchsorted(np.cumsum(pieces.nbytes), ends - rows[:, 2], side="right")
+        number = np.searchsorted(np.cumsum(pieces.counts), piece, side="right")
+        values: Sums = np.zeros(len(pieces.counts), dtype=np.uint32)
         asked = np.empty((len(rows), 3), dtype=np.int64)
         asked[:, 0], asked[:, 1] = rows[:, 1], rows[:, 2]
-        asked[:, 2] = found.ctypes.data + number * found.itemsize
-        self._sum(asked)
-        return found
+        asked[:, 2] = values.ctypes.data + number * values.itemsize
+        return Plan(asked, values, _slices(number, ends))
+
+    def sum(self, plan: Plan, first: int, end: int) -> None:
+        """The sums of one slice."""
+        self._sum(plan.rows[first:end])
+
+
+def _slices(number: Ids, ends: Ids) -> list[tuple[int, int]]:
+    """Of rows that belong to sums by `number`, and end after so many bytes."""
+    last = np.flatnonzero(np.diff(number, append=-1))  # of each sum
+    if not len(last):
+        return []
+    full = np.searchsorted(ends[last], np.arange(SLICE_BYTES, int(ends[-1]), SLICE_BYTES))
+    bounds = [0, *(last[np.unique(full)] + 1).tolist()]
+    if bounds[-1] < len(number):
+        bounds.append(len(number))
+    return list(itertools.pairwise(bounds))
 
 
 @functools.cache

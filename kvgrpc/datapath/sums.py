@@ -10,7 +10,7 @@ import numpy as np
 from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids
 from kvgrpc.datapath.base import Memory
-from kvgrpc.datapath.crc32c import Summer
+from kvgrpc.datapath.crc32c import Plan, Summer
 from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
 
@@ -46,17 +46,17 @@ class Sums:
         try:
             summer = self._summer = self._summer or Summer(self._memory.segments)
             pieces, places = in_order_of_addresses(pieces)
-            slices = summer.slices(pieces)
+            plan = summer.plan(pieces)
         except KVGrpcError as error:
             self._report(Summed(name, b"", error.message))
             return
-        if not slices:
+        if not plan.slices:
             self._report(Summed(name, b""))
             return
-        job = _Job(name, summer, pieces, places, slices, self._report)
+        job = _Job(name, summer, plan, places, self._report)
         try:
-            for number in range(len(slices)):
-                self._threads.submit(job.run, number)
+            for first, end in plan.slices:
+                self._threads.submit(job.run, first, end)
         except RuntimeError:  # closed: nobody is left to care
             _log.debug("the rank is closed; %s is not summed up", name)
 
@@ -68,31 +68,20 @@ class Sums:
 class _Job:
     """What was asked for once, slice by slice."""
 
-    def __init__(
-        self,
-        name: str,
-        summer: Summer,
-        pieces: Pieces,
-        places: Ids,
-        slices: list[tuple[int, int]],
-        report: Callable[[Summed], None],
-    ) -> None:
+    def __init__(self, name: str, summer: Summer, plan: Plan, places: Ids, report: Callable[[Summed], None]) -> None:
         self._name = name
         self._summer = summer
-        self._pieces = pieces
+        self._plan = plan
         self._places = places
-        self._slices = slices
         self._report = report
-        self._values = np.zeros(len(pieces.counts), dtype="<u4")
         self._lock = threading.Lock()
-        self._left = len(slices)
+        self._left = len(plan.slices)
         self._error = ""
 
-    def run(self, number: int) -> None:
+    def run(self, first: int, end: int) -> None:
         """Sums up one slice; the last one to end reports."""
-        first, end = self._slices[number]
         try:
-            self._values[self._places[first:end]] = self._summer.sums(self._pieces, first, end)
+            self._summer.sum(self._plan, first, end)
         except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
             _log.exception("%s could not be summed up", self._name)
             self._error = self._error or f"{type(error).__name__}: {error}"
@@ -100,4 +89,10 @@ class _Job:
             self._left -= 1
             last = not self._left
         if last:
-            self._report(Summed(self._name, b"" if self._error else self._values.tobytes(), self._error))
+            self._report(Summed(self._name, b"" if self._error else self._values(), self._error))
+
+    def _values(self) -> bytes:
+        """In the order in which they were asked for; uint32, little-endian."""
+        values = np.empty(len(self._places), dtype="<u4")
+        values[self._places] = self._plan.values
+        return values.tobytes()
