@@ -75,10 +75,14 @@ class PushEnds:
             self._return(push)
 
     def taken_back(self, push: Push) -> None:
-        """The engine took back what was left of a push that is over, though our own postings still read it."""
-        for move in push.registrations.values():
-            self._state.pins.drop(move.name, PinKind.ACCESS)
-        self._return(push)
+        """The engine took back the last parts of a push that is over, though our own postings may still read them.
+
+        Those that were replaced before are not in its hands: they are returned when nothing reads them.
+        """
+        self._take_back(push)
+        if not self._reads(push):
+            self._tell_parts(push)
+            self._return(push)
 
     def _return(self, push: Push) -> None:
         state = self._state
@@ -138,8 +142,10 @@ class PushEnds:
 
     def return_parts(self, push: Push) -> None:
         """The blocks of earlier epochs are the engine's again, unless our own postings still read them."""
-        if push.posting:
-            return
+        if not push.posting:
+            self._tell_parts(push)
+
+    def _tell_parts(self, push: Push) -> None:
         for lease_id in push.returning:
             self._tell_returned(push, lease_id)
         push.returning.clear()
@@ -165,7 +171,12 @@ class PushEnds:
         for move in push.live:
             self._over(move, message)
         self._pushes.forget(push)
-        return any(state.pins.has(move.name, PinKind.ACCESS) for move in push.registrations.values())
+        return self._reads(push)
+
+    def _reads(self, push: Push) -> bool:
+        """Whether our own postings still read blocks of it."""
+        pins = self._state.pins
+        return any(pins.has(move.name, PinKind.ACCESS) for move in push.registrations.values())
 
     def _over(self, move: Registration, message: str | None) -> None:
         """`message` tells the destination why; None when it knows that it is over."""

@@ -286,6 +286,8 @@ class Pushes(Moving[Registration]):
     def _admit(self, push: Push, lease: Lease) -> None:
         """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
+            if move.stage is Stage.ENDED:  # with the push, since those before it were all
+                continue
             message = f"the push has {push.consumers} destinations already"
             self._ends.fail_with(move, Reason.TRANSFER_EXISTS, message)
         self._handover.count(lease)

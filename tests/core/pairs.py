@@ -32,6 +32,7 @@ class Pair:
         self.d = self._lead(describe("d", 2, pool=self.p.me.pool), writers, **limits)
         self.e = self._lead(describe("e", 3, pool=self.p.me.pool), writers, **limits)
         """A second destination."""
+        self.leads = [self.p, self.d, self.e]
         self.posts: list[tuple[Lead, actions.Post]] = []
         self.deaf: set[type[Action]] = set()
         self.lost: list[tuple[Lead, Action]] = []
@@ -50,13 +51,20 @@ class Pair:
         for here, there in meetings:
             here.node.state.peers[key_of(there.me)].dialled = there.me.address
 
+    def replace_destination(self, writers: frozenset[str] = READING) -> None:
+        """Another engine comes in the place of the first destination."""
+        self.d = self._lead(describe("f", 4, pool=self.p.me.pool), writers)
+        self.leads.append(self.d)
+        self.told["f"] = []
+        self.meet()
+
     def feed(self, lead: Lead, event: events.Event, after_s: float = 0.0) -> None:
         """An event, and all that follows from it at both."""
         self._take(lead, lead.feed(event, after_s))
         self.run()
 
     def tick(self, after_s: float) -> None:
-        for lead in (self.p, self.d, self.e):
+        for lead in self.leads:
             self._take(lead, lead.feed(events.Tick(), after_s))
         self.run()
 
@@ -187,7 +195,7 @@ class Pair:
     def _rpc(
         self, lead: Lead, peer: str, make: Callable[[Call], events.Event], answered: Callable[[Any], events.Event]
     ) -> None:
-        (there,) = [other for other in (self.p, self.d, self.e) if key_of(other.me) == peer]
+        (there,) = [other for other in self.leads if key_of(other.me) == peer]
         number = there.ask(make, principal="peer")
         self._take(there, there.done)
         self._unanswered.append((lead, there, number, answered))

@@ -388,3 +388,23 @@ def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: fr
     while pair.posts:
         pair.moved()
     assert not len(pair.p.state.pins)
+
+
+def test_taking_back_the_last_parts_leaves_those_that_were_replaced_to_the_posting_that_reads_them() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    first = lease_of(pair)
+    start_over(pair, False)
+    last = lease_of(pair)
+    pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+    pair.feed(pair.p, events.LeasesVoided((last,)))
+    assert pair.both()[0].memory is Disposition.QUARANTINED
+    reading = pair.posts[0][1].posting_id.rpartition("/")[0]
+    assert pair.p.state.pins.blocks(reading, PinKind.ACCESS)[0].tolist() == [1, 2]
+    assert not returned(pair)
+    pair.moved()
+    assert returned(pair) == [first]
+    assert pair.both()[0].memory is Disposition.RETURNED
+    assert [type(news) for news in pair.told["p"]][-1] is actions.BlocksReturned
+    assert not len(pair.p.state.pins)

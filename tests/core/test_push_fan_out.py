@@ -119,6 +119,21 @@ def test_more_destinations_than_declared_are_refused(writers: frozenset[str]) ->
     assert [landed(pair.d).state, sent(pair).state] == [State.SUCCEEDED] * 2
 
 
+@MODES
+def test_all_who_came_for_a_push_that_is_done_when_its_first_part_comes_are_told(writers: frozenset[str]) -> None:
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
+    pair.feed(pair.p, events.Tick(), 11.0)
+    pair.replace_destination(writers)
+    pair.register(pair.reserve(32, (3, 4)).token, number=20)
+    pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
+    pair.finish(32, (1, 2))
+    assert sent(pair).over, "the one destination that it is for gave up, and that counts"
+    assert all(transfer.over for lead in (pair.d, pair.e) for transfer in lead.state.transfers)
+    assert not any(len(lead.state.pins) for lead in (pair.p, pair.d, pair.e))
+
+
 def test_registrations_that_no_part_followed_are_bounded() -> None:
     pair = Pair(registrations=1)
     pair.register(pair.reserve(32, (3, 4)).token)
