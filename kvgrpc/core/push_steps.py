@@ -114,6 +114,9 @@ class PushSteps(MoveSteps[Registration]):
         if move.writes:
             self._extend(move)
             self._post_when_ready(move)
+        elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
+            # Opened while the memory was registered anew: nobody vouches for what is read under it.
+            self._ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory anew")
         elif not move.telling:
             self._widen(move)
             self._state.change(move.transfer_id, waiting_for="")

@@ -8,7 +8,7 @@ from kvgrpc.core.accesses import AccessState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Disposition, State, Transfer
+from kvgrpc.core.transfers import Direction, Disposition, State, Transfer
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of, refused
 from tests.core.pairs import READING, WRITING, Pair
@@ -109,22 +109,37 @@ def test_what_no_rekey_can_prove_takes_no_time_from_what_comes_to_rest_by_itself
     assert lead.of(2).state is State.ACTIVE
 
 
-def test_what_peers_opened_while_the_memory_was_registered_anew_is_of_the_memory_before() -> None:
+def opened_in_a_rekey(*blocks: int, last: bool) -> Pair:
+    """A source's memory was registered anew while a destination came for a push."""
     pair = Pair(READING)
     source = describe("s", 8)
     pair.p.pull(grant(source, key=KEYS[0]), 32, (20, 21), number=1)
     pair.p.connect(source)
     pair.p.feed(events.AccessAnswered(access_id(1), answer_of(source)))
     pair.p.feed(events.PostingEnded(pair.p.one(actions.Post).posting_id, done=False, quiesced=False))
-    pair.finish(32, (1, 2))
+    pair.finish(32, blocks, last=last)
     token = pair.reserve(32, (3, 4)).token
     pair.p.ask(events.ReleaseQuarantine, "operator")
     pair.register(token)
     pair.feed(pair.p, events.Rekeyed(0))
     assert pair.p.state.pool.memory_generation == 1
+    return pair
+
+
+def test_what_peers_opened_while_the_memory_was_registered_anew_is_of_the_memory_before() -> None:
+    pair = opened_in_a_rekey(1, 2, last=True)
     assert [access.state for access in pair.p.state.accesses.values()] != [AccessState.OPEN]
     pair.moved()
     assert pair.both()[1].state is not State.SUCCEEDED
+
+
+def test_a_push_that_was_opened_while_the_memory_was_registered_anew_ends_with_its_next_part() -> None:
+    pair = opened_in_a_rekey(1, last=False)
+    pair.finish(32, (2,))
+    pair.moved()
+    (sent,) = [transfer for transfer in pair.p.state.transfers if transfer.direction is Direction.SEND]
+    assert (sent.over, sent.waiting_for) == (False, "registration")
+    assert pair.reasons()[1] is Reason.SOURCE_FAILED
 
 
 def test_a_checksum_that_comes_late_of_parts_that_were_replaced_is_not_asked_for_again() -> None:
