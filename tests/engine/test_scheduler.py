@@ -1,12 +1,16 @@
 """The policy on two real engines: requests go through their hooks, and KV goes where they say."""
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvgrpc.core import grants
 from kvgrpc.core.layout import GroupKind, uniform_layout
 from kvgrpc.core.policy_values import (
     DROPPED,
@@ -23,25 +27,29 @@ from kvgrpc.core.policy_values import (
     TakeLost,
 )
 from kvgrpc.core.transfers import Side as End
-from kvgrpc.engine.scheduler import Offer, Scheduler, Source, Wanted
-from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
-from tests.engine.conftest import Attach
+from kvgrpc.engine import Engine
+from kvgrpc.engine.scheduler import TAKEN_BACK_S, Offer, Scheduler, Source, Wanted
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
+from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
-from tests.engine.support import WAIT_S, Lead, Side, new_key, refused, tokens
+from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
 from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
 TABLE, TARGET = [[1, 2, 9]], [[30, 31, 5]]
 COMPLETE = Outcome.COMPLETE
 R = "r1"
+ELSEWHERE = grants.Claims(
+    grants.Access.WRITE, "D", 1, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, block_count=3, token_count=40
+)
 
 
 class At:
     """A scheduler on one side."""
 
-    def __init__(self, side: Side, **rules: Any) -> None:
+    def __init__(self, side: Side, *, taken_back_s: float = TAKEN_BACK_S, **rules: Any) -> None:
         self.side = side
-        self.scheduler = Scheduler(side.engine, Rules((), **rules))
+        self.scheduler = Scheduler(side.engine, Rules((), **rules), taken_back_s=taken_back_s)
         self.news: list[News] = []
 
     def until(self, done: Callable[[], bool]) -> None:
@@ -155,6 +163,73 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
     p.side.ranks[0].step_done(1)
     assert d.told(LoadEnded).loss is None
     assert same(p, d)
+
+
+def preempted_without_a_slot(p: At, d: At) -> None:
+    """A push whose parts have no void slot, as when all are in use, up to its preemption."""
+    key = new_key()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    p.side.engine._lives.page._free.clear()
+    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.side.fill([20, 21], seed=8)
+    p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
+    p.scheduler.step()
+    d.until(lambda: np.array_equal(p.side.read([20, 21]), d.side.read(TARGET[0][:2])))
+
+
+def test_a_preemption_ends_a_push_whose_blocks_cannot_be_taken_back_at_once(sides: tuple[At, At]) -> None:
+    p, d = sides
+    preempted_without_a_slot(p, d)
+    p.scheduler.preempted(R)
+    assert p.side.lead.status().counts.pinned_blocks == 0, "they are somebody else's now"
+    p.side.fill([20, 21], seed=9)
+    assert d.told(LoadEnded).loss is not None
+    p.scheduler.computed(R, TABLE, 32, step=0)
+    finished = p.scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE)
+    assert (finished.keep, finished.handed_over) == (False, False)
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
+
+
+def test_a_preemption_raises_as_often_as_blocks_may_still_be_read_when_it_would_return(
+    tmp_path: Path, leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    source = Lead(tmp_path, "S", settings=SETTINGS).wait_ready()
+    try:
+        p, d = At(attach(source), taken_back_s=0.2), At(attach(leads[1]))
+        preempted_without_a_slot(p, d)
+        with source.process.stopped():
+            for _ in range(2):
+                with refused(Reason.DEADLINE, DeadlineExceeded):
+                    p.scheduler.preempted(R)
+        p.scheduler.taken_back_s = WAIT_S
+        p.scheduler.preempted(R)
+        assert source.status().counts.pinned_blocks == 0
+        assert d.told(LoadEnded).loss is not None
+        p.side.close()
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("said", ["registration", "part"])
+def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks(said: str) -> None:
+    target = grants.mint(ELSEWHERE, bytes(32)) if said == "registration" else b""
+    with Engine.launch(pool=layout()) as engine:
+        scheduler, wanted = Scheduler(engine), give(Mode.PUSH, target=target)
+        if said == "part":
+            scheduler.arrived(wanted)
+        pidfd = os.pidfd_open(engine.lead_pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert ended(pidfd)
+        os.close(pidfd)
+        scheduler.step()
+        with refused(Reason.ENGINE_LOST, Unavailable):
+            engine.cancel(b"k" * 16)
+        scheduler.arrived(wanted)
+        scheduler.computed(R, TABLE, 32, step=0)
+        finished = scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE)
+        assert (finished.keep, finished.handed_over, len(scheduler.policy)) == (False, False, 0)
 
 
 def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(sides: tuple[At, At]) -> None:
