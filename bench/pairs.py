@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.legs import Pair
+from bench.result import KVGRPC, NIXL
 from tests.vllm.engines import START_S, Engines, end, free_port, runs, tree_of, wait_until
 from tests.vllm.servers import Server, arguments, bound_to, healthy, new_server, ours, usual_router
 
-KVGRPC, NIXL = "kvgrpc", "nixl_connector"
 FLAGS = ("--max-model-len", "4096", "--num-gpu-blocks-override", "400", "--max-num-seqs", "16")
 STOP_S = 20.0
 SPINS_S = 3.0

@@ -1,6 +1,7 @@
 """One call: its deadline, its trace context, its idempotency key, its typed error.
 
-Stubs are called here, in `watch` and in `renewals`, and nowhere else, so that no call is without a deadline.
+Stubs are called here, in `watch`, `renewals` and `step_stream`, and nowhere else, so that no call is without a
+deadline.
 """
 
 import math

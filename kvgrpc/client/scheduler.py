@@ -9,23 +9,25 @@
 or all that one step has to say in one message, with the requests of `kvgrpc.client.step_calls`:
 
     reply = await scheduler.step([step_calls.match_tokens("r1", hit), ...])
-
-The stream Schedule has no method here.
+    async with scheduler.steps() as step:  # over one stream, which costs less than a call for each
+        reply = await step([...])
 
 Every call may be repeated. The first reply says which life of the engine this is; of another one every call is refused
 (Aborted, INCARNATION_CHANGED) until `start_over`.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from google.protobuf.message import Message
 from grpc import aio
 
 from kvgrpc.client import options as opt
 from kvgrpc.client import step_calls
-from kvgrpc.client.calls import Caller, Options
+from kvgrpc.client.calls import Caller, Options, checked_timeout
 from kvgrpc.client.step_calls import StepCall, in_step
+from kvgrpc.client.step_stream import StepStream
 from kvgrpc.client.values import Blocks, Tokens, duration, reason_of
 from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError
 from kvgrpc.v1 import scheduler_pb2 as pb
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
+
+
+class Step(Protocol):
+    """Makes one step: all its calls in their order, and the news."""
+
+    def __call__(
+        self, calls: Iterable[StepCall] = (), *, timeout_s: float | None = None
+    ) -> Coroutine[Any, Any, pb.ScheduleResponse]: ...
 
 
 class Scheduler:
@@ -138,6 +148,25 @@ class Scheduler:
         reply = await self._ask(self._stub.ScheduleStep, request, options)
         self._told(reply.news)
         return reply
+
+    @asynccontextmanager
+    async def steps(self) -> AsyncGenerator["Step", None]:
+        """Gives a function that makes steps as `step` does, one at a time, over one stream. A step that fails ends the
+        stream, and the next one opens another.
+        """
+        stream = StepStream(self._call, self._stub)
+
+        async def step(calls: Iterable[StepCall] = (), *, timeout_s: float | None = None) -> pb.ScheduleResponse:
+            request = pb.ScheduleRequest(calls=map(in_step, calls), after_seq=self._seq, incarnation=self.incarnation)
+            reply = await stream.ask(request, checked_timeout(self._call.timeout_s if timeout_s is None else timeout_s))
+            self.incarnation = self.incarnation or reply.header.incarnation
+            self._told(reply.news)
+            return reply
+
+        try:
+            yield step
+        finally:
+            stream.close()
 
     async def _ask(
         self, method: "aio.UnaryUnaryMultiCallable[Request, Response]", request: Request, options: Options

@@ -9,16 +9,18 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
-from kvgrpc.client.scheduler import Scheduler
+from kvgrpc.client.scheduler import Scheduler, Step
+from kvgrpc.client.step_calls import StepCall
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.v1.scheduler_pb2 import ScheduleResponse
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -161,6 +163,16 @@ class SyncHeldLease(_Twin[HeldLease]):
     wait_over = _blocking(HeldLease.wait_over)
 
 
+class SyncStep(Protocol):
+    """Makes one step: all its calls in their order, and the news."""
+
+    def __call__(self, calls: Iterable[StepCall] = (), *, timeout_s: float | None = None) -> ScheduleResponse: ...
+
+
+def _stepping(step: Step, thread: _LoopThread) -> SyncStep:
+    return lambda calls=(), *, timeout_s=None: thread.run(step(calls, timeout_s=timeout_s))
+
+
 class SyncScheduler(_Twin[Scheduler]):
     """SchedulerService for an engine's scheduler; the methods are those of `Scheduler`."""
 
@@ -182,6 +194,7 @@ class SyncScheduler(_Twin[Scheduler]):
     request_finished = _blocking(Scheduler.request_finished)
     request_preempted = _blocking(Scheduler.request_preempted)
     step = _blocking(Scheduler.step)
+    steps = _managing(Scheduler.steps, _stepping)
     tokens_computed = _blocking(Scheduler.tokens_computed)
 
 

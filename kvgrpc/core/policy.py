@@ -135,10 +135,11 @@ class Policy:
         staged engine saves what is new. A decode engine sends all at its end: only then it is known what the KV is of.
         """
         request = self._requests.get(request_id)
-        if request is None or request.arrival.give is None or request.give is Stage.OVER or request.over:
+        if request is None or request.over or not request.gives:
             return
+        assert request.arrival.give is not None
         self._save(request, table, computed_tokens)
-        if request.arrival.give.mode is Mode.PUSH and request.prefills and request.arrival.prompt_tokens:
+        if request.arrival.give.mode is Mode.PUSH and request.prefills:
             named = request.named_tokens(self.rules, computed_tokens)
             tokens = min(computed_tokens, named)
             blocks = cut(self.rules, table, 0, tokens, named)
@@ -343,8 +344,9 @@ class Policy:
     def _give_up(self, request: Request, message: str) -> None:
         """Whoever waits for a push learns that none comes."""
         arrival = request.arrival
-        if arrival.give is None or request.give not in (Stage.OPEN, Stage.BUSY) or request.give_loss is not None:
+        if not request.gives:
             return
+        assert arrival.give is not None
         if arrival.give.mode is Mode.PUSH:
             self._tasks.append(GiveUp(arrival.request_id, message))
             request.give_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)

@@ -47,13 +47,18 @@ class Request:
         return self.take in (Stage.BUSY, Stage.LOADING) or self.give is Stage.BUSY
 
     @property
+    def gives(self) -> bool:
+        """Its KV is wanted, and nothing has gone wrong with that."""
+        return self.give in (Stage.OPEN, Stage.BUSY) and self.give_loss is None
+
+    @property
     def prefills(self) -> bool:
         """See `prefills`."""
         return prefills(self.arrival)
 
     def given_tokens(self, rules: Rules, computed_tokens: int) -> int:
         """Tokens whose KV somebody will want: of a prefill no more than the prompt."""
-        if self.give not in (Stage.OPEN, Stage.BUSY) or self.give_loss is not None:
+        if not self.gives:
             return 0
         return (
             min(computed_tokens, without_backoff(rules, self.arrival.prompt_tokens))

@@ -13,6 +13,7 @@ All hooks are those of the policy; each sends what it leads to with the next `st
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kvgrpc.core import grants
@@ -46,14 +47,16 @@ from kvgrpc.core.policy_values import (
 )
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, PartsReturned, Received, Reserved
+from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
 from kvgrpc.engine.handles import Content, Handle, Pull, check_key, content
 from kvgrpc.engine.handles import HandOver as HandOverHandle
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Reason
 
 TAKEN_BACK_S = 5.0
-"""So long a preemption waits for blocks that cannot be taken back at once: the lead has to answer."""
+"""So long a preemption waits for blocks that cannot be taken back at once: a lead answers in a millisecond, unless its
+own postings still read them.
+"""
 CANCEL_S = 0.05
 """So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
 
@@ -107,14 +110,17 @@ class _Handles:
     """Tokens whose KV goes."""
     take: Pull | Reservation | None = None
     give: HandOverHandle | Push | None = None
+    withdrawn: Push | None = None
+    """What was cancelled so that its blocks come back: until then they may be read."""
 
 
 class Scheduler:
     """Of one engine. Not for several threads at once."""
 
-    def __init__(self, engine: Engine, rules: Rules | None = None) -> None:
+    def __init__(self, engine: Engine, rules: Rules | None = None, *, taken_back_s: float = TAKEN_BACK_S) -> None:
         """`rules`: the groups are the engine's own in any case."""
         self.engine = engine
+        self.taken_back_s = taken_back_s
         self.policy = Policy(replace(rules or Rules(()), groups=engine.pool.groups))
         self._known: dict[str, _Handles] = {}
         self._of: dict[Handle, tuple[str, Side]] = {}
@@ -150,7 +156,8 @@ class Scheduler:
         if not known:
             self._known[wanted.request_id] = handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
             if wanted.target and wanted.prompt:
-                self._push(handles).register(wanted.target)
+                register = partial(self._push, handles, lambda push: push.register(wanted.target))
+                self._attempt(handles, Side.GIVE, register)
         self._settle()
         return admitted
 
@@ -168,9 +175,17 @@ class Scheduler:
         self._settle()
 
     def preempted(self, request_id: str) -> None:
-        """The blocks are the scheduler's when this returns."""
+        """The blocks are the scheduler's when this returns. Where they cannot be taken back at once, their push ends.
+
+        Raises DeadlineExceeded when they may still be read after `taken_back_s`. They are not to be reused then, unless
+        a later call returns. Raises LeadDied.
+        """
         self.policy.preempted(request_id)
         self._settle()
+        handles = self._known.get(request_id)
+        if handles is not None and handles.withdrawn is not None:
+            self._await_blocks(handles.withdrawn)
+            handles.withdrawn = None
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
@@ -219,21 +234,21 @@ class Scheduler:
             for task in tasks:
                 handles = self._known.get(task.request_id)
                 if handles is not None:
-                    self._try(handles, task)
+                    side = Side.TAKE if isinstance(task, Begin | Start | Reserve) else Side.GIVE
+                    self._attempt(handles, side, partial(self._perform[type(task)], handles, task))
         self._news += self.policy.take_told()
         for request_id in [id_ for id_ in self._known if id_ not in self.policy]:
             del self._known[request_id]
 
-    def _try(self, handles: _Handles, task: Task) -> None:
+    def _attempt(self, handles: _Handles, side: Side, ask: Callable[[], None]) -> None:
         """What cannot even be asked for is a loss like any other."""
         try:
-            self._perform[type(task)](handles, task)
+            ask()
         except KVGrpcError as error:
-            takes = isinstance(task, Begin | Start | Reserve)
-            side, handle = (Side.TAKE, handles.take) if takes else (Side.GIVE, handles.give)
-            self.policy.failed(task.request_id, side, Loss(error.reason, error.message, Next.RECOMPUTE))
+            request_id, handle = handles.wanted.request_id, handles.take if side is Side.TAKE else handles.give
+            self.policy.failed(request_id, side, Loss(error.reason, error.message, Next.RECOMPUTE))
             if handle is None or handle.over:
-                self.policy.returned(task.request_id, side)
+                self.policy.returned(request_id, side)
             else:
                 handle.cancel(error.message)
 
@@ -270,38 +285,47 @@ class Scheduler:
         )  # fmt: skip
         self._of[handles.give] = wanted.request_id, Side.GIVE
 
-    def _push(self, handles: _Handles) -> Push:
+    def _push(self, handles: _Handles, say: Callable[[Push], None]) -> None:
+        """Says something of a request's push. One of which nothing could be said does not begin."""
         wanted = handles.wanted
-        if handles.give is None:
-            handles.give = self.engine.push(
-                self._content(wanted, handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
-                on_abort=wanted.on_abort, priority=wanted.priority, **_labels(wanted),
-            )  # fmt: skip
-            self._of[handles.give] = wanted.request_id, Side.GIVE
-        assert isinstance(handles.give, Push)
-        return handles.give
+        push = handles.give or self.engine.push(
+            self._content(wanted, handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
+            on_abort=wanted.on_abort, priority=wanted.priority, **_labels(wanted),
+        )  # fmt: skip
+        assert isinstance(push, Push)
+        say(push)
+        handles.give = push
+        self._of[push] = wanted.request_id, Side.GIVE
 
     def _part(self, handles: _Handles, task: Part) -> None:
-        self._push(handles).finished(task.blocks, layers=task.layers, last=task.last, after_step=task.after_step)
+        def hand_over(push: Push) -> None:
+            push.finished(task.blocks, layers=task.layers, last=task.last, after_step=task.after_step)
+
+        self._push(handles, hand_over)
 
     def _give_up(self, handles: _Handles, task: GiveUp) -> None:
-        push = self._push(handles)
-        if not push.over:
-            push.fail(task.message)
+        if handles.give is None or not handles.give.over:
+            self._push(handles, lambda push: push.fail(task.message))
 
     def _start_over(self, handles: _Handles, _: StartOver) -> None:
-        push = self._push(handles)
-        if push.over or push.start_over():
-            return
-        deadline = time.monotonic() + TAKEN_BACK_S
-        while (left_s := deadline - time.monotonic()) > 0:
-            events = self.engine.poll(left_s)
-            for event in events:
+        push = handles.give
+        assert isinstance(push, Push), "parts of it were handed over"
+        if not push.over and not push.start_over():
+            # Without a void slot the lead alone says when nothing reads them, and of a push that goes on it says so
+            # only once the next prefill has a part.
+            push.cancel("its prefill was preempted, and its blocks could not be taken back at once")
+            handles.withdrawn = push
+
+    def _await_blocks(self, push: Push) -> None:
+        deadline = time.monotonic() + self.taken_back_s
+        while not push.over:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                what = f"blocks of {push.request_id} may still be read: keep them, or end this engine"
+                raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "taking back"})
+            for event in self.engine.poll(left_s):
                 self._hear(event)
-            if any(isinstance(event, PartsReturned | BlocksReturned) and event.transfer is push for event in events):
-                return
-        text = f"the blocks of {handles.wanted.request_id} are still being read: keep them, and end this engine"
-        raise DeadlineExceeded(Reason.DEADLINE, text)
+        self._settle()
 
     def _cancel(self, handles: _Handles, task: Cancel) -> None:
         handle = handles.take if task.side is Side.TAKE else handles.give

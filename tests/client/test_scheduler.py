@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from kvgrpc.client import Client, block_ids, block_runs, connect, connect_sync, content, refusal, step_calls
-from kvgrpc.errors import Aborted, InternalError, InvalidRequest, Reason, Unavailable
+from kvgrpc.errors import Aborted, DeadlineExceeded, InternalError, InvalidRequest, Reason, Unavailable
 from kvgrpc.v1.common_pb2 import (
     FAILURE_REASON_BLOCK_COUNT_MISMATCH,
     TRANSFER_MODE_PUSH,
@@ -28,11 +28,13 @@ from kvgrpc.v1.scheduler_pb2 import (
     PushOffer,
     RequestArrivedResponse,
     ScheduleAnswer,
+    ScheduleRequest,
+    ScheduleResponse,
     SchedulerNews,
     ScheduleStepResponse,
 )
 from kvgrpc.v1.transfer_pb2 import GetTransferRequest
-from tests.client.fake import FakeServer, failing
+from tests.client.fake import FakeServer, fail, failing
 from tests.client.serving import served
 
 R = "r1"
@@ -154,6 +156,78 @@ async def test_who_waits_for_news_has_the_time_for_an_answer_on_top(server: Fake
     assert (server.seen[-1].time_s or 99.0) < 30.0
 
 
+# ---- steps over one stream
+
+
+def answering(*news: SchedulerNews) -> Any:
+    """Answers every step with the same news."""
+
+    async def answers(steps: AsyncIterator[ScheduleRequest], _: Any) -> AsyncIterator[ScheduleResponse]:
+        async for step in steps:
+            SAID.append(step)
+            yield ScheduleResponse(header=LIFE, news=news)
+
+    SAID.clear()
+    return answers
+
+
+SAID: list[ScheduleRequest] = []
+"""Steps that came over streams."""
+
+
+async def test_steps_over_a_stream_say_and_hear_what_single_ones_do(server: FakeServer, client: Client) -> None:
+    server.answers["Schedule"] = answering(*news_from(1, 2))
+    scheduler = client.scheduler()
+    async with scheduler.steps() as step:
+        reply = await step([step_calls.match_tokens(R, 16), step_calls.abort_request(R)])
+        assert [row.seq for row in reply.news] == [1, 2]
+        await step()
+    assert [call.WhichOneof("call") for call in SAID[0].calls] == ["match_tokens", "abort_request"]
+    assert [(said.after_seq, said.incarnation) for said in SAID] == [(0, 0), (2, 7)]
+    assert len(server.requests("Schedule")) == 1, "one stream for both"
+    await scheduler.poll()
+    assert (last(server).after_seq, last(server).incarnation) == (2, 7)
+
+
+async def test_a_stream_of_steps_that_ended_is_opened_anew(server: FakeServer, client: Client) -> None:
+    async with client.scheduler().steps() as step:
+        with pytest.raises(Unavailable):
+            await step(timeout_s=5.0)  # the server ended it without an answer
+        server.answers["Schedule"] = failing_stream
+        with pytest.raises(Aborted) as caught:
+            await step()
+        assert caught.value.reason is Reason.INCARNATION_CHANGED
+        server.answers["Schedule"] = answering()
+        assert (await step()).header == LIFE
+
+
+async def failing_stream(_: Any, context: Any) -> AsyncIterator[ScheduleResponse]:
+    await fail(context, grpc.StatusCode.ABORTED, "INCARNATION_CHANGED")
+    yield ScheduleResponse()
+
+
+async def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_step(
+    server: FakeServer, client: Client
+) -> None:
+    go_on = asyncio.Event()
+
+    async def late(steps: AsyncIterator[ScheduleRequest], _: Any) -> AsyncIterator[ScheduleResponse]:
+        async for step in steps:
+            if len(step.calls) == 1:
+                await go_on.wait()
+            yield ScheduleResponse(answers=[ScheduleAnswer(code=str(len(step.calls)))])
+
+    server.answers["Schedule"] = late
+    async with client.scheduler().steps() as step:
+        with pytest.raises(DeadlineExceeded) as caught:
+            await step([step_calls.match_tokens(R)], timeout_s=0.2)
+        assert caught.value.metadata["phase"] == "step"
+        go_on.set()
+        assert (await step()).answers[0].code == "0"
+        with pytest.raises(ValueError, match="every call has a deadline"):
+            await step(timeout_s=0)
+
+
 def test_a_refusal_within_a_step_is_the_error_of_the_call() -> None:
     answer = ScheduleAnswer(code="INVALID_ARGUMENT")
     answer.failure.reason, answer.failure.message = FAILURE_REASON_BLOCK_COUNT_MISMATCH, "3 blocks"
@@ -229,6 +303,39 @@ async def test_a_bad_call_of_a_step_is_refused_alone(pair: tuple[Client, Client]
     assert caught.value.reason is Reason.INCARNATION_CHANGED
 
 
+async def test_a_request_goes_from_server_to_server_by_steps_over_streams(pair: tuple[Client, Client]) -> None:
+    p, d = (client.scheduler() for client in pair)
+    taken, target = await pair[0].allocate(4), await pair[1].allocate(4)
+    async with p.steps() as at_p, d.steps() as at_d:
+        for step in (at_p, at_d):
+            while (await step()).news:  # those of other tests
+                pass
+        prefilled = await at_p(
+            [
+                step_calls.request_arrived("s9", TOKENS, give=KvGift(), intent=Intent(transfer_key=b"s" * 16)),
+                step_calls.request_finished("s9", taken, 64, REQUEST_OUTCOME_COMPLETE),
+            ]
+        )
+        grant = prefilled.answers[1].request_finished.grant
+        reply = await at_d(
+            [
+                step_calls.request_arrived("s9", TOKENS, take=grant),
+                step_calls.match_tokens("s9"),
+                step_calls.blocks_allocated("s9", target, external_tokens=64),
+            ]
+        )
+        assert [refusal(answer) for answer in reply.answers] == [None] * 3
+        assert reply.answers[1].match_tokens.tokens == 64
+        news = list(reply.news) or list(await d.poll(30.0))
+        assert [(row.request_id, row.load_ended.tokens) for row in news] == [("s9", 64)]
+        assert not (await at_d()).news, "the number that was heard last is one for stream and calls"
+        sent = await p.poll(30.0)
+        assert [row.WhichOneof("news") for row in sent] == ["send_ended"]
+        await at_p()
+    for client, blocks in zip(pair, (taken, target), strict=True):
+        await client.free(blocks)
+
+
 async def test_without_an_event_loop_it_is_the_same(addresses: tuple[str, str]) -> None:
     def work() -> None:
         with connect_sync(addresses[1]) as client:
@@ -238,6 +345,9 @@ async def test_without_an_event_loop_it_is_the_same(addresses: tuple[str, str]) 
             scheduler.request_arrived("t1", give=KvGift(), intent=Intent(transfer_key=b"k" * 16))
             assert scheduler.incarnation
             assert scheduler.match_tokens("t1").tokens == 0
+            with scheduler.steps() as step:
+                assert step([step_calls.match_tokens("t1")]).answers[0].match_tokens.tokens == 0
+                assert not step(timeout_s=5.0).answers
             assert not scheduler.abort_request("t1").keep
             scheduler.start_over()
             assert not scheduler.incarnation

@@ -399,6 +399,8 @@ def test_a_push_that_fails_while_it_is_computed_sends_no_more_and_keeps_nothing_
     made.computed(R, TABLE, 32, 1)
     made.take_tasks()
     made.failed(R, Side.GIVE, LOST)
+    made.computed(R, TABLE, 48, 2)
+    assert made.take_tasks() == []
     made.returned(R, Side.GIVE)
     made.computed(R, TABLE, 64, 2)
     assert made.finished(R, TABLE, 64, COMPLETE, 2) == FREE

@@ -16,8 +16,10 @@ from kvgrpc.engine import (
     content,
 )
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from kvgrpc.v1 import lease_pb2
 from tests.engine.made import LAYERS
 from tests.engine.support import Side, kinds, new_key, tokens
+from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -182,6 +184,19 @@ def test_a_push_that_starts_over_and_gives_up_fails_at_both_and_returns_all(pair
     push.fail("no room for it")
     assert kinds(source.poll_until(lambda _: push.over)) == ["Failed", "BlocksReturned"]
     assert kinds(destination.poll_until(lambda _: reservation.over))[-2:] == ["Failed", "BlocksReturned"]
+
+
+def test_a_part_that_comes_after_the_end_of_its_push_pins_nothing(pair: Pair) -> None:
+    """The engine has not heard of the end when its prefill starts over."""
+    source, _ = pair
+    push = source.engine.push(content(PROMPT), transfer_key=new_key())
+    push.finished(SOURCE[:2])
+    source.poll_until(lambda _: bool(push.transfer_id))
+    source.lead.api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=lease_pb2.LeaseRef(lease_id=push.lease_id)))
+    assert push.start_over()
+    push.finished([20, 21, 22], last=True)
+    assert kinds(source.poll_until(lambda _: push.over)) == ["Failed", "BlocksReturned"]
+    wait_until(source.lead.at_rest, what=source.lead.status)
 
 
 def test_what_was_read_of_blocks_that_were_taken_back_is_never_received(pair: Pair) -> None:

@@ -1,98 +1,46 @@
 """The policy on two real engines: requests go through their hooks, and KV goes where they say."""
 
-from collections.abc import Callable, Sequence
+import os
+import signal
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvgrpc.core.layout import GroupKind, uniform_layout
+from kvgrpc.core import grants
+from kvgrpc.core.layout import Group, GroupKind, uniform_layout
 from kvgrpc.core.policy_values import (
     DROPPED,
     Give,
     LoadEnded,
     Mode,
-    News,
     OnLoss,
     Outcome,
     Provisional,
     ReservedAt,
-    Rules,
     SendEnded,
     TakeLost,
 )
 from kvgrpc.core.transfers import Side as End
+from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, Scheduler, Source, Wanted
-from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
-from tests.engine.conftest import Attach
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
+from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
-from tests.engine.support import WAIT_S, Lead, Side, new_key, refused, tokens
+from tests.engine.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
+from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
 from tests.service.engines import wait_until
 
-PROMPT = tokens(40)
-TABLE, TARGET = [[1, 2, 9]], [[30, 31, 5]]
-COMPLETE = Outcome.COMPLETE
-R = "r1"
-
-
-class At:
-    """A scheduler on one side."""
-
-    def __init__(self, side: Side, **rules: Any) -> None:
-        self.side = side
-        self.scheduler = Scheduler(side.engine, Rules((), **rules))
-        self.news: list[News] = []
-
-    def until(self, done: Callable[[], bool]) -> None:
-        def look() -> bool:
-            self.news += self.scheduler.step(0.05)
-            return done()
-
-        wait_until(look, WAIT_S, lambda: self.news)
-
-    def told(self, kind: type[Any]) -> Any:
-        """The next one of a kind; all others stay."""
-        found: list[News] = []
-
-        def look() -> bool:
-            found[:] = [news for news in self.news if isinstance(news, kind)]
-            return bool(found)
-
-        self.until(look)
-        self.news.remove(found[0])
-        return found[0]
-
-    def prefilled(self, wanted: Wanted, *, seed: int = 1, step: int = 0) -> bytes:
-        """Computes a prompt and hands it over; the grant, if there is one."""
-        self.scheduler.arrived(wanted)
-        self.scheduler.allocated(wanted.request_id, TABLE, 0, 0)
-        self.side.fill(TABLE[0], seed)
-        finished = self.scheduler.finished(wanted.request_id, wanted.prompt, TABLE, len(wanted.prompt), COMPLETE, step)
-        assert finished.keep
-        self.scheduler.step()
-        return self.scheduler.grant(wanted.request_id)
-
-    def load(self, computed: int = 0) -> int:
-        """Allocates blocks for all that comes."""
-        found = self.scheduler.match(R, computed).tokens
-        self.scheduler.allocated(R, TARGET, computed, found)
-        return found
+ELSEWHERE = grants.Claims(
+    grants.Access.WRITE, "D", 1, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, block_count=3, token_count=40
+)
 
 
 @pytest.fixture
 def sides(pair: tuple[Side, Side]) -> tuple[At, At]:
     """P and D."""
     return At(pair[0]), At(pair[1])
-
-
-def give(mode: Mode = Mode.PULL, **fields: Any) -> Wanted:
-    return Wanted(R, PROMPT, transfer_key=new_key(), give=Give(mode), **fields)
-
-
-def same(p: At, d: At, blocks: Sequence[int] = (0, 1, 2)) -> bool:
-    source, target = [TABLE[0][i] for i in blocks], [TARGET[0][i] for i in blocks]
-    return np.array_equal(p.side.read(source), d.side.read(target))
 
 
 def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple[At, At]) -> None:
@@ -157,6 +105,73 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
     assert same(p, d)
 
 
+def preempted_without_a_slot(p: At, d: At) -> None:
+    """A push whose parts have no void slot, as when all are in use, up to its preemption."""
+    key = new_key()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    p.side.engine._lives.page._free.clear()
+    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.side.fill([20, 21], seed=8)
+    p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
+    p.scheduler.step()
+    d.until(lambda: np.array_equal(p.side.read([20, 21]), d.side.read(TARGET[0][:2])))
+
+
+def test_a_preemption_ends_a_push_whose_blocks_cannot_be_taken_back_at_once(sides: tuple[At, At]) -> None:
+    p, d = sides
+    preempted_without_a_slot(p, d)
+    p.scheduler.preempted(R)
+    assert p.side.lead.status().counts.pinned_blocks == 0, "they are somebody else's now"
+    p.side.fill([20, 21], seed=9)
+    assert d.told(LoadEnded).loss is not None
+    p.scheduler.computed(R, TABLE, 32, step=0)
+    finished = p.scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE)
+    assert (finished.keep, finished.handed_over) == (False, False)
+    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
+
+
+def test_a_preemption_raises_as_often_as_blocks_may_still_be_read_when_it_would_return(
+    tmp_path: Path, leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    source = Lead(tmp_path, "S", settings=SETTINGS).wait_ready()
+    try:
+        p, d = At(attach(source), taken_back_s=0.2), At(attach(leads[1]))
+        preempted_without_a_slot(p, d)
+        with source.process.stopped():
+            for _ in range(2):
+                with refused(Reason.DEADLINE, DeadlineExceeded):
+                    p.scheduler.preempted(R)
+        p.scheduler.taken_back_s = WAIT_S
+        p.scheduler.preempted(R)
+        assert source.status().counts.pinned_blocks == 0
+        assert d.told(LoadEnded).loss is not None
+        p.side.close()
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("said", ["registration", "part"])
+def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks(said: str) -> None:
+    target = grants.mint(ELSEWHERE, bytes(32)) if said == "registration" else b""
+    with Engine.launch(pool=layout()) as engine:
+        scheduler, wanted = Scheduler(engine), give(Mode.PUSH, target=target)
+        if said == "part":
+            scheduler.arrived(wanted)
+        pidfd = os.pidfd_open(engine.lead_pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert ended(pidfd)
+        os.close(pidfd)
+        scheduler.step()
+        with refused(Reason.ENGINE_LOST, Unavailable):
+            engine.cancel(b"k" * 16)
+        scheduler.arrived(wanted)
+        scheduler.computed(R, TABLE, 32, step=0)
+        finished = scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE)
+        assert (finished.keep, finished.handed_over, len(scheduler.policy)) == (False, False, 0)
+
+
 def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(sides: tuple[At, At]) -> None:
     p, d = sides
     d.scheduler.arrived(
@@ -204,30 +219,37 @@ def test_a_decode_engine_gives_what_was_computed_and_not_the_token_that_was_samp
     assert same(p, d, (0, 1))
 
 
+WINDOW = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
+STATE = replace(layout().groups[0], kind=GroupKind.STATE)
+
+
 @pytest.mark.parametrize("mode", Mode)
-def test_of_a_window_only_the_last_blocks_go_and_none_that_was_dropped(
-    leads: tuple[Lead, Lead], attach: Attach, mode: Mode
+@pytest.mark.parametrize(
+    ("kind", "given", "goes"), [(WINDOW, [DROPPED, 2, 9], (1, 2)), (STATE, [1, 2, 9], (2,))], ids=["window", "state"]
+)
+def test_of_a_window_only_the_last_blocks_go_and_of_a_state_the_running_one(
+    leads: tuple[Lead, Lead], attach: Attach, mode: Mode, kind: Group, given: list[int], goes: tuple[int, ...]
 ) -> None:
-    windowed = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
-    pool = uniform_layout(windowed, LAYER_BYTES)
+    pool = uniform_layout(kind, LAYER_BYTES)
     p, d = (At(attach(lead, pool=pool), backoff_tokens=1) for lead in leads)
     key, take = new_key(), Source(p.side.engine.address)
-    given, before = [[DROPPED, 2, 9]], d.side.fill([30], seed=7)
+    stay = [id_ for i, id_ in enumerate(TARGET[0]) if i not in goes]
+    before = d.side.fill(stay, seed=7)
     if mode is Mode.PUSH:
         d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=take))
         assert d.load() == 39
         d.scheduler.step()
     p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(mode)))
     p.side.fill([1, 2, 9], seed=1)
-    p.scheduler.computed(R, given, 39, 0)
-    assert p.scheduler.finished(R, PROMPT, given, 39, COMPLETE).handed_over
+    p.scheduler.computed(R, [given], 39, 0)
+    assert p.scheduler.finished(R, PROMPT, [given], 39, COMPLETE).handed_over
     p.scheduler.step()
     if mode is Mode.PULL:
         d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.scheduler.grant(R))))
         assert d.load() == 39
     assert d.told(LoadEnded).loss is None
-    assert same(p, d, (1, 2))
-    assert np.array_equal(d.side.read([30]), before)
+    assert same(p, d, goes)
+    assert np.array_equal(d.side.read(stay), before)
 
 
 def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At]) -> None:

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from kvgrpc.core.layout import GroupKind, PoolKind, uniform_layout
+from kvgrpc.core.layout import Group, GroupKind, PoolKind, uniform_layout
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
@@ -89,26 +89,33 @@ def test_layers_of_a_push_are_told_as_they_come(leads: tuple[Lead, Lead], attach
         source.close()
 
 
-def test_blocks_that_left_a_window_are_counted_and_neither_go_nor_come(
-    leads: tuple[Lead, Lead], attach: Attach
+WINDOW = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
+STATE = replace(layout().groups[0], kind=GroupKind.STATE)
+
+
+@pytest.mark.parametrize(("kind", "goes", "dropped"), [(WINDOW, 2, [1]), (STATE, 1, [])], ids=["window", "state"])
+def test_blocks_that_left_a_window_or_were_before_the_running_state_neither_go_nor_come(
+    leads: tuple[Lead, Lead], attach: Attach, kind: Group, goes: int, dropped: list[int]
 ) -> None:
-    windowed = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
-    p, d = (attach(lead, pool=uniform_layout(windowed, LAYER_BYTES)) for lead in leads)
-    written, (source, target) = p.fill(SOURCE[1:], seed=1), (lead.api.scheduler for lead in leads)
+    p, d = (attach(lead, pool=uniform_layout(kind, LAYER_BYTES)) for lead in leads)
+    written, (source, target) = p.fill(SOURCE[-goes:], seed=1), (lead.api.scheduler for lead in leads)
+    before = d.fill(TARGET[:-goes], seed=2)
     intent, gift = common_pb2.Intent(transfer_key=new_key()), scheduler_pb2.KvGift()
     wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT)}
     source.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=gift, intent=intent))
-    table: dict[str, Any] = {"request_id": R, "blocks": [group(SOURCE[1:])], "dropped_blocks": [1]}
+    listed = len(dropped)
+    table: dict[str, Any] = {"request_id": R, "blocks": [group(SOURCE[listed:])], "dropped_blocks": dropped}
     source.TokensComputed(scheduler_pb2.TokensComputedRequest(**table, computed_tokens=40))
     over: dict[str, Any] = {"computed_tokens": 40, "outcome": scheduler_pb2.REQUEST_OUTCOME_COMPLETE}
     grant = source.RequestFinished(scheduler_pb2.RequestFinishedRequest(**table, **over)).grant
-    assert (grant.block_count, grant.token_count) == (2, 40)
+    assert (grant.block_count, grant.token_count) == (goes, 40)
     target.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, offer=grant))
-    table["blocks"] = [group(TARGET[1:])]
+    table["blocks"] = [group(TARGET[listed:])]
     target.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=40))
     (ended,) = news(leads[1].api)
     assert ended.load_ended == scheduler_pb2.LoadEnded(tokens=40)
-    assert np.array_equal(d.read(TARGET[1:]), written)
+    assert np.array_equal(d.read(TARGET[-goes:]), written)
+    assert np.array_equal(d.read(TARGET[:-goes]), before)
 
 
 def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: tuple[Lead, Lead], attach: Attach) -> None:

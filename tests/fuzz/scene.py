@@ -29,7 +29,11 @@ from tests.service.pushes import finish, register, reserve
 from tests.service.values import content, dur, group, ids_of, new_key, prompt
 
 TOKENS = prompt(40)
+WHOLE = content(TOKENS)
 OPAQUE = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=40)
+
+Request = tuple[str, Message]
+"""An RPC, and a request of it that succeeds."""
 
 
 @dataclass
@@ -68,16 +72,16 @@ class Scene:
             self.known.harvest(reply)
         self.names = [
             *keys,
-            *(made.grant.token for made in (offer, handed, lease, reserved, theirs)),
-            *(made.lease.lease_id for made in (offer, handed, lease)),
-            *(made.transfer.transfer_id for made in (offer, handed, reserved, theirs, pushed)),
+            *(row.grant.token for row in (offer, handed, lease, reserved, theirs)),
+            *(row.lease.lease_id for row in (offer, handed, lease)),
+            *(row.transfer.transfer_id for row in (offer, handed, reserved, theirs, pushed)),
             pulled.transfer_id,
             allocation.allocation_id,
             consumer.engine.engine_id,
             consumer.engine.incarnation,
         ]
-        rows = _requests(self, consumer, blocks, keys, offer, handed, lease, pulled, reserved, theirs, allocation)
-        for rpc, request in rows:
+        made = _Made(peer, consumer, blocks, keys, offer, handed, lease, pulled, reserved, theirs, allocation)
+        for rpc, request in _requests(made):
             self.requests.setdefault(rpc, []).append(request)
             self.known.harvest(request)
 
@@ -88,50 +92,91 @@ class Scene:
         return message
 
 
-def _requests(  # noqa: PLR0915 - one for each RPC
-    scene: Scene, consumer: Consumer, blocks: list[int], keys: list[bytes], offer: Any, handed: Any, lease: Any,
-    pulled: Any, reserved: Any, theirs: Any, allocation: Any,
-) -> Iterator[tuple[str, Message]]:  # fmt: skip
+@dataclass(frozen=True)
+class _Made:
+    """What requests can be about."""
+
+    peer: Engine
+    consumer: Consumer
+    blocks: list[int]
+    """Of the engine; those from 10 on are in no transfer."""
+    keys: list[bytes]
+    offer: Any
+    handed: Any
+    lease: Any
+    pulled: Any
+    reserved: Any
+    theirs: Any
+    allocation: Any
+
+    @property
+    def free(self) -> list[common_pb2.GroupBlocks]:
+        return [group(self.blocks[10:13])]
+
+    @property
+    def where(self) -> common_pb2.PeerAddress:
+        return common_pb2.PeerAddress(address=self.peer.address)
+
+
+def _requests(made: _Made) -> Iterator[Request]:
     """(RPC, a request that succeeds), for every RPC of the server."""
-    peer = scene.peer
-    ref, other = lease_pb2.LeaseRef(lease_id=lease.lease.lease_id), lease_pb2.LeaseRef(grant=handed.grant)
-    where, caller, described = common_pb2.PeerAddress(address=peer.address), consumer.caller, consumer.engine
+    for of_service in (
+        _handshake_requests, _handoff_requests, _scheduler_requests, _transfer_requests, _lease_requests,
+        _pool_requests, _admin_requests, _peer_requests,
+    ):  # fmt: skip
+        yield from of_service(made)
+
+
+def _handshake_requests(made: _Made) -> Iterator[Request]:
     yield "GetCapabilities", handshake_pb2.GetCapabilitiesRequest()
     endpoints = [pool_types_pb2.RankEndpoint(rank=0)]
-    yield "Handshake", handshake_pb2.HandshakeRequest(engine=described, endpoints=endpoints)
-    yield "CheckCompatibility", handshake_pb2.CheckCompatibilityRequest(engine=described)
-    yield "ConnectPeer", handshake_pb2.ConnectPeerRequest(peer=where)
-    free, whole = [group(blocks[10:13])], content(TOKENS)
+    yield "Handshake", handshake_pb2.HandshakeRequest(engine=made.consumer.engine, endpoints=endpoints)
+    yield "CheckCompatibility", handshake_pb2.CheckCompatibilityRequest(engine=made.consumer.engine)
+    yield "ConnectPeer", handshake_pb2.ConnectPeerRequest(peer=made.where)
+
+
+def _handoff_requests(made: _Made) -> Iterator[Request]:
     yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
-        transfer_key=keys[4], blocks=free, content=whole, last=True, consumers=2, ttl=dur(30), request_id="r",
+        transfer_key=made.keys[4], blocks=made.free, content=WHOLE, last=True, consumers=2, ttl=dur(30), request_id="r",
         waits_for=handoff_pb2.WAITS_FOR_READERS, idempotency_key="k-1",
     )  # fmt: skip
     yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
-        transfer_key=keys[2], blocks=[group(blocks[13:14])], content=whole, layers=common_pb2.LayerRange(count=1),
-        waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+        transfer_key=made.keys[2], blocks=[group(made.blocks[13:14])], content=WHOLE,
+        layers=common_pb2.LayerRange(count=1), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
     )  # fmt: skip
     yield (
         "FinishedBlocks",
         handoff_pb2.FinishedBlocksRequest(
-            transfer_key=keys[5], failure=common_pb2.Failure(message="no"), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION
+            transfer_key=made.keys[5],
+            failure=common_pb2.Failure(message="no"),
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
         ),
     )
     yield (
         "PullBlocks",
         handoff_pb2.PullBlocksRequest(
-            grant=offer.grant, content=whole, destination=into(blocks[10:13]), queue_timeout=dur(1), request_id="r"
+            grant=made.offer.grant,
+            content=WHOLE,
+            destination=into(made.blocks[10:13]),
+            queue_timeout=dur(1),
+            request_id="r",
         ),
     )
-    yield "PullBlocks", handoff_pb2.PullBlocksRequest(transfer_id=pulled.transfer_id, destination=into(blocks[10:13]))
+    yield (
+        "PullBlocks",
+        handoff_pb2.PullBlocksRequest(transfer_id=made.pulled.transfer_id, destination=into(made.blocks[10:13])),
+    )
     yield (
         "ReserveBlocks",
         handoff_pb2.ReserveBlocksRequest(
-            transfer_key=keys[4], blocks=free, content=whole, source=where, registration_timeout=dur(5)
+            transfer_key=made.keys[4], blocks=made.free, content=WHOLE, source=made.where, registration_timeout=dur(5)
         ),
     )
-    yield "RegisterPush", handoff_pb2.RegisterPushRequest(grant=theirs.grant)
-    yield from _scheduler_requests(scene, keys, offer, theirs, blocks)
-    sent = handed.transfer.transfer_id
+    yield "RegisterPush", handoff_pb2.RegisterPushRequest(grant=made.theirs.grant)
+
+
+def _transfer_requests(made: _Made) -> Iterator[Request]:
+    sent = made.handed.transfer.transfer_id
     yield "GetTransfer", transfer_pb2.GetTransferRequest(transfer_id=sent)
     yield (
         "WaitTransfer",
@@ -139,20 +184,27 @@ def _requests(  # noqa: PLR0915 - one for each RPC
     )
     wanted = transfer_pb2.TransferFilter(
         request_id="r", trace_id="0" * 32, states=[transfer_pb2.TRANSFER_STATE_ACTIVE], min_age=dur(1),
-        memory=[transfer_pb2.MEMORY_DISPOSITION_HELD], peer_engine_id=peer.engine_id,
+        memory=[transfer_pb2.MEMORY_DISPOSITION_HELD], peer_engine_id=made.peer.engine_id,
     )  # fmt: skip
     yield "ListTransfers", transfer_pb2.ListTransfersRequest(filter=wanted, page_size=5)
     yield (
         "WatchTransfers",
-        transfer_pb2.WatchTransfersRequest(filter=wanted, after_event_seq=1, incarnation=handed.header.incarnation),
+        transfer_pb2.WatchTransfersRequest(
+            filter=wanted, after_event_seq=1, incarnation=made.handed.header.incarnation
+        ),
     )
     yield "AcknowledgeTransfers", transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=[sent, "t"])
     yield "CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_id=sent, message="no")
-    yield "CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_key=keys[2])
+    yield "CancelTransfer", transfer_pb2.CancelTransferRequest(transfer_key=made.keys[2])
+
+
+def _lease_requests(made: _Made) -> Iterator[Request]:
+    ref = lease_pb2.LeaseRef(lease_id=made.lease.lease.lease_id)
+    other = lease_pb2.LeaseRef(grant=made.handed.grant)
     yield (
         "GrantLease",
         lease_pb2.GrantLeaseRequest(
-            blocks=free, content=whole, ttl=dur(5), consumers=2, labels={"a": "b"}, transfer_key=keys[4]
+            blocks=made.free, content=WHOLE, ttl=dur(5), consumers=2, labels={"a": "b"}, transfer_key=made.keys[4]
         ),
     )
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
@@ -160,29 +212,50 @@ def _requests(  # noqa: PLR0915 - one for each RPC
     yield "ReleaseLease", lease_pb2.ReleaseLeaseRequest(lease=other)
     yield "GetLease", lease_pb2.GetLeaseRequest(lease=ref)
     yield "ListLeases", lease_pb2.ListLeasesRequest(request_id="r", page_size=3)
+
+
+def _pool_requests(made: _Made) -> Iterator[Request]:
     yield "DescribePools", pool_pb2.DescribePoolsRequest()
     yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=2)], ttl=dur(9))
-    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(allocation_id=allocation.allocation_id, ttl=dur(9))
-    yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=[group(blocks[14:])])
+    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(allocation_id=made.allocation.allocation_id, ttl=dur(9))
+    yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=[group(made.blocks[14:])])
     yield "GetPoolStatus", pool_pb2.GetPoolStatusRequest()
-    yield "ReadBlocks", pool_pb2.ReadBlocksRequest(blocks=group(blocks[:2]), layers=common_pb2.LayerRange(count=2))
+    yield "ReadBlocks", pool_pb2.ReadBlocksRequest(blocks=group(made.blocks[:2]), layers=common_pb2.LayerRange(count=2))
+
+
+def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "GetStatus", admin_pb2.GetStatusRequest()
     yield "ListPeers", admin_pb2.ListPeersRequest()
-    yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=blocks[0]), page_size=3)
-    openings = [opening(handed.grant.token, TOKENS, keys[5]), opening(lease.grant.token, TOKENS, keys[4])]
+    yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
+    yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()
+    sent = made.handed.transfer.transfer_id
+    yield (
+        "ReleaseQuarantine",
+        admin_pb2.ReleaseQuarantineRequest(force=True, message="the host is off", transfer_ids=[sent]),
+    )
+
+
+def _peer_requests(made: _Made) -> Iterator[Request]:
+    caller = made.consumer.caller
+    openings = [
+        opening(made.handed.grant.token, TOKENS, made.keys[5]),
+        opening(made.lease.grant.token, TOKENS, made.keys[4]),
+    ]
     pushes = peer_pb2.AccessOpening(
-        access_id=keys[5], token=reserved.grant.token, push_content=OPAQUE, reverse_access_id=keys[4],
-        parts=[peer_pb2.ReadyPart(number=1, blocks=free, layers=common_pb2.LayerRange(count=2), last=True)],
+        access_id=made.keys[5], token=made.reserved.grant.token, push_content=OPAQUE, reverse_access_id=made.keys[4],
+        parts=[peer_pb2.ReadyPart(number=1, blocks=made.free, layers=common_pb2.LayerRange(count=2), last=True)],
     )  # fmt: skip
     open_ = peer_pb2.OpenAccessRequest(caller=caller, openings=[*openings, pushes])
     settle = peer_pb2.SettleAccessRequest(
-        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=keys[3], last=True, bytes=1, part=1)]
+        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=made.keys[3], last=True, bytes=1, part=1)]
     )
     close = peer_pb2.CloseAccessRequest(
         caller=caller,
-        closings=[peer_pb2.AccessClosing(access_id=keys[3], quiesced=True, token=handed.grant.token, message="no")],
+        closings=[
+            peer_pb2.AccessClosing(access_id=made.keys[3], quiesced=True, token=made.handed.grant.token, message="no")
+        ],
     )
-    parts = peer_pb2.PartsReadyRequest(caller=caller, access_id=keys[5], parts=pushes.parts)
+    parts = peer_pb2.PartsReadyRequest(caller=caller, access_id=made.keys[5], parts=pushes.parts)
     yield "OpenAccess", open_
     yield "SettleAccess", settle
     yield "CloseAccess", close
@@ -193,25 +266,23 @@ def _requests(  # noqa: PLR0915 - one for each RPC
     ]  # fmt: skip
     yield "Converse", peer_pb2.ConverseRequest(calls=said)
     yield "KeepLiveness", peer_pb2.KeepLivenessRequest(caller=caller)
+    sums = peer_pb2.BlocksOfLayers(blocks=[group(made.blocks[:3])], layers=common_pb2.LayerRange(count=2))
+    yield "ChecksumBlocks", peer_pb2.ChecksumBlocksRequest(caller=caller, access_id=made.keys[3], blocks=[sums])
 
 
-def _scheduler_requests(
-    scene: Scene, keys: list[bytes], offer: Any, theirs: Any, blocks: list[int]
-) -> Iterator[tuple[str, Message]]:
-    """(RPC, a request that succeeds), for every RPC of SchedulerService."""
-    whole = content(TOKENS)
+def _scheduler_requests(made: _Made) -> Iterator[Request]:
     named: dict[str, Any] = {"request_id": "r"}
-    table: dict[str, Any] = {**named, "blocks": [group(blocks[10:13])], "computed_tokens": 16}
-    push = common_pb2.Intent(transfer_key=keys[4], mode=common_pb2.TRANSFER_MODE_PUSH, consumers=2, ttl=dur(30))
-    push.peer.address = scene.peer.address
+    table: dict[str, Any] = {**named, "blocks": [group(made.blocks[10:13])], "computed_tokens": 16}
+    push = common_pb2.Intent(transfer_key=made.keys[4], mode=common_pb2.TRANSFER_MODE_PUSH, consumers=2, ttl=dur(30))
+    push.peer.address = made.peer.address
     calls: dict[str, list[Message]] = {
         "request_arrived": [
-            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, offer=offer.grant),
-            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, push=scheduler_pb2.PushOffer(), intent=push),
-            scheduler_pb2.RequestArrivedRequest(**named, prompt=whole, give=scheduler_pb2.KvGift(), intent=push),
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=WHOLE, offer=made.offer.grant),
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=WHOLE, push=scheduler_pb2.PushOffer(), intent=push),
+            scheduler_pb2.RequestArrivedRequest(**named, prompt=WHOLE, give=scheduler_pb2.KvGift(), intent=push),
             scheduler_pb2.RequestArrivedRequest(
-                **named, prompt=whole, give=scheduler_pb2.KvGift(mode=common_pb2.TRANSFER_MODE_PUSH),
-                target=theirs.grant, intent=common_pb2.Intent(transfer_key=keys[2]),
+                **named, prompt=WHOLE, give=scheduler_pb2.KvGift(mode=common_pb2.TRANSFER_MODE_PUSH),
+                target=made.theirs.grant, intent=common_pb2.Intent(transfer_key=made.keys[2]),
             ),
         ],
         "match_tokens": [scheduler_pb2.MatchTokensRequest(**named, computed_tokens=16)],
@@ -223,7 +294,7 @@ def _scheduler_requests(
         "blocks_loaded": [scheduler_pb2.BlocksLoadedRequest(**named)],
         "request_preempted": [scheduler_pb2.RequestPreemptedRequest(**named)],
         "request_finished": [
-            scheduler_pb2.RequestFinishedRequest(**table, outcome=outcome, content=whole)
+            scheduler_pb2.RequestFinishedRequest(**table, outcome=outcome, content=WHOLE)
             for outcome in (scheduler_pb2.REQUEST_OUTCOME_COMPLETE, scheduler_pb2.REQUEST_OUTCOME_ABORTED)
         ],
         "abort_request": [scheduler_pb2.AbortRequestRequest(**named, message="no")],

@@ -6,6 +6,7 @@ of its threads with it, a pull brings its bytes, and once everything is ended ev
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2
 from tests.fuzz.scene import Scene
 from tests.service.api import Api, read_refusal
 from tests.service.contract import errors_of
@@ -173,6 +174,37 @@ class Target:
         self._state = digest(self.engine.api)
 
 
+@dataclass(frozen=True, eq=False)
+class Deadline:
+    """When a lease ends, between two moments of this process's clock: as exactly as an answer tells it. Equal to any
+    that may be the same.
+    """
+
+    lease_id: str
+    first_s: float
+    last_s: float
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Deadline) or other.lease_id != self.lease_id:
+            return False
+        return max(self.first_s, other.first_s) <= min(self.last_s, other.last_s)
+
+    def __hash__(self) -> int:
+        return hash(self.lease_id)
+
+
+def deadlines(api: Api) -> list[Deadline]:
+    """Of all live leases."""
+    asked_s = time.monotonic()
+    rows = api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases
+    told_s = time.monotonic()
+    return [
+        Deadline(row.lease_id, asked_s + left_s, told_s + left_s)
+        for row in rows
+        if row.state == lease_pb2.LEASE_STATE_LIVE and (left_s := row.remaining.ToNanoseconds() / 1e9)
+    ]
+
+
 def digest(api: Api) -> tuple[object, ...]:
     """Of a server's state: what a refusal must leave as it is. Every change of a transfer has a number of its own."""
     status = api.admin.GetStatus(admin_pb2.GetStatusRequest())
@@ -181,7 +213,7 @@ def digest(api: Api) -> tuple[object, ...]:
     for pin in pins:
         pin.ClearField("age")
     rows = (pin.SerializeToString(deterministic=True) for pin in pins)
-    return status.header.event_seq, str(status.counts), *free, *rows
+    return status.header.event_seq, str(status.counts), *free, *rows, *deadlines(api)
 
 
 def at_rest(api: Api) -> tuple[object, ...]:

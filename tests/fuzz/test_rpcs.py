@@ -9,10 +9,13 @@ from grpc_channelz.v1 import channelz_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from kvgrpc.v1 import lease_pb2
 from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Maker
-from tests.fuzz.target import Target, readable
+from tests.fuzz.target import Target, digest, readable
 from tests.service.test_replies import SERVICES
+from tests.service.test_standard_services import OURS
+from tests.service.values import dur
 
 STOCK: list[ServiceDescriptor] = [
     health_pb2.DESCRIPTOR.services_by_name["Health"],
@@ -35,6 +38,21 @@ def bodies_for(maker: Maker, random: Random, target: Target, method: MethodDescr
         body = target.scene.translated(made, target.first).SerializeToString()
         found.append(maker.garbled(body) if kind == "garbled" else body)
     return found
+
+
+def test_there_is_a_valid_request_of_every_rpc_of_every_service_that_is_served(target: Target) -> None:
+    assert {service.full_name for service in SERVICES} == set(OURS)
+    assert target.first.requests.keys() == {method.name for service in SERVICES for method in service.methods}
+
+
+def test_a_renewal_shows_in_the_state_and_the_passing_of_time_does_not(target: Target) -> None:
+    api = target.engine.api
+    before = digest(api)
+    assert digest(api) == before
+    ref = lease_pb2.LeaseRef(lease_id=api.leases.ListLeases(lease_pb2.ListLeasesRequest()).leases[0].lease_id)
+    api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref], ttl=dur(500)))
+    assert digest(api) != before
+    target.check_sound()
 
 
 @pytest.mark.parametrize("service", ALL, ids=lambda service: service.name)

@@ -170,6 +170,18 @@ def test_a_lease_that_nobody_renews_ends_by_itself(source: Engine) -> None:
     assert renew(source, by_id(handed.lease.lease_id)) == [(0.0, "LEASE_EXPIRED")]
 
 
+def test_what_is_left_of_a_lease_is_told_as_of_now_though_nothing_has_happened_since(source: Engine) -> None:
+    ref = by_id(source.hand_over(TOKENS).lease.lease_id)
+
+    def left() -> list[float]:
+        found = source.api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref)).lease
+        (row,) = source.api.leases.ListLeases(lease_pb2.ListLeasesRequest()).leases
+        return [seconds(one.remaining) for one in (found, row)]
+
+    first = left()
+    wait_until(lambda: max(left()) < min(first))
+
+
 def test_an_ended_lease_is_not_listed(source: Engine) -> None:
     lease_id = source.hand_over(TOKENS).lease.lease_id
     source.release(lease_id)

@@ -33,9 +33,10 @@ SERVICES: list[ServiceDescriptor] = [
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
     peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
 ]
+Calls = Iterator[tuple[str, Any]]
 
 
-def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Iterator[tuple[str, Any]]:
+def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Calls:
     """(RPC, reply) of the calls that only a push makes."""
     api, tokens = engine.api, prompt(16)
     target = peer.allocate(1)
@@ -57,7 +58,7 @@ def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Iterato
     yield "PartsReady", api.peer.PartsReady(peer_pb2.PartsReadyRequest(caller=consumer.caller, access_id=access))
 
 
-def calls_of_a_scheduler(engine: Engine) -> Iterator[tuple[str, Any]]:
+def calls_of_a_scheduler(engine: Engine) -> Calls:
     """(RPC, reply) of the calls of a scheduler, about a request that moves nothing."""
     stub = engine.api.scheduler
     said: dict[str, Any] = {"request_id": "r"}
@@ -75,16 +76,75 @@ def calls_of_a_scheduler(engine: Engine) -> Iterator[tuple[str, Any]]:
     yield "Schedule", next(stub.Schedule(iter([scheduler_pb2.ScheduleRequest()]), timeout=10))
 
 
-def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, Any]]:
+def calls_of_a_reader(engine: Engine, consumer: Consumer, handed: handoff_pb2.FinishedBlocksResponse) -> Calls:
+    """(RPC, reply) of the calls of a peer that reads what was handed over."""
+    api = engine.api
+    access = new_key()
+    yield "OpenAccess", consumer.open(handed.grant, prompt(16), access)
+    asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)
+    yield "ChecksumBlocks", api.peer.ChecksumBlocks(asked)
+    yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
+    yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
+    said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
+    (answer,) = next(api.peer.Converse(iter([peer_pb2.ConverseRequest(calls=[said])]))).answers
+    yield "Converse", answer.close_access
+    yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
+
+
+def calls_about_transfers(engine: Engine, id_: str) -> Calls:
+    """(RPC, reply) of the calls about a transfer, which ends with them."""
+    api = engine.api
+    yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
+    yield (
+        "WaitTransfer",
+        api.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(1e-9))),
+    )
+    yield "ListTransfers", api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest())
+    yield "WatchTransfers", next(api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=10))
+    yield "AcknowledgeTransfers", api.transfers.AcknowledgeTransfers(transfer_pb2.AcknowledgeTransfersRequest())
+    yield "CancelTransfer", api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(transfer_id=id_))
+
+
+def calls_about_leases(engine: Engine, lease_id: str) -> Calls:
+    """(RPC, reply) of the calls about a lease, which ends with them, and of one that grants another."""
+    api, ref = engine.api, lease_pb2.LeaseRef(lease_id=lease_id)
+    yield (
+        "GrantLease",
+        api.leases.GrantLease(
+            lease_pb2.GrantLeaseRequest(blocks=[group(engine.allocate(1))], content=content(prompt(16)))
+        ),
+    )
+    yield "RenewLeases", api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref]))
+    yield "KeepAlive", next(api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest(leases=[ref])]), timeout=10))
+    yield "GetLease", api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref))
+    yield "ListLeases", api.leases.ListLeases(lease_pb2.ListLeasesRequest())
+    yield "ReleaseLease", api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
+
+
+def calls_about_blocks(engine: Engine) -> Calls:
+    """(RPC, reply) of the calls about a pool, and of an operator."""
+    api = engine.api
+    yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
+    yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
+    yield (
+        "AllocateBlocks",
+        api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(1))),
+    )
+    yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(engine.allocate(1))))
+    yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(engine.allocate(1))]))
+    yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
+    yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
+    yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
+    yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+
+
+def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Calls:
     """(RPC, reply) of a call that succeeds, for every RPC of the server."""
     api, tokens = engine.api, prompt(16)
-    blocks = engine.allocate(3)
-    handed = engine.hand_over(tokens, blocks[:1])
+    handed = engine.hand_over(tokens)
     offer = peer.hand_over(tokens).grant
     described = api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
     consumer = Consumer(engine)
-    ref = lease_pb2.LeaseRef(lease_id=handed.lease.lease_id)
-    id_ = handed.transfer.transfer_id
     yield "FinishedBlocks", handed
     yield "GetCapabilities", described
     yield (
@@ -99,46 +159,10 @@ def one_call_of_each_rpc(engine: Engine, peer: Engine) -> Iterator[tuple[str, An
     yield "PullBlocks", api.handoff.PullBlocks(handoff_pb2.PullBlocksRequest(grant=offer, content=content(tokens)))
     yield from calls_of_a_push(engine, peer, consumer)
     yield from calls_of_a_scheduler(engine)
-    access = new_key()
-    yield "OpenAccess", consumer.open(handed.grant, tokens, access)
-    asked = peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access)
-    yield "ChecksumBlocks", api.peer.ChecksumBlocks(asked)
-    yield "SettleAccess", api.peer.SettleAccess(peer_pb2.SettleAccessRequest(caller=consumer.caller))
-    yield "CloseAccess", api.peer.CloseAccess(peer_pb2.CloseAccessRequest(caller=consumer.caller))
-    said = peer_pb2.PeerCall(call_id=1, close_access=peer_pb2.CloseAccessRequest(caller=consumer.caller))
-    (answer,) = next(api.peer.Converse(iter([peer_pb2.ConverseRequest(calls=[said])]))).answers
-    yield "Converse", answer.close_access
-    yield "KeepLiveness", next(api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])))
-    yield "GetTransfer", api.transfers.GetTransfer(transfer_pb2.GetTransferRequest(transfer_id=id_))
-    yield (
-        "WaitTransfer",
-        api.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(1e-9))),
-    )
-    yield "ListTransfers", api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest())
-    yield "WatchTransfers", next(api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=10))
-    yield "AcknowledgeTransfers", api.transfers.AcknowledgeTransfers(transfer_pb2.AcknowledgeTransfersRequest())
-    yield (
-        "GrantLease",
-        api.leases.GrantLease(lease_pb2.GrantLeaseRequest(blocks=[group(blocks[1:2])], content=content(tokens))),
-    )
-    yield "RenewLeases", api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref]))
-    yield "KeepAlive", next(api.leases.KeepAlive(iter([lease_pb2.KeepAliveRequest(leases=[ref])]), timeout=10))
-    yield "GetLease", api.leases.GetLease(lease_pb2.GetLeaseRequest(lease=ref))
-    yield "ListLeases", api.leases.ListLeases(lease_pb2.ListLeasesRequest())
-    yield "ReleaseLease", api.leases.ReleaseLease(lease_pb2.ReleaseLeaseRequest(lease=ref))
-    yield "CancelTransfer", api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(transfer_id=id_))
-    yield "DescribePools", api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
-    yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
-    yield (
-        "AllocateBlocks",
-        api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(1))),
-    )
-    yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(blocks)))
-    yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(engine.allocate(1))]))
-    yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
-    yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
-    yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
-    yield "ReleaseQuarantine", api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
+    yield from calls_of_a_reader(engine, consumer, handed)
+    yield from calls_about_leases(engine, handed.lease.lease_id)
+    yield from calls_about_transfers(engine, handed.transfer.transfer_id)
+    yield from calls_about_blocks(engine)
 
 
 def test_every_reply_says_who_answered_and_in_which_life(start: Start) -> None:

@@ -225,6 +225,60 @@ def test_a_prefill_that_fails_tells_the_destination_of_its_push(pair: Pair) -> N
     assert reason(d.told("load_ended", id_).failure) == "SOURCE_FAILED"
 
 
+@pytest.mark.parametrize("order", ["prefill first", "hit first", "a router brings the grant"])
+def test_a_full_hit_on_a_push_ends_its_source_at_once(pair: Pair, order: str) -> None:
+    p, d = pair
+    id_, said = new_id(), intent()
+
+    def prefill(**fields: Any) -> None:
+        p.arrived(id_, give=scheduler_pb2.KvGift(mode=PUSH), intent=said, **fields)
+        assert p.finished(id_, p.engine.allocate(3)).keep
+
+    if order == "prefill first":
+        prefill()
+    routed = order == "a router brings the grant"
+    d.arrived(id_, push=scheduler_pb2.PushOffer() if routed else pushed_by(p), intent=said)
+    assert d.allocated(id_, d.engine.allocate(3), 40) == 0
+    if routed:
+        prefill(target=d.told("reserved_at", id_).grant)
+    elif order == "hit first":
+        prefill()
+    assert not p.told("send_ended", id_).HasField("failure")
+    wait_until(lambda: not pending(p, id_) + pending(d, id_))
+    at_rest(p, d)
+    assert not d.finished(id_, []).keep
+
+
+def pushed_by(p: Scheduler) -> scheduler_pb2.PushOffer:
+    return scheduler_pb2.PushOffer(source=common_pb2.PeerAddress(address=p.engine.address))
+
+
+def pending(scheduler: Scheduler, id_: str) -> list[transfer_pb2.Transfer]:
+    """Transfers of a request that are not over."""
+    over = (transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE)
+    return [row for row in transfers(scheduler.engine) if row.request_id == id_ and row.state in over]
+
+
+@pytest.mark.parametrize("on_loss", ["fail", "recompute"])
+def test_a_push_of_which_one_side_does_not_come_ends_in_time_and_gives_the_blocks_back(
+    start: Start, on_loss: str
+) -> None:
+    (engine,) = start((), settings=f'{SETTINGS}registration_timeout_s = 0.4\n[scheduler]\non_loss = "{on_loss}"\n')
+    d, id_, target = Scheduler(engine), new_id(), engine.allocate(3)
+    d.arrived(id_, push=scheduler_pb2.PushOffer(), intent=intent())
+    assert d.allocated(id_, target, 16) == 24
+    ended = d.told("load_ended", id_)
+    assert reason(ended.failure) == "REGISTRATION_TIMEOUT"
+    assert ended.on_loss == scheduler_pb2.OnLoss.Value(f"ON_LOSS_{on_loss.upper()}")
+    assert (ended.tokens, ended.invalid_blocks) == (16, [group_runs(target[1:])])
+    assert d.match(id_, 16) == 0
+    given = new_id()
+    assert not d.prefilled(given, engine.allocate(3), intent=intent(mode=PUSH)).token
+    assert reason(d.told("send_ended", given).failure) == "REGISTRATION_TIMEOUT"
+    at_rest(d)
+    assert not d.finished(id_, target, 16, outcome=ABORTED).keep
+
+
 # ---- the next turn
 
 
@@ -249,6 +303,39 @@ def test_history_goes_back_if_enough_of_it_is_missing(start: Start, threshold: i
     assert p.finished("turn", target, len(turn)).grant.token_count == len(turn)
     p.aborted("turn")
     p.told("send_ended", "turn")
+
+
+@pytest.mark.parametrize("on_loss", ["fail", "recompute"])
+@pytest.mark.parametrize("late", ["the offer expired", "the decode engine died"])
+def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and_pins_nothing(
+    start: Start, late: str, on_loss: str
+) -> None:
+    rules = f'[scheduler]\nrecompute_threshold_tokens = 16\non_loss = "{on_loss}"\n'
+    p, d = map(Scheduler, start((), (), settings=SETTINGS + rules))
+    expires, turn = late == "the offer expired", prompt(130)
+    said = intent(ttl=dur(0.2)) if expires else intent()
+    grant = d.prefilled("chat", d.engine.allocate(3), give=scheduler_pb2.KvGift(decodes=True), intent=said)
+    if expires:
+        assert reason(d.told("send_ended", "chat").failure) == "LEASE_EXPIRED"
+    else:
+        d.engine.process.kill()
+    target = p.engine.allocate(9)
+    p.arrived("turn", turn, offer=grant, give=PREFILL, intent=intent())
+    lost = p.told("take_lost", "turn")
+    assert reason(lost.failure) == "LEASE_EXPIRED" or not expires
+    assert lost.on_loss == scheduler_pb2.OnLoss.Value(f"ON_LOSS_{on_loss.upper()}")
+    at_rest(p)
+    if on_loss == "fail":
+        assert p.allocated("turn", target) == 40, "whoever asks all the same"
+        ended = p.told("load_ended", "turn")
+        assert (ended.failure, list(ended.invalid_blocks)) == (lost.failure, [group_runs(target[:3])])
+        assert not p.finished("turn", target, 0, outcome=ABORTED).keep
+    else:
+        assert p.allocated("turn", target) == 0
+        assert p.finished("turn", target, len(turn)).grant.token_count == len(turn)
+        p.aborted("turn")
+        p.told("send_ended", "turn")
+    at_rest(p)
 
 
 def test_the_decode_engine_may_compute_the_end_of_a_prompt_itself(start: Start) -> None:
@@ -309,6 +396,31 @@ def test_an_abort_of_what_is_waited_for_by_push_frees_the_source(pair: Pair) -> 
     assert not d.aborted(id_), "no blocks were allocated"
     p.told("send_ended", id_)
     at_rest(p, d)
+
+
+@pytest.mark.parametrize("prefill", ["is not known", "computes nothing yet", "has sent a part"])
+def test_an_abort_of_a_push_into_blocks_gives_them_back_and_frees_its_source(pair: Pair, prefill: str) -> None:
+    p, d = pair
+    id_, said, blocks, target = new_id(), intent(), p.engine.allocate(3), d.engine.allocate(3)
+    written = p.engine.write(blocks, 1)
+    p.arrived(id_, give=scheduler_pb2.KvGift(mode=PUSH), intent=said)
+    d.arrived(id_, push=scheduler_pb2.PushOffer() if prefill == "is not known" else pushed_by(p), intent=said)
+    assert d.allocated(id_, target) == 40
+    if prefill != "is not known":
+        wait_until(lambda: bool(pending(p, id_)), what=lambda: transfers(d.engine))  # the push is registered
+    if prefill == "has sent a part":
+        p.computed(id_, blocks, 32)
+        wait_until(lambda: d.engine.read(target[:2]) == written[:2])
+    assert d.aborted(id_, "the user left"), "they may still be written"
+    ended = d.told("load_ended", id_)
+    assert (reason(ended.failure), ended.tokens) == ("CANCELLED", 0)
+    assert ended.invalid_blocks == [group_runs(target)]
+    if prefill == "is not known":
+        p.aborted(id_)
+    elif p.finished(id_, blocks).keep:  # it had not heard of the abort yet
+        p.told("send_ended", id_)
+    at_rest(p, d)
+    assert p.finished(id_, blocks).keep is False, "it is forgotten"
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])

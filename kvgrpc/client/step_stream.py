@@ -1,0 +1,72 @@
+"""Steps of a scheduler over one stream: an answer for each, without the price of a call."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from grpc import aio
+
+from kvgrpc.client.calls import Caller
+from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
+from kvgrpc.v1.scheduler_pb2 import ScheduleRequest, ScheduleResponse
+
+if TYPE_CHECKING:
+    from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
+
+STREAM_S = 60.0
+"""A step after so long opens another stream."""
+
+Stream = aio.StreamStreamCall[ScheduleRequest, ScheduleResponse]
+
+
+class StepStream:
+    """One step at a time. A stream that failed is not used again: the next step opens another."""
+
+    def __init__(self, caller: Caller, stub: "SchedulerServiceAsyncStub") -> None:
+        self._caller = caller
+        self._stub = stub
+        self._stream: Stream | None = None
+        self._opened_s = 0.0
+        self._turn = asyncio.Lock()
+
+    async def ask(self, step: ScheduleRequest, timeout_s: float) -> ScheduleResponse:
+        """The answer to a step. Raises what it is refused with, DeadlineExceeded, Unavailable."""
+        try:
+            async with asyncio.timeout(timeout_s), self._turn:
+                return await self._exchange(step, timeout_s)
+        except TimeoutError as late:
+            what = f"Schedule at {self._caller.address}: no answer within {timeout_s:g} s"
+            raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "step"}) from late
+
+    def close(self) -> None:
+        """Ends the stream. Idempotent."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    async def _exchange(self, step: ScheduleRequest, timeout_s: float) -> ScheduleResponse:
+        try:
+            stream = self._standing(timeout_s)
+            await stream.write(step)
+            reply = await stream.read()
+            if isinstance(reply, ScheduleResponse):
+                return reply
+            raise Unavailable(Reason.PEER_UNREACHABLE, f"{self._caller.address} ended the stream of steps")
+        except aio.AioRpcError as failed:
+            self.close()
+            raise self._caller.error(failed, step) from failed
+        except asyncio.InvalidStateError as ended:
+            self.close()
+            raise Unavailable(Reason.PEER_UNREACHABLE, f"{self._caller.address} ended the stream of steps") from ended
+        except BaseException:  # the answer to this step may still come: it is not to be taken for that to the next one
+            self.close()
+            raise
+
+    def _standing(self, timeout_s: float) -> Stream:
+        """The stream, or a new one where it ended or would end within this step."""
+        now_s = asyncio.get_running_loop().time()
+        if self._stream is not None and (self._stream.done() or now_s - self._opened_s > STREAM_S):
+            self.close()
+        if self._stream is None:
+            self._opened_s = now_s
+            self._stream = self._stub.Schedule(timeout=STREAM_S + timeout_s, metadata=self._caller.headers())
+        return self._stream

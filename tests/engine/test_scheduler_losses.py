@@ -1,0 +1,91 @@
+"""KV that does not come: the wait for it ends, the request goes on as its engine was told, and its blocks are free."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
+from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.errors import Reason
+from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.schedulers import COMPLETE, PROMPT, TARGET, At, R, give
+from tests.engine.support import Lead, new_key, tokens
+from tests.service.engines import wait_until
+
+GONE = {Reason.NO_POOL, Reason.INCARNATION_CHANGED}
+"""Of a lead whose engine is gone; the latter while it remembers that engine."""
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
+    """A lead on which the other side of a push has to come soon."""
+    lead = Lead(tmp_path_factory.mktemp("hasty"), "H", settings=f"{SETTINGS}registration_timeout_s = 0.4\n")
+    try:
+        yield lead.wait_ready()
+    finally:
+        lead.close()
+
+
+@pytest.mark.parametrize("on_loss", OnLoss)
+@pytest.mark.parametrize("source", ["is not known here", "never computes"])
+def test_a_push_whose_source_does_not_come_is_a_loss_in_time(
+    hasty: Lead, leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, source: str
+) -> None:
+    p, d = At(attach(leads[0])), At(attach(hasty), on_loss=on_loss)
+    take = Source(p.side.engine.address if source == "never computes" else "")
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=new_key(), take=take))
+    assert d.load(16) == 24
+    ended = d.told(LoadEnded)
+    assert ended.loss.reason is Reason.REGISTRATION_TIMEOUT
+    assert (ended.tokens, ended.blocks, ended.on_loss) == (16, ((31, 5),), on_loss)
+    wait_until(hasty.at_rest)
+    assert d.scheduler.match(R, 16).tokens == 0
+    assert not d.scheduler.finished(R, PROMPT, TARGET, 16, Outcome.ABORTED).keep
+    assert len(d.scheduler.policy) == 0
+
+
+def test_a_push_whose_destination_does_not_come_gives_its_blocks_back_in_time(hasty: Lead, attach: Attach) -> None:
+    p = At(attach(hasty))
+    assert not p.prefilled(give(Mode.PUSH))
+    assert p.told(SendEnded).loss.reason is Reason.REGISTRATION_TIMEOUT
+    assert hasty.at_rest()
+    assert len(p.scheduler.policy) == 0
+
+
+@pytest.mark.parametrize("on_loss", OnLoss)
+@pytest.mark.parametrize("heard", ["before blocks are there", "after that"])
+@pytest.mark.parametrize("late", ["the offer expired", "the decode engine is gone"])
+def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and_pins_nothing(
+    leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, heard: str, late: str
+) -> None:
+    p, d = At(attach(leads[0]), on_loss=on_loss, recompute_threshold_tokens=16), At(attach(leads[1]))
+    expires = late == "the offer expired"
+    decoded = Wanted(
+        R, PROMPT, transfer_key=new_key(), give=Give(Mode.PULL, prefill=False), ttl_s=0.2 if expires else None
+    )
+    offer = Offer(d.prefilled(decoded))
+    if expires:
+        assert d.told(SendEnded).loss.reason is Reason.LEASE_EXPIRED
+    else:
+        d.side.close()
+        leads[1].wait_no_engine()
+    turn, table = [*PROMPT, *tokens(40, seed=6)], [[*range(40, 45)]]
+    p.scheduler.arrived(Wanted(R, turn, transfer_key=new_key(), take=offer, give=Give(Mode.PULL)))
+    if heard == "before blocks are there":
+        lost = p.told(TakeLost)
+        assert lost.on_loss is on_loss
+    else:
+        p.scheduler.allocated(R, table, 0, p.scheduler.match(R, 0).tokens)
+        lost = p.told(LoadEnded)
+        assert (lost.tokens, lost.blocks, lost.on_loss) == (0, ((40, 41, 42),), on_loss)
+    assert lost.loss.reason in ({Reason.LEASE_EXPIRED} if expires else GONE)
+    wait_until(leads[0].at_rest)
+    if on_loss is OnLoss.FAIL:
+        assert not p.scheduler.finished(R, turn, table, 0, Outcome.ABORTED).keep
+    else:
+        assert p.scheduler.match(R, 0).tokens == 0
+        p.scheduler.allocated(R, table, 0, 0)
+        assert p.scheduler.finished(R, turn, table, len(turn), COMPLETE).handed_over
+        p.scheduler.aborted(R)
+        p.told(SendEnded)
+    assert len(p.scheduler.policy) == 0
