@@ -1,7 +1,7 @@
 """A process of an engine, its scheduler or a worker, to be killed or stopped: driven by JSON lines.
 
     {"op": "schedule", "socket_path", "private"}    attaches as the scheduler; the ticket for the worker
-    {"op": "work", "ticket", "private", "path", "environment"}     attaches as the worker of rank 0
+    {"op": "work", "ticket", "private", "path", "environment", "bytes_per_s"}     attaches as the worker of rank 0
     {"op": "hand_over", "name", "blocks", "tokens"}   the grant
     {"op": "pull", "name", "grant", "tokens"}       nothing; the transfer is called `name` from now on
     {"op": "start", "name", "blocks"}
@@ -31,8 +31,6 @@ from kvgrpc.errors import KVGrpcError
 from tests.engine.forked import fork_for_each
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout
 
-SLOW_BYTES_PER_S = 60_000
-"""16 blocks of 2 KiB take half a second: long enough to be met on their way."""
 ANSWER_S = 10.0
 
 
@@ -60,7 +58,7 @@ class Actor:
         ticket = RankTicket(row["path"], bytes.fromhex(row["secret"]), row["memory_bytes"])
         if line["private"]:
             self._memory = np.zeros(LAYERS * BLOCKS * LAYER_BYTES, np.uint8)
-            paths, limit = (line["path"],), SLOW_BYTES_PER_S
+            paths, limit = (line["path"],), line["bytes_per_s"]
             self.rank = Rank(ticket, 0, [self._memory], data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         else:
             self.rank = Rank(ticket)

@@ -130,6 +130,8 @@ def test_a_source_that_is_cancelled_keeps_its_blocks_until_its_own_writes_have_e
     found = source.get(made.sent)
     check_end(found)
     assert found.memory == QUARANTINED
+    (pin,) = source.pins()
+    assert pin.missing_proof == "the end of the posting of rank 0"
     wait_until(lambda: source.get(made.sent).memory == RETURNED)
     check_came_to_rest(destination, made.received)
     check_unhurt(source)
