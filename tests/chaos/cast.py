@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgrpc.core.limits import Limits
-from kvgrpc.v1 import admin_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, transfer_pb2
 from tests.chaos.network import NAMESPACE, Proxy, set_loopback
 from tests.e2e import pushing
 from tests.e2e.conftest import PATHS
@@ -102,17 +102,21 @@ class Player:
         folder = self._folder / f"{self.name}{self._lives}"
         folder.mkdir()
         flags = ("--advertise", self.proxy.address, *setting.flags)
-        self.lead = ProxiedLead(folder, self.name, where, *flags, settings=setting.text)
+        self.lead: Lead = ProxiedLead(folder, self.name, where, *flags, settings=setting.text)
 
     def attach(self) -> None:
         """Its engine begins a new life."""
-        ticket = self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
+        ticket = self._attach_scheduler()
         flags, environment = PATHS[self._setting.path]
         work = {
             "private": self._private, "path": flags[-1], "environment": environment,
             "bytes_per_s": self._setting.bytes_per_s,
         }  # fmt: skip
         assert self.worker.ask(op="work", ticket=ticket, **work) == "attached"
+
+    def _attach_scheduler(self) -> Any:
+        """The ticket for its worker."""
+        return self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
 
     # -- what happens to it
 
@@ -169,9 +173,9 @@ class Player:
             os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
 
-    def revive(self) -> bool:
-        """What was killed begins anew, at the same address; and a new life of the engine, where the old one ended.
-        Whether it did.
+    def revive(self, *, fresh: bool = False) -> bool:
+        """What was killed begins anew, at the same address; and a new life of the engine, where the old one ended;
+        `fresh`: in a new process of its worker. Whether it did.
         """
         if "lead" in self._killed:
             self.lead.api.close()
@@ -180,18 +184,20 @@ class Player:
         for part in {"scheduler", "worker"} & self._killed:
             getattr(self, part).close()
             setattr(self, part, self._actors.make())
-        ended = bool(self._killed) or self.lost(self.ask("events", wait_s=0.0))
+        gone = bool(self._killed) or self.lost(self.ask("events", wait_s=0.0))
         self._killed.clear()
-        if ended:
-            self.leave()
+        if gone:
+            self.leave(fresh=fresh)
             self.lead.wait_no_engine()
             self.attach()
-        return ended
+        return gone
 
-    def leave(self) -> None:
-        """The engine's life ends; with the worker's process, where a data path may still use its memory."""
+    def leave(self, *, fresh: bool = False) -> None:
+        """The engine's life ends; with the worker's process, if that is wanted, and where a data path may still use its
+        memory.
+        """
         self.scheduler.ask(op="leave")
-        if self.worker.ask(op="leave"):
+        if fresh or self.worker.ask(op="leave"):
             self.worker.kill()
             self.worker.close()
             self.worker = self._actors.make()
@@ -216,6 +222,11 @@ class Player:
         found = [pin for pin in pins if pin.kind == admin_pb2.PIN_KIND_QUARANTINE or pin.missing_proof]
         assert all(pin.missing_proof for pin in found), found
         return found
+
+    def meet(self, other: "Player") -> None:
+        """Shakes hands with another one."""
+        where = common_pb2.PeerAddress(address=other.proxy.address)
+        self.lead.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=where))
 
     def transports(self) -> list[str]:
         """What its bytes go by, as it says it of each peer that it reaches."""
@@ -253,3 +264,52 @@ class Player:
                 actor.close()
         self.lead.close()
         self.proxy.close()
+
+
+class OwnLead(Lead):
+    """The lead that a launched engine has now."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.api = name, Api(address)
+
+    def close(self) -> None:
+        self.api.close()
+
+
+class Launched(Player):
+    """One whose lead is a child of its engine's scheduler, which replaces it. Peers reach it without a proxy."""
+
+    def _begin_lead(self) -> None:
+        config = self._folder / f"{self.name}.toml"
+        config.write_text(self._setting.text)
+        self._flags = ["--config", str(config), "--engine-id", self.name, *self._setting.flags]
+
+    def ready(self) -> "Launched":
+        self.attach()
+        return self
+
+    def _attach_scheduler(self) -> Any:
+        _, environment = PATHS[self._setting.path]
+        ticket = self.scheduler.ask(op="launch", flags=self._flags, private=self._private, environment=environment)
+        self._know_lead()
+        return ticket
+
+    def pids(self, part: str) -> int:
+        return self._lead_pid if part == "lead" else super().pids(part)
+
+    def come_back(self, *, anew: bool) -> None:
+        """It has a lead again; `anew`: with a new life of the engine."""
+        self._killed.clear()
+        if anew:
+            self.lead.close()
+            self.leave(fresh=True)
+            self.attach()
+            return
+        before = self._lead_pid
+        wait_until(lambda: self.ask("events", wait_s=0.1) is not None and self.ask("lead")[0] not in (0, before))
+        self.lead.close()
+        self._know_lead()
+
+    def _know_lead(self) -> None:
+        self._lead_pid, address = self.ask("lead")
+        self.lead = OwnLead(self.name, address)

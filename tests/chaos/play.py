@@ -20,6 +20,8 @@ KV, NEW, NEXT = 7, 100, 50
 SLACK_S = 10.0
 """What a busy machine may add to a bound."""
 
+SPARE, FREE = list(range(40, 44)), list(range(44, 48))
+"""Blocks that no play uses: of what comes after it."""
 ENDS = ("Received", "BlocksReturned")
 """Events after which an engine has all its blocks."""
 
@@ -58,7 +60,7 @@ class Play:
     _asked: list[Player] = field(default_factory=list)
 
     @property
-    def _written(self) -> bool:
+    def written(self) -> bool:
         return self.mode.startswith("written")
 
     def bring_to(self, step: str) -> None:
@@ -84,7 +86,7 @@ class Play:
 
     def _hold_the_settle(self) -> None:
         """The lead that would answer says nothing any more; who moves the bytes needs it no more."""
-        mover, other = (self.source, self.destination) if self._written else (self.destination, self.source)
+        mover, other = (self.source, self.destination) if self.written else (self.destination, self.source)
         other.hold()
 
         def waits() -> bool:
@@ -166,3 +168,17 @@ def check_over(player: Player, name: str, within_s: float, *, proved: bool = Fal
     raise AssertionError(
         f"{player.name}: {name} is not over: {player.ask('events', wait_s=0.0)} {player.lead.status()}"
     )
+
+
+def check_serves(source: Player, destination: Player, limits: Limits) -> None:
+    """The next request brings its bytes."""
+    name, tokens = f"next from {source.name}", prompt(64, seed=3)
+    source.paint(SPARE, NEXT)
+    destination.paint(FREE, 0)
+    grant = source.ask("hand_over", name=name, blocks=SPARE, tokens=tokens)
+    destination.ask("pull", name=name, grant=grant, tokens=tokens)
+    destination.ask("start", name=name, blocks=FREE)
+    within_s = bound_s("pull", limits)
+    assert check_over(destination, name, within_s) == "Received"
+    assert check_over(source, name, within_s) == "BlocksReturned"
+    assert destination.see(FREE) == [NEXT]
