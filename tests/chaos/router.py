@@ -64,13 +64,19 @@ class Router:
 
     def end(self, transfer_id: str) -> None:
         """Sees a transfer to its end, from the middle of its bytes."""
-        wait_until(lambda: self.received(transfer_id).phases[-1].name == "wire")
+        wait_until(lambda: self._moves(transfer_id), what=lambda: self.received(transfer_id))
         reached(MIDWAY)
         self.destination.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=transfer_id))
         reached("over")
         self.over.set()
         for watch in self.watches:
             watch.cancel()
+
+    def _moves(self, transfer_id: str) -> bool:
+        """Fails for one that is over: it was to be met on its way."""
+        found = self.received(transfer_id)
+        assert found.state in (transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE), found
+        return found.bytes > 0 and found.waiting_for == "" and "wire" in {phase.name for phase in found.phases}
 
     def _allocate(self, api: Api) -> list[int]:
         counts = [pool_pb2.GroupCount(count=COUNT)]
@@ -119,7 +125,7 @@ def _push(router: Router, hand_over: HandOver, between: str) -> None:
     reached("registered")
     received = reserved.transfer.transfer_id
     hand_over(key, last=False)
-    wait_until(lambda: router.received(received).waiting_for == "parts")
+    wait_until(lambda: (now := router.received(received)).waiting_for == "parts" and now.bytes_done > 0)
     reached(between)
     hand_over(key, last=True)
     router.end(received)

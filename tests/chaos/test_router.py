@@ -19,7 +19,7 @@ from tests.service.engines import Engine, wait_until
 from tests.service.pushes import check_a_good_push
 
 # What nobody comes for renews its lease up to the cap.
-SETTINGS = f"{LIMITS}lease_cap_s = 4.0\n"
+SETTINGS = LIMITS.replace("registration_timeout_s = 2.5", "registration_timeout_s = 5.0") + "lease_cap_s = 5.0\n"
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {
     ("shm", "pull", "waiting for blocks", "killed"),
