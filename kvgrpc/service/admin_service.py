@@ -116,7 +116,7 @@ def _counts(node: Node) -> admin_pb2.Counts:
 def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
     """A pin with what its owner knows of the request."""
     state = node.state
-    request_id = peer = trace = ""
+    request_id = peer = trace = missing = ""
     if pin.kind is PinKind.LEASE:
         lease = state.leases.get(pin.owner)
         request_id, trace = lease.request_id, lease.trace
@@ -125,6 +125,8 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         request_id, peer = access.opening.request_id, access.consumer
     elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
         request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
+        # Not only of a QUARANTINE: an ACCESS keeps the blocks of a push that is over while our own posting reads them.
+        missing = node.missing_proof(transfer.id)
     return admin_pb2.Pin(
         kind=answers.PIN_KINDS[pin.kind],
         owner=pin.owner,
@@ -132,6 +134,6 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         peer_engine_id=peer,
         age=duration(now - pin.since),
         blocks=pool_blocks(pin.blocks),
-        missing_proof=node.missing_proof(pin.owner) if pin.kind is PinKind.QUARANTINE else "",
+        missing_proof=missing,
         trace_id=answers.trace_id(trace),
     )

@@ -1,7 +1,9 @@
 """A process of an engine, its scheduler or a worker, to be killed or stopped: driven by JSON lines.
 
     {"op": "schedule", "socket_path", "private"}    attaches as the scheduler; the ticket for the worker
-    {"op": "work", "ticket", "private", "path", "environment"}     attaches as the worker of rank 0
+    {"op": "launch", "flags", "private", "environment"}      as "schedule", with a lead of its own
+    {"op": "lead"}                   its lead's process and address; of the next one when there is one
+    {"op": "work", "ticket", "private", "path", "environment", "bytes_per_s"}     attaches as the worker of rank 0
     {"op": "hand_over", "name", "blocks", "tokens"}   the grant
     {"op": "pull", "name", "grant", "tokens"}       nothing; the transfer is called `name` from now on
     {"op": "start", "name", "blocks"}
@@ -31,8 +33,6 @@ from kvgrpc.errors import KVGrpcError
 from tests.engine.forked import fork_for_each
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout
 
-SLOW_BYTES_PER_S = 60_000
-"""16 blocks of 2 KiB take half a second: long enough to be met on their way."""
 ANSWER_S = 10.0
 
 
@@ -48,19 +48,24 @@ class Actor:
 
     def schedule(self, line: dict[str, Any]) -> dict[str, Any]:
         self.leave({})
-        engine = Engine.attach(line["socket_path"], pool=layout(), private_memory=line["private"])
-        self.engine, self._handles, self._events = engine, {}, []
-        ticket = engine.ticket
-        return {"path": ticket.socket_path, "secret": ticket.secret.hex(), "memory_bytes": ticket.memory_bytes}
+        return self._begun(Engine.attach(line["socket_path"], pool=layout(), private_memory=line["private"]))
+
+    def launch(self, line: dict[str, Any]) -> dict[str, Any]:
+        self.leave({})
+        os.environ.update(line["environment"])
+        return self._begun(Engine.launch(pool=layout(), private_memory=line["private"], flags=line["flags"]))
+
+    def lead(self, _: dict[str, Any]) -> list[Any]:
+        return [self._engine.lead_pid, self._engine.address]
 
     def work(self, line: dict[str, Any]) -> str:
         self.leave({})
         os.environ.update(line["environment"])  # UCX reads it once, with the first rank
         row = line["ticket"]
-        ticket = RankTicket(row["path"], bytes.fromhex(row["secret"]), row["memory_bytes"])
+        ticket = RankTicket(row["path"], bytes.fromhex(row["secret"]), row["memory_bytes"], row["comes_back_s"])
         if line["private"]:
             self._memory = np.zeros(LAYERS * BLOCKS * LAYER_BYTES, np.uint8)
-            paths, limit = (line["path"],), SLOW_BYTES_PER_S
+            paths, limit = (line["path"],), line["bytes_per_s"]
             self.rank = Rank(ticket, 0, [self._memory], data_paths=paths, bandwidth_limit_bytes_per_s=limit)
         else:
             self.rank = Rank(ticket)
@@ -143,6 +148,14 @@ class Actor:
                 return str(error)
         self.engine = self.rank = None
         return ""
+
+    def _begun(self, engine: Engine) -> dict[str, Any]:
+        self.engine, self._handles, self._events = engine, {}, []
+        ticket = engine.ticket
+        return {
+            "path": ticket.socket_path, "secret": ticket.secret.hex(), "memory_bytes": ticket.memory_bytes,
+            "comes_back_s": ticket.comes_back_s,
+        }  # fmt: skip
 
     @property
     def _engine(self) -> Engine:

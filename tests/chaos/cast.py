@@ -3,31 +3,69 @@
 import os
 import signal
 import socket
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.v1 import admin_pb2, transfer_pb2
-from tests.chaos.actor import SLOW_BYTES_PER_S
+from kvgrpc.core.limits import Limits
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, transfer_pb2
 from tests.chaos.network import NAMESPACE, Proxy, set_loopback
+from tests.e2e import pushing
 from tests.e2e.conftest import PATHS
-from tests.e2e.pushing import LIMITS
-from tests.engine.support import Asked, Lead, Workers
+from tests.engine.support import Lead, Workers, ended
 from tests.service.api import Api
 from tests.service.engines import HOME, wait_until
 
 # What waits for an engine that stands still ends with the lease.
-SETTINGS = f"{LIMITS}lease_ttl_s = 3.0\nlease_cap_s = 4.0\n"
-SLOW = ("--bandwidth-limit-bytes-per-s", str(SLOW_BYTES_PER_S))
+LIMITS = Limits(**tomllib.loads(pushing.LIMITS)["limits"], lease_ttl_s=3.0, lease_cap_s=4.0)
+WRITTEN = replace(LIMITS, quarantine_share=0.1, rekey_interval_s=0.5)
+"""Where a source writes: what one transfer leaves in quarantine is too much, so that a re-key comes by itself."""
+PATIENT = replace(
+    LIMITS, peer_grace_s=20.0, queue_timeout_s=20.0, transfer_timeout_s=20.0, settle_timeout_s=20.0,
+    registration_timeout_s=20.0, lease_ttl_s=20.0, lease_cap_s=40.0,
+)  # fmt: skip
+"""Nothing runs out while a process stands still for a moment."""
+SLOW_BYTES_PER_S = 60_000
+"""16 blocks of 2 KiB take half a second: long enough to be met on their way."""
+MEMBERS = {
+    "lead": ("lead",),
+    "scheduler": ("scheduler",),
+    "worker": ("worker",),
+    "engine": ("scheduler", "worker"),
+    "lead and engine": ("lead", "scheduler", "worker"),
+}
+"""What can become a victim, and the processes that it is made of."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all of a play go by."""
+
+    path: str
+    limits: Limits = LIMITS
+    source_writes: bool = False
+    bytes_per_s: int = SLOW_BYTES_PER_S
+
+    @property
+    def text(self) -> str:
+        """As a lead's settings."""
+        limits = [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(Limits)]
+        return "\n".join([f"source_writes = {str(self.source_writes).lower()}", "[limits]", *limits])
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*PATHS[self.path][0], "--bandwidth-limit-bytes-per-s", str(self.bytes_per_s))
 
 
 class ProxiedLead(Lead):
     """A lead that names another address to its peers than the one at which the test asks it."""
 
-    def __init__(self, folder: Path, name: str, listen: str, *flags: str) -> None:
+    def __init__(self, folder: Path, name: str, listen: str, *flags: str, settings: str) -> None:
         self._listen = listen
-        super().__init__(folder, name, "--listen", listen, *flags, settings=SETTINGS)
+        super().__init__(folder, name, "--listen", listen, *flags, settings=settings)
 
     def wait_ready(self) -> "ProxiedLead":
         self.process.wait_ready()
@@ -38,12 +76,13 @@ class ProxiedLead(Lead):
 class Player:
     """One engine of the two: P or D."""
 
-    def __init__(self, folder: Path, name: str, path: str, actors: Workers) -> None:
+    def __init__(self, folder: Path, name: str, setting: Setting, actors: Workers) -> None:
         self.name = name
-        self._folder, self._path, self._actors = folder, path, actors
-        self._private = path != "shm"
+        self._folder, self._setting, self._actors = folder, setting, actors
+        self._private = setting.path != "shm"
         self._lives = 0
         self._stopped: set[int] = set()
+        self._held = 0
         self._killed: set[str] = set()
         self.reachable = True
         self.proxy = Proxy()
@@ -59,18 +98,25 @@ class Player:
 
     def _begin_lead(self) -> None:
         self._lives += 1
-        flags, _ = PATHS[self._path]
-        where = f"{self.proxy.target[0]}:{self.proxy.target[1]}"
+        setting, where = self._setting, f"{self.proxy.target[0]}:{self.proxy.target[1]}"
         folder = self._folder / f"{self.name}{self._lives}"
         folder.mkdir()
-        self.lead = ProxiedLead(folder, self.name, where, "--advertise", self.proxy.address, *flags, *SLOW)
+        flags = ("--advertise", self.proxy.address, *setting.flags)
+        self.lead: Lead = ProxiedLead(folder, self.name, where, *flags, settings=setting.text)
 
     def attach(self) -> None:
         """Its engine begins a new life."""
-        ticket = self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
-        flags, environment = PATHS[self._path]
-        work = {"private": self._private, "path": flags[-1], "environment": environment}
+        ticket = self._attach_scheduler()
+        flags, environment = PATHS[self._setting.path]
+        work = {
+            "private": self._private, "path": flags[-1], "environment": environment,
+            "bytes_per_s": self._setting.bytes_per_s,
+        }  # fmt: skip
         assert self.worker.ask(op="work", ticket=ticket, **work) == "attached"
+
+    def _attach_scheduler(self) -> Any:
+        """The ticket for its worker."""
+        return self.scheduler.ask(op="schedule", socket_path=self.lead.socket_path, private=self._private)
 
     # -- what happens to it
 
@@ -93,19 +139,33 @@ class Player:
         """The process that plays that part."""
         return {"lead": self.lead.process.pid, "scheduler": self.scheduler.pid, "worker": self.worker.pid}[part]
 
-    def kill(self, part: str) -> None:
-        self._killed.add(part)
-        self._stopped.discard(self.pids(part))
-        if part == "lead":
-            self.lead.process.kill()
-            return
-        actor = getattr(self, part)
-        assert isinstance(actor, Asked)
-        actor.kill()
+    def kill(self, victim: str) -> None:
+        """All of them at once; they have ended then."""
+        pids = [self.pids(part) for part in MEMBERS[victim]]
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pidfd in pidfds:
+            assert ended(pidfd)
+            os.close(pidfd)
+        self._killed.update(MEMBERS[victim])
+        self._stopped.difference_update(pids)
 
-    def stop(self, part: str) -> None:
-        self._stopped.add(self.pids(part))
-        os.kill(self.pids(part), signal.SIGSTOP)
+    def stop(self, victim: str) -> None:
+        for part in MEMBERS[victim]:
+            self._stopped.add(self.pids(part))
+            os.kill(self.pids(part), signal.SIGSTOP)
+
+    def hold(self) -> None:
+        """Its lead says nothing until `let_go`, so that a step lasts."""
+        self._held = self.pids("lead")
+        os.kill(self._held, signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        """Its lead goes on, if it was held and nothing else has happened to it."""
+        if self._held and self.sound("lead"):
+            os.kill(self._held, signal.SIGCONT)
+        self._held = 0
 
     def resume(self) -> None:
         """What stood still goes on."""
@@ -113,9 +173,9 @@ class Player:
             os.kill(pid, signal.SIGCONT)
         self._stopped.clear()
 
-    def revive(self) -> bool:
-        """What was killed begins anew, at the same address; and a new life of the engine, where the old one ended.
-        Whether it did.
+    def revive(self, *, fresh: bool = False) -> bool:
+        """What was killed begins anew, at the same address; and a new life of the engine, where the old one ended;
+        `fresh`: in a new process of its worker. Whether it did.
         """
         if "lead" in self._killed:
             self.lead.api.close()
@@ -124,23 +184,29 @@ class Player:
         for part in {"scheduler", "worker"} & self._killed:
             getattr(self, part).close()
             setattr(self, part, self._actors.make())
-        ended = bool(self._killed) or self.lost(self.ask("events", wait_s=0.0))
+        gone = bool(self._killed) or self.lost(self.ask("events", wait_s=0.0))
         self._killed.clear()
-        if ended:
-            self.leave()
+        if gone:
+            self.leave(fresh=fresh)
             self.lead.wait_no_engine()
             self.attach()
-        return ended
+        return gone
 
-    def leave(self) -> None:
+    def leave(self, *, fresh: bool = False) -> None:
+        """The engine's life ends; with the worker's process, if that is wanted, and where a data path may still use its
+        memory.
+        """
         self.scheduler.ask(op="leave")
-        self.worker.ask(op="leave")
+        if fresh or self.worker.ask(op="leave"):
+            self.worker.kill()
+            self.worker.close()
+            self.worker = self._actors.make()
 
     # -- what it knows
 
-    def sound(self, part: str) -> bool:
-        """Whether it was neither killed nor stands still."""
-        return part not in self._killed and self.pids(part) not in self._stopped
+    def sound(self, *parts: str) -> bool:
+        """Whether none of these was killed or stands still."""
+        return not any(part in self._killed or self.pids(part) in self._stopped for part in parts)
 
     def lost(self, events: list[list[str]]) -> bool:
         """Whether its engine was told that its life is over. Fails where none of its processes was killed."""
@@ -149,11 +215,18 @@ class Player:
         return found
 
     def quarantine(self) -> list[admin_pb2.Pin]:
-        """Fails for one that does not say which proof is missing."""
+        """What is in quarantine, and what its own posting still reads of a push that is over. Fails for one of the
+        first that does not say which proof is missing; the others are known by it.
+        """
         pins = self.lead.api.admin.ListPins(admin_pb2.ListPinsRequest()).pins
-        found = [pin for pin in pins if pin.kind == admin_pb2.PIN_KIND_QUARANTINE]
+        found = [pin for pin in pins if pin.kind == admin_pb2.PIN_KIND_QUARANTINE or pin.missing_proof]
         assert all(pin.missing_proof for pin in found), found
         return found
+
+    def meet(self, other: "Player") -> None:
+        """Shakes hands with another one."""
+        where = common_pb2.PeerAddress(address=other.proxy.address)
+        self.lead.api.handshake.ConnectPeer(handshake_pb2.ConnectPeerRequest(peer=where))
 
     def transports(self) -> list[str]:
         """What its bytes go by, as it says it of each peer that it reaches."""
@@ -175,13 +248,68 @@ class Player:
         return self.lead.transfer(self.ask("id", name=name))
 
     def wait_at_rest(self) -> None:
-        wait_until(self.lead.at_rest, what=lambda: (self.lead.status(), self.quarantine()))
+        """Until it holds nothing, and takes new work: a re-key may be under way."""
+
+        def rests() -> bool:
+            return self.lead.at_rest() and self.lead.status().admission == admin_pb2.ADMISSION_OPEN
+
+        wait_until(rests, what=lambda: (self.lead.status(), self.quarantine()))
 
     def close(self) -> None:
         self.mend()
+        self.let_go()
         self.resume()
         for actor in (self.scheduler, self.worker):
             with suppress(OSError):
                 actor.close()
         self.lead.close()
         self.proxy.close()
+
+
+class OwnLead(Lead):
+    """The lead that a launched engine has now."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name, self.api = name, Api(address)
+
+    def close(self) -> None:
+        self.api.close()
+
+
+class Launched(Player):
+    """One whose lead is a child of its engine's scheduler, which replaces it. Peers reach it without a proxy."""
+
+    def _begin_lead(self) -> None:
+        config = self._folder / f"{self.name}.toml"
+        config.write_text(self._setting.text)
+        self._flags = ["--config", str(config), "--engine-id", self.name, *self._setting.flags]
+
+    def ready(self) -> "Launched":
+        self.attach()
+        return self
+
+    def _attach_scheduler(self) -> Any:
+        _, environment = PATHS[self._setting.path]
+        ticket = self.scheduler.ask(op="launch", flags=self._flags, private=self._private, environment=environment)
+        self._know_lead()
+        return ticket
+
+    def pids(self, part: str) -> int:
+        return self._lead_pid if part == "lead" else super().pids(part)
+
+    def come_back(self, *, anew: bool) -> None:
+        """It has a lead again; `anew`: with a new life of the engine."""
+        self._killed.clear()
+        if anew:
+            self.lead.close()
+            self.leave(fresh=True)
+            self.attach()
+            return
+        before = self._lead_pid
+        wait_until(lambda: self.ask("events", wait_s=0.1) is not None and self.ask("lead")[0] not in (0, before))
+        self.lead.close()
+        self._know_lead()
+
+    def _know_lead(self) -> None:
+        self._lead_pid, address = self.ask("lead")
+        self.lead = OwnLead(self.name, address)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvgrpc.core.limits import Limits
 from kvgrpc.v1 import transfer_pb2
 from tests.chaos.cast import Player
 from tests.service.engines import CANCELLED, FAILED, SUCCEEDED, wait_until
@@ -16,17 +17,34 @@ BLOCKS, TARGET = list(range(COUNT)), list(range(20, 20 + COUNT))
 OVER = (SUCCEEDED, FAILED, CANCELLED)
 KV, NEW, NEXT = 7, 100, 50
 """What blocks hold: the KV that moves, what their engine puts into them afterwards, and the KV of what is next."""
-BOUND_S = 20.0
-"""Until a transfer is over: far above the sum of all that it may wait for."""
+SLACK_S = 10.0
+"""What a busy machine may add to a bound."""
 
+SPARE, FREE = list(range(40, 44)), list(range(44, 48))
+"""Blocks that no play uses: of what comes after it."""
 ENDS = ("Received", "BlocksReturned")
 """Events after which an engine has all its blocks."""
 
+MIDWAY, SETTLE = "bytes on their way", "before the settle"
 STEPS = {
-    "pull": ("before they have met", "waiting for blocks", "bytes on their way", "before the settle"),
-    "push": ("registered", "between two parts", "bytes on their way"),
-    "layers": ("between two layers", "bytes on their way"),
+    "pull": ("before they have met", "waiting for blocks", MIDWAY, SETTLE),
+    "push": ("registered", "between two parts", MIDWAY, SETTLE),
+    "layers": ("between two layers", MIDWAY, SETTLE),
+    "written push": ("between two parts", MIDWAY, SETTLE),
+    "written layers": ("between two layers", MIDWAY, SETTLE),
 }
+"""By mode. Written: the source writes, else the destination reads."""
+
+
+def bound_s(mode: str, limits: Limits) -> float:
+    """So long a transfer of that mode may take to its end, from whenever something happened to it: the sum of all that
+    it may wait for in turn. Memory that a re-key brings back takes another one of its own.
+    """
+    waits = limits.peer_grace_s + limits.transfer_timeout_s + limits.settle_timeout_s
+    if mode == "pull":
+        return waits + max(limits.lease_cap_s, limits.connect_timeout_s + limits.queue_timeout_s)
+    rekey = limits.peer_grace_s + limits.transfer_timeout_s if mode.startswith("written") else 0.0
+    return waits + limits.registration_timeout_s + rekey
 
 
 @dataclass
@@ -36,9 +54,14 @@ class Play:
     source: Player
     destination: Player
     mode: str
+    limits: Limits
     name: str = "first"
     grant: str = ""
     _asked: list[Player] = field(default_factory=list)
+
+    @property
+    def written(self) -> bool:
+        return self.mode.startswith("written")
 
     def bring_to(self, step: str) -> None:
         """Everything up to a step. P's blocks are full of KV, D's of zeros."""
@@ -58,13 +81,24 @@ class Play:
             return
         self.destination.ask("start", name=self.name, blocks=TARGET)
         self._until(lambda: self._on_the_wire() or self.received.state in OVER)
-        if step == "before the settle":
-            # Its lead answers no more; who moves the bytes needs it no more.
-            self.source.stop("lead")
-            self._until(lambda: self.received.phases[-1].name == "settle" or self.received.state in OVER)
+        if step == SETTLE:
+            self._hold_the_settle()
+
+    def _hold_the_settle(self) -> None:
+        """The lead that would answer says nothing any more; who moves the bytes needs it no more."""
+        mover, other = (self.source, self.destination) if self.written else (self.destination, self.source)
+        other.hold()
+
+        def waits() -> bool:
+            end = mover.transfer(self.name)
+            return end.phases[-1].name == "settle" or end.state in OVER
+
+        self._until(waits)
 
     def go_on(self) -> None:
-        """D asks only now, where it has not."""
+        """Whoever was held goes on. D asks only now, where it has not."""
+        self.source.let_go()
+        self.destination.let_go()
         if self.mode == "pull" and self.destination not in self._asked and self.destination.sound("scheduler"):
             self._ask(self.destination, "pull", grant=self.grant, tokens=TOKENS)
             self.destination.ask("start", name=self.name, blocks=TARGET)
@@ -90,13 +124,15 @@ class Play:
         elif step == "between two layers":
             self._part(BLOCKS, layers=[0, 1], last=False)
             self._until(lambda: len(self.received.layers_done) == 1)
-        elif self.mode == "layers":
+        elif self.mode.endswith("layers"):
             self._part(BLOCKS, layers=[0, 1], last=False)
             self._part(BLOCKS, layers=[1, 1], last=True)
             self._until(self._on_the_wire)
         else:
             self._part(BLOCKS, last=True)
             self._until(self._on_the_wire)
+        if step == SETTLE:
+            self._hold_the_settle()
 
     def _part(self, blocks: list[int], *, last: bool, layers: list[int] | None = None) -> None:
         self.source.ask("part", name=self.name, blocks=blocks, layers=layers, last=last)
@@ -114,11 +150,11 @@ class Play:
         wait_until(condition, what=lambda: self.received)
 
 
-def check_over(player: Player, name: str) -> str:
+def check_over(player: Player, name: str, within_s: float, *, proved: bool = False) -> str:
     """The last event of a player's transfer, which comes within its bounds; "" while some memory is in quarantine,
-    which says for want of which proof; "LeadDied" when the engine's life is over.
+    which says for want of which proof, unless the proof comes by itself; "LeadDied" when the engine's life is over.
     """
-    until = time.monotonic() + BOUND_S
+    until = time.monotonic() + within_s + SLACK_S
     while time.monotonic() < until:
         events = player.ask("events", wait_s=0.1)
         mine = [kind for kind, about, _ in events if about == name]
@@ -127,8 +163,22 @@ def check_over(player: Player, name: str) -> str:
             return str(mine[-1])
         if player.lost(events):
             return "LeadDied"
-        if "Failed" in mine and (not player.reachable or player.quarantine()):
+        if "Failed" in mine and not proved and (not player.reachable or player.quarantine()):
             return ""
     raise AssertionError(
         f"{player.name}: {name} is not over: {player.ask('events', wait_s=0.0)} {player.lead.status()}"
     )
+
+
+def check_serves(source: Player, destination: Player, limits: Limits) -> None:
+    """The next request brings its bytes."""
+    name, tokens = f"next from {source.name}", prompt(64, seed=3)
+    source.paint(SPARE, NEXT)
+    destination.paint(FREE, 0)
+    grant = source.ask("hand_over", name=name, blocks=SPARE, tokens=tokens)
+    destination.ask("pull", name=name, grant=grant, tokens=tokens)
+    destination.ask("start", name=name, blocks=FREE)
+    within_s = bound_s("pull", limits)
+    assert check_over(destination, name, within_s) == "Received"
+    assert check_over(source, name, within_s) == "BlocksReturned"
+    assert destination.see(FREE) == [NEXT]

@@ -1,13 +1,18 @@
-"""The memory of a dead peer goes from the survivor, at the latest when the grace is over: mapping and descriptor."""
+"""What a survivor has of a dead peer goes, at the latest when the grace is over: by shm the mapping of its pool and its
+descriptor; by NIXL the descriptor of its process, and connections.
+"""
 
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import PATHS
 from tests.e2e.test_deaths import LIMITS, SLOW, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
+from tests.service.footprint import footprint
 
 SOON_S = 5.0
 """Eight times the grace of LIMITS."""
@@ -36,3 +41,24 @@ def test_the_memory_of_a_dead_peer_is_not_kept(start: Start, victim: str, moving
     dead, survivor, before = (source, destination, alone[1]) if victim == "source" else (destination, source, alone[0])
     dead.process.kill()
     wait_until(lambda: held(survivor) == before, SOON_S, lambda: (before, held(survivor)))
+
+
+def connected(engine: Engine) -> Counter[str]:
+    """Descriptors of a server, by kind, once a test is connected to it."""
+    engine.check_alive()
+    return footprint(engine.process.pid).descriptors
+
+
+@pytest.mark.parametrize("path", ["nixl", pytest.param("nixl-tcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["source", pytest.param("destination", marks=pytest.mark.slow)])
+def test_what_nixl_has_of_a_dead_peer_is_not_kept(start: Start, victim: str, path: str) -> None:
+    flags, environment = PATHS[path]
+    source, destination = start(flags, (*flags, *SLOW), settings=LIMITS, **environment)
+    dead, survivor = (source, destination) if victim == "source" else (destination, source)
+    alone = connected(survivor)
+    check_a_good_pull(source, destination)
+    met = connected(survivor) - alone
+    assert met.total() > met["socket:"] > 0
+    begin_slow_pull(source, destination)
+    dead.process.kill()
+    wait_until(lambda: not connected(survivor) - alone, SOON_S, lambda: connected(survivor) - alone)

@@ -115,6 +115,27 @@ def test_by_tcp_a_rekey_ends_what_a_source_may_write_that_stands_still(start: St
     check_unhurt(destination)
 
 
+def test_at_an_operators_word_blocks_come_back_that_nothing_proves_and_the_log_has_it(start: Start) -> None:
+    flags, environment = PATHS["nixl"]
+    source, destination, third = start(
+        *[(*flags, *SLOW)] * 3, settings=f"source_writes = true\n{LIMITS}", **environment
+    )
+    made = begin(source, destination, MIDWAY)
+    with source.process.stopped():
+        end = destination.wait(made.received, returned=False)
+        assert (check_end(end), end.memory) == ("PEER_LOST", QUARANTINED)
+        word = "its host was switched off at 17:03"
+        request = admin_pb2.ReleaseQuarantineRequest(force=True, message=word, transfer_ids=[made.received])
+        answer = destination.api.admin.ReleaseQuarantine(request)
+        assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (BLOCKS, 0, 0)
+        check_came_to_rest(destination, made.received)
+        assert f"{BLOCKS} blocks left quarantine at an operator's word: {word}\n" in destination.process.log
+        check_a_good_push(third, destination)
+        source.process.kill()  # so that the word is true
+    check_unhurt(destination)
+    check_unhurt(third)
+
+
 def check_released(engine: Engine, transfer_id: str) -> None:
     """A re-key proves it at rest."""
     answer = engine.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
@@ -130,6 +151,8 @@ def test_a_source_that_is_cancelled_keeps_its_blocks_until_its_own_writes_have_e
     found = source.get(made.sent)
     check_end(found)
     assert found.memory == QUARANTINED
+    (pin,) = source.pins()
+    assert pin.missing_proof == "the end of the posting of rank 0"
     wait_until(lambda: source.get(made.sent).memory == RETURNED)
     check_came_to_rest(destination, made.received)
     check_unhurt(source)

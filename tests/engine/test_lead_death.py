@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,11 @@ from kvgrpc.engine import (
 )
 from kvgrpc.engine.handles import Handle
 from kvgrpc.errors import InternalError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.v1 import admin_pb2
 from tests.engine.conftest import SETTINGS
 from tests.engine.made import layout
 from tests.engine.support import WAIT_S, EngineProcess, Lead, Workers, ended, new_key, readable, refused, tokens
+from tests.service.api import Api
 from tests.service.conftest import TEST_S
 from tests.service.engines import READY_S, wait_until
 
@@ -538,6 +540,36 @@ def test_memory_that_a_peer_may_still_write_keeps_its_engine_from_coming_back(wr
         side.engine.close()
         with suppress(InternalError):
             side.rank.close()
+
+
+@pytest.mark.slow
+def test_what_an_engine_writes_itself_is_its_own_again_only_when_no_posting_reads_it_any_more(peer: Side) -> None:
+    """Its lead dies in the middle of its write. Its destination has its blocks back at an operator's word: by CMA
+    nothing else than the end of this process proves to it that nothing follows.
+    """
+    side = launched("nixl", "--source-writes", *SLOW)
+    try:
+        blocks, spare = list(range(100)), [110, 111, 112]
+        made = side.fill(blocks, seed=12)
+        peer.view[:, blocks] = 0
+        push, target = begun(side, peer, blocks, tokens(1600))
+        push.finished(blocks, last=True)
+        side.engine.flush()
+        wait_until(lambda: bool(peer.view[:, blocks].any()))
+        assert not peer.view[:, blocks].all(), "most of it is to come"
+        replaced(side, push)
+        side.view[:, blocks] = 0x55
+        move(side, peer, spare, spare)  # another life: the last one is over
+        peer.until(lambda _: target.failed)
+        assert not target.over
+        word = admin_pb2.ReleaseQuarantineRequest(force=True, message="its worker has closed its data paths")
+        with closing(Api(peer.engine.address)) as api:
+            assert api.admin.ReleaseQuarantine(word).released_blocks == len(blocks)
+        peer.until(lambda _: target.over)
+        found = peer.read(blocks)
+        assert ((found == made) | (found == 0)).all()
+    finally:
+        side.close()
 
 
 @pytest.fixture(scope="module")

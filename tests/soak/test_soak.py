@@ -1,6 +1,7 @@
 """Two engines move blocks for a long time, and change their minds; afterwards nothing of it is left.
 
-1,200 transfers in a run of all tests; SOAK_TRANSFERS says how many else, over SOAK_PATH.
+1,200 transfers in a run of all tests; SOAK_TRANSFERS says how many else, over SOAK_PATH. A fraction of them again where
+the source writes what is pushed: over a path whose name ends in WRITES.
 """
 
 import os
@@ -18,10 +19,13 @@ from tests.soak.traffic import Traffic, leads
 TRANSFERS = int(os.environ.get("SOAK_TRANSFERS", "1200"))
 PATH = os.environ.get("SOAK_PATH", "shm")
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-WARM_UP = TRANSFERS // 5
-"""After these the tables are full that keep something for a while."""
+WRITES = "-writes"
+WRITTEN = "nixl-tcp" + WRITES, max(200, TRANSFERS // 50)
+CASES = [(PATH, TRANSFERS)] if PATH.endswith(WRITES) else [(PATH, TRANSFERS), WRITTEN]
+WARM_UP_SHARE = 5
+"""After a fifth of the transfers the tables are full that keep something for a while."""
 MIB = 1 << 20
-GROWTH_BYTES_MAX = 5 * MIB if TRANSFERS >= 50_000 else 12 * MIB
+GROWTH_BYTES_MAX, SHORT_GROWTH_BYTES_MAX, SHORT = 5 * MIB, 12 * MIB, 50_000
 """Of a server's own memory, after the warm-up. After a short one the allocator has not seen all yet."""
 RUN_S = 6 * 3600
 DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST")
@@ -41,32 +45,38 @@ class Held:
 
 
 @pytest.mark.timeout(RUN_S)
+@pytest.mark.parametrize(("path", "transfers"), CASES)
 def test_after_many_transfers_no_block_is_lost_and_nothing_has_grown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+    path: str,
+    transfers: int,
 ) -> None:
-    flags, environment = PATHS[PATH]
+    flags, environment = PATHS[path.removesuffix(WRITES)]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with leads(tmp_path, *flags) as pair:
+    warm_up, most = transfers // WARM_UP_SHARE, GROWTH_BYTES_MAX if transfers >= SHORT else SHORT_GROWTH_BYTES_MAX
+    with leads(tmp_path, *flags, *(["--source-writes"] if path.endswith(WRITES) else [])) as pair:
         traffic = Traffic(pair, SEED)
         try:
-            traffic.run(WARM_UP)
+            traffic.run(warm_up)
             before = [Held.of(lead) for lead in pair]
-            traffic.run(TRANSFERS - WARM_UP)
+            traffic.run(transfers - warm_up)
             traffic.check_whole()
             traffic.check_arrived()
             after = [Held.of(lead) for lead in pair]
         finally:
             traffic.close()
-    record_property("figures", f"{traffic.begun:,} transfers over {PATH}: {dict(traffic.ends.most_common())}")
+    record_property("figures", f"{traffic.begun:,} transfers over {path}: {dict(traffic.ends.most_common())}")
     for then, now in zip(before, after, strict=True):
         grown = now.resident_bytes - then.resident_bytes
         record_property(
             "figures",
-            f"a server: {then.resident_bytes / MIB:.1f} MiB of its own after {WARM_UP:,} transfers, {grown / MIB:+.1f} "
+            f"a server: {then.resident_bytes / MIB:.1f} MiB of its own after {warm_up:,} transfers, {grown / MIB:+.1f} "
             f"MiB after all; {then.footprint.threads} threads, then {now.footprint.threads}; "
             f"{then.footprint.descriptors.total()} descriptors, then {now.footprint.descriptors.total()}",
         )
         assert now.footprint.same(then.footprint), (then, now)
-        assert grown <= GROWTH_BYTES_MAX
+        assert grown <= most
     assert not {f"failed {reason}" for reason in DEFECTS} & traffic.ends.keys()
