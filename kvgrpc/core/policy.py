@@ -79,20 +79,27 @@ class Policy:
 
     # ---- hooks of the scheduler
 
-    def arrived(self, arrival: Arrival) -> Admitted:
-        """A request is there, before anybody looks for it in the prefix cache.
-
-        Raises AlreadyExists (TRANSFER_EXISTS) for another request of that id, Exhausted (LIMIT_EXCEEDED).
-        """
+    def admits(self, arrival: Arrival) -> Admitted:
+        """What `arrived` would answer now, or raise. Changes nothing."""
         known = self._requests.get(arrival.request_id)
-        if known is None:
-            self._admit(arrival)
-        elif known.arrival != arrival:
+        if known is None and len(self._requests) >= self.rules.requests_max:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
+        if known is not None and known.arrival != arrival:
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"another request is called {arrival.request_id!r}")
         prompt = arrival.prompt_tokens
         if prefills(arrival) and not arrival.needs_all_outputs:
             prompt = without_backoff(self.rules, prompt)
         return Admitted(prompt, prefills(arrival))
+
+    def arrived(self, arrival: Arrival) -> Admitted:
+        """A request is there, before anybody looks for it in the prefix cache.
+
+        Raises AlreadyExists (TRANSFER_EXISTS) for another request of that id, Exhausted (LIMIT_EXCEEDED).
+        """
+        admitted = self.admits(arrival)
+        if arrival.request_id not in self._requests:
+            self._admit(arrival)
+        return admitted
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
         """How many tokens beyond those that are computed here can come from elsewhere."""
@@ -246,8 +253,6 @@ class Policy:
     # ---- what comes
 
     def _admit(self, arrival: Arrival) -> None:
-        if len(self._requests) >= self.rules.requests_max:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
         request = self._requests[arrival.request_id] = Request(arrival, sent=[0] * len(self.rules.groups))
         if arrival.give is not None and arrival.prompt_tokens:
             request.give = Stage.OPEN

@@ -142,7 +142,8 @@ class Scheduler:
 
     def arrived(self, wanted: Wanted) -> Admitted:
         """Raises what `Policy.arrived` raises; InvalidRequest (GRANT_INVALID) for what is no grant, or for a key that
-        is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind. Then nothing has changed.
+        is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind; Unavailable (ENGINE_LOST)
+        for one with a target while there is no lead. Then nothing has changed.
         """
         arrival = Arrival(
             wanted.request_id, len(wanted.prompt), self._offered(wanted), wanted.give, wanted.needs_all_outputs
@@ -151,13 +152,13 @@ class Scheduler:
             _check_access(wanted.target, grants.Access.WRITE)
         if wanted.give is not None or isinstance(wanted.take, Source):
             check_key(wanted.transfer_key)
-        known = wanted.request_id in self.policy
-        admitted = self.policy.arrived(arrival)
-        if not known:
-            self._known[wanted.request_id] = handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
+        admitted = self.policy.admits(arrival)
+        if wanted.request_id not in self.policy:
+            handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
             if wanted.target and wanted.prompt:
-                register = partial(self._push, handles, lambda push: push.register(wanted.target))
-                self._attempt(handles, Side.GIVE, register)
+                self._push(handles, lambda push: push.register(wanted.target))
+            self._known[wanted.request_id] = handles
+        self.policy.arrived(arrival)
         self._settle()
         return admitted
 
@@ -339,10 +340,10 @@ class Scheduler:
         if not self._cancels:
             return
         deadline = time.monotonic() + CANCEL_S
-        while time.monotonic() < deadline and any(not (h.transfer_id or h.over) for h in self._cancels):
+        while any(map(_unnamed, self._cancels)) and time.monotonic() < deadline:
             for event in self.engine.poll(CANCEL_S):
                 self._hear(event)
-        self._cancels = [handle for handle in self._cancels if not (handle.transfer_id or handle.over)]
+        self._cancels = [handle for handle in self._cancels if _unnamed(handle)]
         self._settle()
         self.engine.flush()
 
@@ -389,6 +390,11 @@ def _check_access(grant: bytes, access: grants.Access) -> grants.Claims:
             Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.value} grant; a {access.value} grant is needed here"
         )
     return claims
+
+
+def _unnamed(handle: Handle) -> bool:
+    """Whether the lead is still to name its transfer. One that died does not."""
+    return not (handle.transfer_id or handle.over or handle.lost)
 
 
 def _loss(event: Failed) -> Loss:

@@ -43,16 +43,21 @@ class Transfers:
         """By call, until it is answered."""
         self._known: dict[str, Handle] = {}
         """By transfer id, until the end."""
+        self._leases: dict[Handle, set[str]] = {}
+        """All that its calls have named, until the end."""
 
     def asked(self, call_id: int, handle: Handle) -> None:
         """A call about a handle waits for its answer."""
         self._asked[call_id] = handle
+        if isinstance(handle, HandOver | Push) and handle.lease_id:
+            self._leases.setdefault(handle, set()).add(handle.lease_id)
 
     def lose(self, message: str) -> tuple[list[Handle], list[Event]]:
         """The lead died: the transfers that are not over, and what the engine is told of them now."""
         handles = list(dict.fromkeys([*self._known.values(), *self._asked.values()]))
         self._known.clear()
         self._asked.clear()
+        self._leases.clear()
         told: list[Event] = []
         for handle in handles:
             handle.lost = True
@@ -85,8 +90,7 @@ class Transfers:
             case "failed", _:
                 yield from _fail(handle, event.failed.failure, cancelled=event.failed.cancelled)
             case "blocks_returned", _:
-                self._page.ended(event.blocks_returned.lease_id)
-                yield BlocksReturned(handle)
+                yield self._returned(handle)
             case "parts_returned", Push() if not self._page.ended(event.parts_returned.lease_id):
                 yield PartsReturned(handle)
 
@@ -98,10 +102,8 @@ class Transfers:
             if not handle.transfer_id:
                 yield from self._begin(handle, answer)
         elif not handle.transfer_id:
-            if isinstance(handle, HandOver | Push):
-                self._page.ended(handle.lease_id)
             yield from _fail(handle, answer.failure)
-            yield BlocksReturned(handle)
+            yield from self._did_not_begin(handle)
         elif handle.transfer_id in self._known and not handle.failed:
             # Its blocks were refused: without them it would hold its source until the cap.
             yield from _fail(handle, answer.failure)
@@ -112,11 +114,11 @@ class Transfers:
         response = getattr(answer, answer.WhichOneof("response") or "finished_blocks")
         handle.transfer_id = response.transfer.transfer_id
         if not handle.transfer_id and isinstance(handle, Push):
-            yield BlocksReturned(handle)  # given up before there was anything to move
+            yield from self._did_not_begin(handle)  # given up before there was anything to move
             return
         if isinstance(handle, Push) and response.transfer.memory == transfer_pb2.MEMORY_DISPOSITION_RETURNED:
             yield from _fail(handle, response.transfer.failure)
-            yield BlocksReturned(handle)
+            yield self._returned(handle)
             return
         self._known[handle.transfer_id] = handle
         if isinstance(handle, Reservation):
@@ -125,6 +127,21 @@ class Transfers:
         later, handle.later = handle.later, []
         for work in later:
             work()
+        if handle.failed:
+            handle.cancel("an earlier part of it was refused")
+
+    def _did_not_begin(self, handle: Handle) -> Iterator[Event]:
+        """An answer that brought no transfer. The lead has nothing of the handle once no other call about it waits for
+        its answer: each of them may still begin one, and then the blocks come back at that one's end.
+        """
+        if handle not in self._asked.values():
+            yield self._returned(handle)
+
+    def _returned(self, handle: Handle) -> Event:
+        """The end: slots of the void page can be others'."""
+        for lease_id in self._leases.pop(handle, ()):
+            self._page.ended(lease_id)
+        return BlocksReturned(handle)
 
 
 def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = False) -> Iterator[Event]:

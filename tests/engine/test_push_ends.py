@@ -1,13 +1,19 @@
-"""The end of a push of which nothing was handed over yet: its engine hears of it like of any other."""
+"""The ends of pushes that hardly began: nothing was handed over yet, or the first that was is refused. An engine hears
+of them like of any other, and its blocks are its own when it is told so.
+"""
 
 import pytest
 
+from kvgrpc.core import grants
 from kvgrpc.engine import Push, Reservation, content
 from kvgrpc.v1 import common_pb2, handoff_pb2
 from tests.engine.support import Side, kinds, new_key, tokens
 
 PROMPT = tokens(40)
-TARGET = [30, 31, 5]
+SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
+READ_GRANT = grants.mint(
+    grants.Claims(grants.Access.READ, "P", 1, "127.0.0.1:1", "l", new_key(), 1.0, 1, 16), grants.signing_key(bytes(32))
+)
 Pair = tuple[Side, Side]
 
 
@@ -37,3 +43,54 @@ def test_a_source_that_gives_up_before_the_first_part_hears_the_end_of_it(pair: 
     assert push.over
     if who != "nobody":
         assert kinds(destination.poll_until(lambda _: reservation.over))[-2:] == ["Failed", "BlocksReturned"]
+
+
+def calls(first: str, push: Push, grant: bytes) -> None:
+    """Calls of one batch, of which the first one is refused."""
+    match first:
+        case "a part, and parts follow":
+            push.finished([1, 10_000], layers=(0, 1))
+            push.finished(SOURCE, layers=(1, 1))
+        case "a registration, and parts follow":
+            push.register(READ_GRANT)
+            push.finished(SOURCE, layers=(1, 1))
+        case "a part, and a registration follows":
+            push.finished([10_000])
+            push.register(grant)
+        case "all parts":
+            push.finished([10_000])
+            push.finished([10_001])
+        case "a part, and the source gives up":
+            push.finished([10_000])
+            push.fail("the prefill was aborted")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "a part, and parts follow",
+        "a registration, and parts follow",
+        "a part, and a registration follows",
+        "all parts",
+        "a part, and the source gives up",
+    ],
+)
+def test_blocks_come_back_at_the_end_of_what_later_calls_began_though_the_first_was_refused(
+    pair: Pair, first: str
+) -> None:
+    source, destination = pair
+    key = new_key()
+    reservation = destination.engine.reserve(TARGET, content(PROMPT), transfer_key=key)
+    destination.poll_until(bool)
+    push = source.engine.push(content(PROMPT), transfer_key=key)
+    calls(first, push, reservation.grant)
+    events = source.poll_until(lambda _: push.over)
+    assert kinds(events) == ["Failed", "BlocksReturned"]
+    assert source.lead.at_rest()
+    # The blocks, and the slot of the void page, are free for others.
+    again = [source.engine.finished_blocks([20 + i], content(tokens(16, i)), transfer_key=new_key()) for i in range(3)]
+    reuse = source.engine.reserve(SOURCE, content(PROMPT), transfer_key=new_key())
+    assert kinds(source.poll_until(lambda _: bool(reuse.grant or reuse.over))) == ["Reserved"]
+    assert not any(handover.failed for handover in again)
+    source.round_trip()
+    assert source.engine.poll() == []

@@ -152,13 +152,10 @@ def test_a_preemption_raises_as_often_as_blocks_may_still_be_read_when_it_would_
         source.close()
 
 
-@pytest.mark.parametrize("said", ["registration", "part"])
-def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks(said: str) -> None:
-    target = grants.mint(ELSEWHERE, bytes(32)) if said == "registration" else b""
+def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks() -> None:
     with Engine.launch(pool=layout()) as engine:
-        scheduler, wanted = Scheduler(engine), give(Mode.PUSH, target=target)
-        if said == "part":
-            scheduler.arrived(wanted)
+        scheduler, wanted = Scheduler(engine), give(Mode.PUSH)
+        scheduler.arrived(wanted)
         pidfd = os.pidfd_open(engine.lead_pid)
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         assert ended(pidfd)
@@ -166,7 +163,6 @@ def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks
         scheduler.step()
         with refused(Reason.ENGINE_LOST, Unavailable):
             engine.cancel(b"k" * 16)
-        scheduler.arrived(wanted)
         scheduler.computed(R, TABLE, 32, step=0)
         finished = scheduler.finished(R, PROMPT, TABLE, 40, COMPLETE)
         assert (finished.keep, finished.handed_over, len(scheduler.policy)) == (False, False, 0)
