@@ -26,6 +26,8 @@ from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcErr
 
 ANSWER_S = 15.0
 """So long ranks have for their part of a re-key before whoever asked for it is told; a library's agent ends in 10 s."""
+TOO_MUCH = "too much memory is in quarantine"
+"""Why a re-key begins that nobody asked for."""
 
 
 class Peers(Protocol):
@@ -156,7 +158,7 @@ class Proofs:
         if ripe > state.now:
             state.timers.set(Timer.QUARANTINE, "", ripe)
         else:
-            self._begin("too much memory is in quarantine")
+            self._begin(TOO_MUCH)
 
     def rekey_due(self, _: str) -> None:
         """Postings had their time to end; or the ranks had theirs to report."""

@@ -80,6 +80,13 @@ class Luck:
         self._seen[kind] += 1
         return True
 
+    def deviates(self, kind: str) -> float:
+        """By how much something is off: at most by the size of that fault, to either side."""
+        size: float = getattr(self.faults, kind)
+        if size:
+            self._seen[kind] += 1
+        return self.rng.uniform(-size, size)
+
     def draw(self, span: Range) -> float:
         """A duration between the two ends of `span`."""
         return self.faults.draw(self.rng, span)

@@ -99,6 +99,8 @@ MUTANTS = (
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
+    Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
+    Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),
     Mutant("content is not compared", open_access, "check", bugs.always(None), Rule.R11),
     Mutant("a released handle is trusted", pulling.Pulls, "posting_ended", bugs.at_rest, Rule.R1),
     Mutant(
