@@ -85,6 +85,10 @@ class Proofs:
         """When there may be another one."""
         self._tried: frozenset[str] = frozenset()
         """What was still in quarantine after the last one: another one is of no use to it."""
+        self._hopeless = 0
+        """How many quarantines there had ever been when all that were left had been tried: until there is another one
+        nothing is due.
+        """
 
     def attach(self, issuer: Issuer, movers: Iterable[Mover]) -> None:
         """Names who uses the memory; once, when the node is built."""
@@ -144,7 +148,9 @@ class Proofs:
         if state.rekeying:
             if not self._left and self._calm():
                 self._go()
-        elif any(state.pins.quarantined) and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
+            return
+        hope = state.pins.quarantines != self._hopeless and any(state.pins.quarantined)
+        if hope and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
             state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._next_at))
 
     def quarantine_due(self, _: str) -> None:
@@ -152,7 +158,10 @@ class Proofs:
         state = self._state
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
         fresh = [since for owner, since in owners.items() if owner not in self._tried]
-        if not fresh or not self._wanted() or state.rekeying:
+        if not fresh:
+            self._hopeless = state.pins.quarantines
+            return
+        if not self._wanted() or state.rekeying:
             return
         ripe = min(fresh) + state.limits.peer_grace_s
         if ripe > state.now:
@@ -185,6 +194,7 @@ class Proofs:
         self._ended.clear()
         self._doubted.clear()
         self._tried = frozenset()
+        self._hopeless = 0
         self._next_at = 0.0
 
     def _begin(self, why: str) -> None:
@@ -231,6 +241,7 @@ class Proofs:
                 self._deliveries.peer_at_rest(life)
                 self._ended.pop(life, None)
         self._tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
+        self._hopeless = state.pins.quarantines
         calls, self._calls = self._calls, []
         for call in calls:
             self._answer(call, self._before)
