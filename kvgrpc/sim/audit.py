@@ -19,6 +19,7 @@ from kvgrpc.core.actions import (
     Refuse,
     Renewed,
     Reply,
+    Reserved,
     SendClose,
     SendOpen,
     SendSettle,
@@ -38,6 +39,7 @@ from kvgrpc.core.events import (
     PullBlocks,
     RegisterPush,
     RenewLeases,
+    ReserveBlocks,
     SettleAccess,
     SettleAnswered,
 )
@@ -48,7 +50,7 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.pins import EXCLUSIVE, Pin, PinKind
 from kvgrpc.core.transfers import Direction, State, Transfer
-from kvgrpc.errors import Reason
+from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.consumers import Consumers
 from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.lease_times import LeaseTimes, claims_of
@@ -103,6 +105,7 @@ class Audit:
             FinishedBlocks: lambda event: self._consumers.handed_over(event.key, event.on_abort),
             RenewLeases: self._leases.asks,
             PullBlocks: self._asks,
+            ReserveBlocks: self._asks,
             AccessAnswered: self._answered,
             SettleAnswered: self._settled,
             ProcessEnded: self._process_ended,
@@ -170,6 +173,7 @@ class Audit:
         self._farewells.life_began()
         self._proven.life_began()
         self._overdue.life_began()
+        self._waits.life_began()
 
     def posts(self, action: Post) -> None:
         """It lets bytes move: the access is open, and what is written or read is pinned."""
@@ -188,7 +192,8 @@ class Audit:
         """A transfer changed: who is done with it is, what it brought is vouched for, and it was not late."""
         transfer = action.transfer
         self._consumers.check(transfer)
-        self._waits.changed(transfer)
+        self._waits.changed(transfer, self._node.state.now)
+        self._leases.touched(transfer.lease_id)
         if transfer.over:
             self._farewells.ended(transfer.id, self._node.state.now)
         if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
@@ -249,7 +254,7 @@ class Audit:
 
     # -- what it hears
 
-    def _asks(self, event: OpenAccess | PullBlocks | SettleAccess) -> None:
+    def _asks(self, event: OpenAccess | PullBlocks | ReserveBlocks | SettleAccess) -> None:
         self._calls[event.call.id] = event
 
     def _opening(self, event: OpenAccess) -> None:
@@ -323,10 +328,16 @@ class Audit:
             self._gave_verdicts(event, answer)
         elif isinstance(event, PullBlocks) and isinstance(answer, Pulling) and answer.transfer is not None:
             self._waits.begun(answer.transfer, event)
+        elif isinstance(event, ReserveBlocks) and isinstance(answer, Reserved) and answer.transfer is not None:
+            self._waits.reserved(answer.transfer, event.registration_timeout_s)
 
     def _granted(self, event: OpenAccess, answer: Openings) -> None:
         peer = peer_key(event.engine_id, event.incarnation)
         for opening, row in zip(event.openings, answer.rows, strict=True):
+            claims = claims_of(opening.token)
+            if claims is not None:
+                self._check_refused(claims, row)
+                self._leases.touched(claims.lease_id)
             if not isinstance(row, Opened):
                 continue
             self._opened.add(opening.access_id)
@@ -337,6 +348,14 @@ class Audit:
             self._farewells.granted(access_id, row.transfer_id, peer)
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
+
+    def _check_refused(self, claims: grants.Claims, row: Opened | KVGrpcError) -> None:
+        """Nothing is looked up under a grant of another life."""
+        me = self._node.state.description
+        mine = me is None or (claims.engine_id, claims.incarnation) == (me.engine_id, me.incarnation)
+        looked_up = isinstance(row, Opened) or row.reason in (Reason.LEASE_NOT_FOUND, Reason.TRANSFER_ENDED)
+        if looked_up and not mine:
+            broken(Rule.R2, f"a grant of another life, for {claims.lease_id}, is taken for good", claims.lease_id)
 
     def _gave_verdicts(self, event: SettleAccess, answer: Verdicts) -> None:
         for settling, verdict in zip(event.settlings, answer.rows, strict=True):

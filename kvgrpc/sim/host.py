@@ -28,13 +28,12 @@ from kvgrpc.sim.clock import Clock
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.faults import Luck
 from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.leftovers import leftovers
+from kvgrpc.sim.leftovers import check_left
 from kvgrpc.sim.life import Life, describe
 from kvgrpc.sim.memory import Door, Memory, Prompt
 from kvgrpc.sim.mover import Mover
 from kvgrpc.sim.network import Ask, Give
 from kvgrpc.sim.performing import Performing
-from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.surroundings import Surroundings
 
 NEVER = float("inf")
@@ -194,10 +193,12 @@ class Host:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
 
         def take() -> None:
-            number = self.ledger.called(give, self.clock(), rekeys=principal == OPERATOR)
+            number = self.ledger.called(give)
             if principal == ENGINE:
                 self._read_flags()
-            self._take(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
+            event = ask(Call(number, principal, **fields))  # type: ignore[arg-type]
+            self.ledger.waits(number, type(event), self.clock())
+            self._take(event)
 
         self._when_running(take)
 
@@ -230,9 +231,7 @@ class Host:
     def rekey(self, rank: int) -> None:
         """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
         life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
-        self._world.seen["rekey"] += 1
-        if self.node.state.rekeying == TOO_MUCH:
-            self._world.seen["rekey_by_itself"] += 1
+        self._world.seen["rekey_by_itself" if self.node.state.rekeying == TOO_MUCH else "rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
         message = "" if proves else "the simulator proves nothing by it"
         self.soon(lambda: life.rekey(rank, proves=proves))
@@ -280,8 +279,7 @@ class Host:
         self.check()
         self.ledger.check_idle()
         self.engine.check_idle()
-        for what, count in leftovers(self.node).items():
-            broken(Rule.END, f"{self.address}: {what}: {count}")
+        check_left(self.node, self.address)
 
     def _attach(self) -> None:
         """A new life, with new memory."""

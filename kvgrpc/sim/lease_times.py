@@ -1,4 +1,4 @@
-"""How long the leases of one lead live: renewals shorten and revive none and pass no cap, and none outlives its time."""
+"""How long leases live: renewals shorten and revive none and pass no cap, and none outlives its time."""
 
 from functools import lru_cache
 
@@ -49,6 +49,12 @@ class LeaseTimes:
         for lease in self._state.leases:
             if not now < lease.deadline <= lease.cap:
                 broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
+
+    def touched(self, lease_id: str) -> None:
+        """Something happened to what stands on a lease: it is live, or over."""
+        lease = self._state.leases.find(lease_id)
+        if lease is not None and lease.live and self._state.now >= lease.deadline:
+            broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
 
     def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
         """A lease and when it ends; 0 for one that is over."""

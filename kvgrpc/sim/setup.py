@@ -36,11 +36,11 @@ TIGHT = Limits(
 """Every table of a lead is full now and then, and every deadline is near."""
 
 UNLUCKY = Mishaps(
-    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, stop=0.4
+    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
 )  # fmt: skip
 """Every host has some trouble within a minute."""
 DOOMED = Mishaps(
-    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, stop=1.5
+    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
 )  # fmt: skip
 """Something happens every second."""
 

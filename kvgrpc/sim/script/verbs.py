@@ -55,8 +55,8 @@ def limits(stage: Stage, line: Line) -> None:
 @WORLD.named
 def engine(stage: Stage, line: Line) -> None:
     """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [writes] [compares]
-    [cannot-set-aside]`: it starts. With `writes` it writes what it pushes, over a data path that can; `compares`: it compares
-    checksums of what it reads.
+    [cannot-set-aside]`: it starts. With `writes` it writes what it pushes, over a data path that can; `compares`: it
+    compares the checksums of what it reads.
     """
     name, blocks, tokens = line.word(), line.number("blocks", 8), line.number("block_tokens", 16)
     stage.engine(
