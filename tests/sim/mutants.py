@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant("leases never expire", handover.HandOver, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", handover.HandOver, "_renew_one", bugs.revived, Rule.R8),
-    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8),
+    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 60),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "bury_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", bugs.always(False), Rule.R5),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
     Mutant("whoever cannot be reached anew is told nothing", closing.Closings, "unreachable", bugs.given_up, Rule.R5),
     Mutant(
-        "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 60
+        "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
     Mutant("the dead who come back are told nothing", closing.Closings, "peer_back", bugs.always(None), Rule.R5),
     Mutant("silence is waited for without an end", lives.Lives, "_begin_grace", bugs.always(None), Rule.R5),
