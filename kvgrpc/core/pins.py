@@ -52,6 +52,8 @@ class PinTable:
         self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
         self.quarantined = [0] * len(blocks)
         """Blocks of each group that are in quarantine; to be read only."""
+        self.quarantines = 0
+        """How many pins ever became quarantines; to be read only."""
 
     def check_free_for(self, kind: PinKind, blocks: Blocks) -> None:
         """Raises PreconditionFailed (BLOCK_PINNED) when a pin of `kind` would conflict. Changes nothing."""
@@ -96,6 +98,7 @@ class PinTable:
         pin = self._pins.pop((owner, PinKind.TARGET))
         self._pins[owner, PinKind.QUARANTINE] = Pin(owner, PinKind.QUARANTINE, pin.blocks, now)
         self._count_quarantined(pin.blocks, 1)
+        self.quarantines += 1
 
     def blocks(self, owner: str, kind: PinKind) -> Blocks:
         """What an owner has pinned so; it has such a pin."""

@@ -26,6 +26,8 @@ from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcErr
 
 ANSWER_S = 15.0
 """So long ranks have for their part of a re-key before whoever asked for it is told; a library's agent ends in 10 s."""
+TOO_MUCH = "too much memory is in quarantine"
+"""Why a re-key begins that nobody asked for."""
 
 
 class Peers(Protocol):
@@ -83,6 +85,10 @@ class Proofs:
         """When there may be another one."""
         self._tried: frozenset[str] = frozenset()
         """What was still in quarantine after the last one: another one is of no use to it."""
+        self._hopeless = 0
+        """How many quarantines there had ever been when all that were left had been tried: until there is another one
+        nothing is due.
+        """
 
     def attach(self, issuer: Issuer, movers: Iterable[Mover]) -> None:
         """Names who uses the memory; once, when the node is built."""
@@ -142,7 +148,9 @@ class Proofs:
         if state.rekeying:
             if not self._left and self._calm():
                 self._go()
-        elif any(state.pins.quarantined) and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
+            return
+        hope = state.pins.quarantines != self._hopeless and any(state.pins.quarantined)
+        if hope and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
             state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._next_at))
 
     def quarantine_due(self, _: str) -> None:
@@ -150,13 +158,16 @@ class Proofs:
         state = self._state
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
         fresh = [since for owner, since in owners.items() if owner not in self._tried]
-        if not fresh or not self._wanted() or state.rekeying:
+        if not fresh:
+            self._hopeless = state.pins.quarantines
+            return
+        if not self._wanted() or state.rekeying:
             return
         ripe = min(fresh) + state.limits.peer_grace_s
         if ripe > state.now:
             state.timers.set(Timer.QUARANTINE, "", ripe)
         else:
-            self._begin("too much memory is in quarantine")
+            self._begin(TOO_MUCH)
 
     def rekey_due(self, _: str) -> None:
         """Postings had their time to end; or the ranks had theirs to report."""
@@ -183,6 +194,7 @@ class Proofs:
         self._ended.clear()
         self._doubted.clear()
         self._tried = frozenset()
+        self._hopeless = 0
         self._next_at = 0.0
 
     def _begin(self, why: str) -> None:
@@ -229,6 +241,7 @@ class Proofs:
                 self._deliveries.peer_at_rest(life)
                 self._ended.pop(life, None)
         self._tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
+        self._hopeless = state.pins.quarantines
         calls, self._calls = self._calls, []
         for call in calls:
             self._answer(call, self._before)

@@ -5,7 +5,6 @@ believes is compared with what another one said, what movers do, and what engine
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from kvgrpc.core import grants
@@ -20,6 +19,7 @@ from kvgrpc.core.actions import (
     Refuse,
     Renewed,
     Reply,
+    Reserved,
     SendClose,
     SendOpen,
     SendSettle,
@@ -32,7 +32,6 @@ from kvgrpc.core.events import (
     Event,
     FinishedBlocks,
     GiveDestination,
-    LeaseRef,
     OpenAccess,
     Opened,
     PeerSilent,
@@ -40,6 +39,7 @@ from kvgrpc.core.events import (
     PullBlocks,
     RegisterPush,
     RenewLeases,
+    ReserveBlocks,
     SettleAccess,
     SettleAnswered,
 )
@@ -53,7 +53,9 @@ from kvgrpc.core.transfers import Direction, State, Transfer
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.consumers import Consumers
 from kvgrpc.sim.farewells import Farewells
+from kvgrpc.sim.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.memory import Memory
+from kvgrpc.sim.overdue import Overdue
 from kvgrpc.sim.proven import Proven
 from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.waits import Waits
@@ -63,8 +65,6 @@ SLACK_S = 1e-6
 
 Uses = Callable[[int, int], bool]
 """Whether an engine has a use for a block of a group."""
-Before = tuple[tuple[str, float], ...]
-"""Leases and their deadlines; 0 where they were over."""
 
 
 class Audit:
@@ -81,6 +81,8 @@ class Audit:
         self._farewells = Farewells(state.limits, state.peers)
         self._proven = Proven()
         self._waits = Waits(state.limits)
+        self._leases = LeaseTimes(state)
+        self._overdue = Overdue(state)
         self._asked: dict[bytes, str] = {}
         """Transfers of pulls, by the access that was asked for."""
         self._access: dict[str, bytes] = {}
@@ -91,8 +93,8 @@ class Audit:
         """Accesses that were asked for to push, by their ids and by those under which the destination reads."""
         self._closing: set[bytes] = set()
         """Accesses that were settled for the last time, whatever came of it."""
-        self._calls: dict[int, tuple[Event, Before]] = {}
-        """Calls that are not answered, by number; of RenewLeases with what was before."""
+        self._calls: dict[int, Event] = {}
+        """Calls that are not answered, by number."""
         self._silent: dict[str, float] = {}
         """Since when lives of peers are silent."""
         self._ears: dict[type[Event], Callable[[Any], None]] = {
@@ -101,8 +103,9 @@ class Audit:
             CloseAccess: self._closed,
             RegisterPush: self._register,
             FinishedBlocks: lambda event: self._consumers.handed_over(event.key, event.on_abort),
-            RenewLeases: self._renewing,
+            RenewLeases: self._leases.asks,
             PullBlocks: self._asks,
+            ReserveBlocks: self._asks,
             AccessAnswered: self._answered,
             SettleAnswered: self._settled,
             ProcessEnded: self._process_ended,
@@ -123,15 +126,17 @@ class Audit:
 
     def says(self, actions: list[Action]) -> None:
         """After the node handled it, and before anything is done of what it asks for."""
-        if not self._calls:
-            return
+        self._overdue.look(actions)
         for action in actions:
             if isinstance(action, Reply):
                 call = self._calls.pop(action.call_id, None)
                 if call is not None:
-                    self._replied(*call, action.answer)
+                    self._replied(call, action.answer)
+                elif isinstance(action.answer, Renewed):
+                    self._leases.renewed(action.call_id, action.answer)
             elif isinstance(action, Refuse):
                 self._calls.pop(action.call_id, None)
+                self._leases.refused(action.call_id)
 
     def asks(self, action: SendOpen) -> None:
         """It asks a peer for an access."""
@@ -140,7 +145,7 @@ class Audit:
             self._asked[opening.access_id] = opening.transfer_id
             self._farewells.asked(opening.access_id, opening.transfer_id, action.peer)
             return
-        claims = _claims(opening.token)
+        claims = claims_of(opening.token)
         assert claims is not None
         self._consumers.came(claims.transfer_key, action.peer)  # a later life of the engine that was named, maybe
         for access_id in filter(None, (opening.access_id, opening.reverse_access_id)):
@@ -167,6 +172,8 @@ class Audit:
         """All of the last life is over."""
         self._farewells.life_began()
         self._proven.life_began()
+        self._overdue.life_began()
+        self._waits.life_began()
 
     def posts(self, action: Post) -> None:
         """It lets bytes move: the access is open, and what is written or read is pinned."""
@@ -185,7 +192,8 @@ class Audit:
         """A transfer changed: who is done with it is, what it brought is vouched for, and it was not late."""
         transfer = action.transfer
         self._consumers.check(transfer)
-        self._waits.changed(transfer)
+        self._waits.changed(transfer, self._node.state.now)
+        self._leases.touched(transfer.lease_id)
         if transfer.over:
             self._farewells.ended(transfer.id, self._node.state.now)
         if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
@@ -203,9 +211,7 @@ class Audit:
         """The tables agree with each other, with what the engine uses, and with the memory. `voided`: the engine has
         taken blocks back of which the lead does not know yet.
         """
-        for lease in self._node.state.leases:
-            if not self._node.state.now < lease.deadline <= lease.cap:
-                broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
+        self._leases.check()
         self.check_talk()
         try:
             self._node.check()
@@ -248,11 +254,8 @@ class Audit:
 
     # -- what it hears
 
-    def _asks(self, event: OpenAccess | PullBlocks | SettleAccess) -> None:
-        self._calls[event.call.id] = event, ()
-
-    def _renewing(self, event: RenewLeases) -> None:
-        self._calls[event.call.id] = event, tuple(map(self._deadline, event.leases))
+    def _asks(self, event: OpenAccess | PullBlocks | ReserveBlocks | SettleAccess) -> None:
+        self._calls[event.call.id] = event
 
     def _opening(self, event: OpenAccess) -> None:
         self._asks(event)
@@ -269,7 +272,7 @@ class Audit:
             self._farewells.over(self._pushed.get(row.access_id, row.access_id))
 
     def _register(self, event: RegisterPush) -> None:
-        claims = _claims(event.token)
+        claims = claims_of(event.token)
         if claims is not None:
             self._consumers.came(claims.transfer_key, peer_key(claims.engine_id, claims.incarnation))
 
@@ -298,7 +301,7 @@ class Audit:
             self._proven.process_ended(event, description.world_size)
 
     def _came(self, token: bytes, engine_id: str, incarnation: int) -> grants.Claims | None:
-        claims = _claims(token)
+        claims = claims_of(token)
         if claims is not None:
             self._consumers.came(claims.transfer_key, peer_key(engine_id, incarnation))
         return claims
@@ -318,19 +321,23 @@ class Audit:
 
     # -- what it says
 
-    def _replied(self, event: Event, before: Before, answer: Answer) -> None:
+    def _replied(self, event: Event, answer: Answer) -> None:
         if isinstance(event, OpenAccess) and isinstance(answer, Openings):
             self._granted(event, answer)
         elif isinstance(event, SettleAccess) and isinstance(answer, Verdicts):
             self._gave_verdicts(event, answer)
         elif isinstance(event, PullBlocks) and isinstance(answer, Pulling) and answer.transfer is not None:
             self._waits.begun(answer.transfer, event)
-        elif isinstance(answer, Renewed):
-            self._renewed(before, answer)
+        elif isinstance(event, ReserveBlocks) and isinstance(answer, Reserved) and answer.transfer is not None:
+            self._waits.reserved(answer.transfer, event.registration_timeout_s)
 
     def _granted(self, event: OpenAccess, answer: Openings) -> None:
         peer = peer_key(event.engine_id, event.incarnation)
         for opening, row in zip(event.openings, answer.rows, strict=True):
+            claims = claims_of(opening.token)
+            if claims is not None:
+                self._check_refused(claims, row)
+                self._leases.touched(claims.lease_id)
             if not isinstance(row, Opened):
                 continue
             self._opened.add(opening.access_id)
@@ -342,43 +349,20 @@ class Audit:
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
 
+    def _check_refused(self, claims: grants.Claims, row: Opened | KVGrpcError) -> None:
+        """Nothing is looked up under a grant of another life."""
+        me = self._node.state.description
+        mine = me is None or (claims.engine_id, claims.incarnation) == (me.engine_id, me.incarnation)
+        looked_up = isinstance(row, Opened) or row.reason in (Reason.LEASE_NOT_FOUND, Reason.TRANSFER_ENDED)
+        if looked_up and not mine:
+            broken(Rule.R2, f"a grant of another life, for {claims.lease_id}, is taken for good", claims.lease_id)
+
     def _gave_verdicts(self, event: SettleAccess, answer: Verdicts) -> None:
         for settling, verdict in zip(event.settlings, answer.rows, strict=True):
             if settling.last:
                 self._over(settling.access_id, verdict)
                 if verdict.valid:
                     self._vouched.add(settling.access_id)
-
-    def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
-        """A lease and when it ends; 0 for one that is over."""
-        lease_id = ref.lease_id
-        if ref.token:
-            claims = _claims(ref.token)
-            lease_id = "" if claims is None else claims.lease_id
-        lease = self._node.state.leases.find(lease_id)
-        return lease_id, lease.deadline if lease is not None and lease.live else 0.0
-
-    def _renewed(self, before: Before, answer: Renewed) -> None:
-        state = self._node.state
-        for (lease_id, deadline), (left_s, refused) in zip(before, answer.rows, strict=True):
-            if refused is not None:
-                continue
-            lease = state.leases.find(lease_id)
-            if deadline <= state.now or lease is None:
-                broken(Rule.R8, f"{lease_id} is renewed, but it is over", lease_id)
-            if lease.live and lease.deadline < deadline:
-                broken(Rule.R8, f"a renewal shortens {lease_id} by {deadline - lease.deadline:.3f} s", lease_id)
-            if left_s > lease.cap - state.now + SLACK_S:
-                broken(Rule.R8, f"{lease_id} is renewed past its cap", lease_id)
-
-
-@lru_cache(maxsize=1024)
-def _claims(token: bytes) -> grants.Claims | None:
-    """What a grant says, None where it is none."""
-    try:
-        return grants.read_claims(token)
-    except KVGrpcError:
-        return None
 
 
 def _cells(pin: Pin, pool: PoolLayout) -> list[int]:

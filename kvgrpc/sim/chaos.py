@@ -44,6 +44,8 @@ class Mishaps:
     """Nothing passes between two hosts."""
     cut_one_way: float = 0.0
     """Nothing passes from one host to another."""
+    isolate: float = 0.0
+    """Nothing passes between one host and all others."""
     stop: float = 0.0
     """The processes of a host are stopped for a while; its movers, every other time, run on."""
 
@@ -70,6 +72,7 @@ class Chaos:
             "lose_rank": self._lose_rank,
             "cut": lambda rng: self._cut(rng, one_way=False),
             "cut_one_way": lambda rng: self._cut(rng, one_way=True),
+            "isolate": self._isolate,
             "stop": self._stop,
         }
 
@@ -149,6 +152,14 @@ class Chaos:
         self._world.seen["cut_one_way" if one_way else "cut"] += 1
         self._world.network.cut(one, other, one_way=one_way)
         self._world.agenda.after(_lasts(rng, CUT_S), lambda: self._world.network.mend(one, other))
+
+    def _isolate(self, rng: Random) -> None:
+        network, one, for_s = self._world.network, rng.choice(self._world.hosts).address, _lasts(rng, CUT_S)
+        others = [host.address for host in self._world.hosts if host.address != one]
+        self._world.seen["isolate"] += 1
+        for other in others:
+            network.cut(one, other)
+            self._world.agenda.after(for_s, lambda other=other: network.mend(one, other))  # type: ignore[misc]
 
     def _stop(self, rng: Random) -> None:
         for_s, movers = _lasts(rng, STOP_S), rng.random() < 0.5

@@ -36,6 +36,8 @@ class Faults:
     """The end of a posting is reported `slow_s` after it."""
     corrupt: float = 0.0
     """One cell of a posting arrives as something else, and nobody is told."""
+    mute: float = 0.0
+    """A rank answers what it is asked for (an endpoint, a mapping, checksums) only `stall_s` later."""
     break_mapping: float = 0.0
     """A rank does not reach its peer."""
 
@@ -80,6 +82,13 @@ class Luck:
         self._seen[kind] += 1
         return True
 
+    def deviates(self, kind: str) -> float:
+        """By how much something is off: at most by the size of that fault, to either side."""
+        size: float = getattr(self.faults, kind)
+        if size:
+            self._seen[kind] += 1
+        return self.rng.uniform(-size, size)
+
     def draw(self, span: Range) -> float:
         """A duration between the two ends of `span`."""
         return self.faults.draw(self.rng, span)
@@ -94,6 +103,7 @@ ROUGH = Faults(
     break_posting=0.02,
     lose_posting=0.02,
     report_late=0.02,
+    mute=0.02,
     break_mapping=0.05,
     land_late=0.5,
     undrained=0.3,
@@ -112,6 +122,7 @@ STORMY = Faults(
     break_posting=0.08,
     lose_posting=0.08,
     report_late=0.08,
+    mute=0.05,
     break_mapping=0.1,
     land_late=0.5,
     undrained=0.5,

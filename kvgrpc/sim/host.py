@@ -21,18 +21,19 @@ from kvgrpc.core.ids import peer_key
 from kvgrpc.core.node import Node
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.pins import Blocks
+from kvgrpc.core.proofs import TOO_MUCH
 from kvgrpc.core.state import ENGINE
 from kvgrpc.sim.audit import Audit
+from kvgrpc.sim.clock import Clock
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.faults import Luck
 from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.leftovers import leftovers
+from kvgrpc.sim.leftovers import check_left
 from kvgrpc.sim.life import Life, describe
 from kvgrpc.sim.memory import Door, Memory, Prompt
 from kvgrpc.sim.mover import Mover
 from kvgrpc.sim.network import Ask, Give
 from kvgrpc.sim.performing import Performing
-from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.surroundings import Surroundings
 
 NEVER = float("inf")
@@ -59,9 +60,7 @@ class Host:
         """Those of this process: of its present life, and of lives that ended before a posting did."""
         self._flags: list[str] = []
         """Leases whose void flags are set, and were not read yet."""
-        self._skew_s = 0.0
-        self._pace = 1.0
-        """Seconds of its clock in one second of the world."""
+        self._clock: Clock
         self._tick_at = NEVER
         self._stopped = False
         self._waiting: deque[Callable[[], None]] = deque()
@@ -113,9 +112,7 @@ class Host:
             self.crash()
         self.node = Node(world.limits, world.writers, checksums=world.checksums)
         self.audit = Audit(self.node, world.opened, world.vouched)
-        self._skew_s = self._rng.uniform(0, 1e6)
-        drift = world.network.faults.drift
-        self._pace = self._rng.uniform(1.0 - drift, 1.0 + drift)
+        self._clock = Clock(world.agenda, Luck(self._rng, world.network.faults, world.seen))
         self._tick_at = NEVER
         self.up = True
         self._tell("starts")
@@ -196,10 +193,12 @@ class Host:
         """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
 
         def take() -> None:
-            number = self.ledger.called(give, self.clock(), rekeys=principal == OPERATOR)
+            number = self.ledger.called(give)
             if principal == ENGINE:
                 self._read_flags()
-            self._take(ask(Call(number, principal, **fields)))  # type: ignore[arg-type]
+            event = ask(Call(number, principal, **fields))  # type: ignore[arg-type]
+            self.ledger.waits(number, type(event), self.clock())
+            self._take(event)
 
         self._when_running(take)
 
@@ -219,7 +218,7 @@ class Host:
 
     def clock(self) -> float:
         """What its clock shows. It never goes back, however it is rounded."""
-        return max(self._world.agenda.now * self._pace + self._skew_s, self.node.state.now)
+        return max(self._clock.now(), self.node.state.now)
 
     def offered(self, key: bytes) -> Prompt | None:
         """What a transfer key stands for."""
@@ -232,7 +231,7 @@ class Host:
     def rekey(self, rank: int) -> None:
         """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
         life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
-        self._world.seen["rekey"] += 1
+        self._world.seen["rekey_by_itself" if self.node.state.rekeying == TOO_MUCH else "rekey"] += 1
         proves = not luck.strikes("rekey_proves_nothing")
         message = "" if proves else "the simulator proves nothing by it"
         self.soon(lambda: life.rekey(rank, proves=proves))
@@ -280,8 +279,7 @@ class Host:
         self.check()
         self.ledger.check_idle()
         self.engine.check_idle()
-        for what, count in leftovers(self.node).items():
-            broken(Rule.END, f"{self.address}: {what}: {count}")
+        check_left(self.node, self.address)
 
     def _attach(self) -> None:
         """A new life, with new memory."""
@@ -295,7 +293,10 @@ class Host:
         engine = Engine(self, description, secret, memories, world.limits)
         self._life = Life(key, description, engine, mover, memories, world)
         self._attached = True
-        self.handle(LifeBegan(description.incarnation, secret, description, engine_attached=True))
+        sets_aside = self.address not in world.cannot_set_aside
+        self.handle(
+            LifeBegan(description.incarnation, secret, description, engine_attached=True, sets_aside=sets_aside)
+        )
         self._tell(f"has the life {self.life}")
 
     def _make_mover(self, memories: list[Memory]) -> Mover:
@@ -389,7 +390,7 @@ class Host:
                 self._tick_at = NEVER
                 self._when_running(lambda: self._feed(Tick(), deadline))
 
-        self._world.agenda.at((deadline - self._skew_s) / self._pace, tick)
+        self._world.agenda.at(self._clock.when(deadline), tick)
 
     def _tell(self, what: str) -> None:
         if self._world.watcher:

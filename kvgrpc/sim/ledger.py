@@ -5,6 +5,14 @@ time, and its engine told of every end and every return, once.
 from collections.abc import Callable
 
 from kvgrpc.core.actions import Answer, BlocksReturned, EngineNews, Expect, Failed, Received
+from kvgrpc.core.events import (
+    ChecksumBlocks,
+    ConnectPeer,
+    Event,
+    HandshakeReceived,
+    OpenAccess,
+    ReleaseQuarantine,
+)
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.proofs import ANSWER_S
 from kvgrpc.core.state import ENGINE
@@ -14,6 +22,7 @@ from kvgrpc.sim.rules import Rule, broken
 
 SLACK_S = 1e-6
 """For the rounding of virtual time."""
+NEVER = float("inf")
 
 Give = Callable[[Answer | KVGrpcError], None]
 
@@ -23,9 +32,14 @@ class Ledger:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._answer_s = max(limits.open_wait_s, limits.connect_timeout_s) + SLACK_S
-        """No call waits longer for its answer, but one for a re-key."""
-        self._rekey_s = self._answer_s + limits.transfer_timeout_s + ANSWER_S
+        self._answer_s = {
+            OpenAccess: limits.open_wait_s,
+            ConnectPeer: limits.connect_timeout_s,
+            HandshakeReceived: limits.connect_timeout_s,
+            ChecksumBlocks: limits.transfer_timeout_s,
+            ReleaseQuarantine: limits.transfer_timeout_s + ANSWER_S,
+        }
+        """How long calls may wait for their answer; all others are answered at once."""
         self._calls: dict[int, tuple[Give, float]] = {}
         """What is done with the answer, and how long it is waited for."""
         self._last_call = 0
@@ -65,11 +79,16 @@ class Ledger:
         """Accesses under which peers may write, for all the lead knows."""
         return frozenset(self._writes)
 
-    def called(self, give: Give, now: float = 0.0, *, rekeys: bool = False) -> int:
-        """A call that must be answered once; its number. `rekeys`: it may wait for a re-key."""
+    def called(self, give: Give) -> int:
+        """A call that must be answered once; its number."""
         self._last_call += 1
-        self._calls[self._last_call] = give, now + (self._rekey_s if rekeys else self._answer_s)
+        self._calls[self._last_call] = give, NEVER
         return self._last_call
+
+    def waits(self, call_id: int, kind: type[Event], now: float) -> None:
+        """What it asks for, and since when."""
+        give, _ = self._calls[call_id]
+        self._calls[call_id] = give, now + self._answer_s.get(kind, 0.0) + SLACK_S
 
     def goes_on(self, now: float) -> None:
         """The lead was stopped. It learns only now what its ranks have done, and asks them for the next step then."""

@@ -6,6 +6,7 @@ What is kept on purpose is not listed: history, dead lives of peers, and closing
 from operator import attrgetter
 
 from kvgrpc.core.node import Node
+from kvgrpc.sim.rules import Rule, broken
 
 MOVES = ("_by_name", "_by_access", "_by_posting", "_by_address", "_by_peer", "_unmapped", "_stepping")
 TABLES = {
@@ -46,3 +47,9 @@ def leftovers(node: Node) -> dict[str, int]:
     counts["transfers are not acknowledged"] = node.state.transfers.live
     counts["bytes of turns are not given back"] = node.state.turns.nbytes
     return {what: count for what, count in counts.items() if count}
+
+
+def check_left(node: Node, address: str) -> None:
+    """Nothing is left at an address."""
+    for what, count in leftovers(node).items():
+        broken(Rule.END, f"{address}: {what}: {count}")

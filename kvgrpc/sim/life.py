@@ -58,5 +58,5 @@ def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescr
         pool=world.pool,
         pool_kind=PoolKind.ENGINE_MANAGED,
         world_size=world.ranks,
-        features=(READS_PUSHES,) if world.checksums else (),
+        features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside else (),
     )

@@ -88,7 +88,7 @@ class Mover:
             (("loopback", "it is mapped already" if twice else "the simulator breaks this one"),) if broken else (),
             action.attempt,
         )
-        self._later(action.rank, self._luck.draw(self._luck.faults.delay_s), lambda: self._report(report))
+        self.answer(action.rank, lambda: self._report(report), self._luck.draw(self._luck.faults.delay_s))
 
     def unmap(self, action: UnmapPeer) -> None:
         """New postings from that peer are impossible; those in flight go on."""
@@ -131,7 +131,13 @@ class Mover:
                 at += count
             self._report(Summed(action.rank, action.name, np.array(found, dtype="<u4").tobytes()))
 
-        self._later(action.rank, self._luck.draw(self._luck.faults.cell_s), report)
+        self.answer(action.rank, report, self._luck.draw(self._luck.faults.cell_s))
+
+    def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
+        """A rank does what it is asked for, sooner or later."""
+        if self._luck.strikes("mute"):
+            after_s += self._luck.draw(self._luck.faults.stall_s)
+        self._later(rank, after_s, do)
 
     def end_all(self, rank: int) -> None:
         """The data path of a rank begins anew: its postings are over, also those that were lost."""

@@ -102,7 +102,8 @@ class Performing:
     def _offer(self, action: MakeOffer) -> None:
         key = self._host.door(action.rank).key
         endpoint = RankEndpoint(action.rank, loopback=LoopbackEndpoint(key, self._world.pool.total_bytes))
-        self._host.soon(lambda: self._host.handle(EndpointOffered(action.rank, action.key, endpoint)))
+        offered = EndpointOffered(action.rank, action.key, endpoint)
+        self._host.mover.answer(action.rank, lambda: self._host.handle(offered))
 
     def _map(self, action: MapPeer) -> None:
         loopback = action.endpoint.loopback

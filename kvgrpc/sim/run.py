@@ -63,6 +63,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         limits=setup.limits,
         writers=setup.writers,
         checksums=setup.checksums,
+        hoarders=setup.hoarders,
         watcher=watcher,
     )
     habits = setup.habits

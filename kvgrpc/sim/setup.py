@@ -36,11 +36,11 @@ TIGHT = Limits(
 """Every table of a lead is full now and then, and every deadline is near."""
 
 UNLUCKY = Mishaps(
-    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, stop=0.4
+    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
 )  # fmt: skip
 """Every host has some trouble within a minute."""
 DOOMED = Mishaps(
-    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, stop=1.5
+    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
 )  # fmt: skip
 """Something happens every second."""
 
@@ -48,6 +48,15 @@ COMPARED = 0.25
 """Of the worlds compare what arrives with its source,"""
 CORRUPT = 0.03
 """and so many of their postings bring a cell as something else."""
+
+IMPATIENT = 0.5
+"""Of the worlds take little memory in quarantine for too much:"""
+BUDGETS = (0.0, 0.05, 0.1)
+"""at most so much of each group,"""
+GRACES_S = (0.5, 1.5, 3.0)
+"""after so long;"""
+INTERVALS_S = (2.0, 5.0, 20.0)
+"""and so long is between two re-keys."""
 
 QUICK_S = (0.0001, 0.002)
 SLOW_S = (0.002, 0.05)
@@ -72,6 +81,8 @@ class Setup:
     writers: frozenset[str] = frozenset()
     checksums: bool = False
     """What arrives is compared with its source; only then anything is corrupted on its way."""
+    hoarders: int = 0
+    """Engines that cannot set blocks aside: the first ones."""
     rate_per_s: float = 5.0
     """How often requests come."""
     left_out: frozenset[int] = frozenset()
@@ -80,8 +91,9 @@ class Setup:
     def describe(self) -> str:
         """For people."""
         moves = "the source" if self.writers else "the destination"
-        tight = ", tight limits" if self.limits == TIGHT else ""
+        tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
         tight += ", checksums" if self.checksums else ""
+        tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
         return (
             f"{self.engines} engines of {self.ranks} ranks and {self.blocks} blocks, {self.rate_per_s:g} requests a "
             f"second, {moves} of a push moves the bytes{tight}"
@@ -93,7 +105,19 @@ def drawn(seed: int, steps: int) -> Setup:
     setup = _drawn(seed, steps)
     if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
-    return setup
+    rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
+    return _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+
+
+def _impatient(setup: Setup, rng: Random) -> Setup:
+    """The same world, whose leads re-key by themselves."""
+    limits = replace(
+        setup.limits,
+        quarantine_share=rng.choice(BUDGETS),
+        peer_grace_s=rng.choice(GRACES_S),
+        rekey_interval_s=rng.choice(INTERVALS_S),
+    )
+    return replace(setup, limits=limits, hoarders=rng.choice((0, 0, 1, setup.engines)))
 
 
 def _drawn(seed: int, steps: int) -> Setup:

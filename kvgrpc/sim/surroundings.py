@@ -38,6 +38,8 @@ class Surroundings:
     """Data paths over which the source of a push writes."""
     checksums: bool = False
     """What arrives is compared with its source."""
+    cannot_set_aside: frozenset[str] = frozenset()
+    """Addresses of engines that do not wait for blocks in quarantine."""
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
     """Into the memory of all lives, by the key in their endpoints."""

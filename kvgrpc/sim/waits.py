@@ -1,13 +1,14 @@
-"""How long a pull may take in each of its phases: bounds far below those of a whole transfer, one for each deadline.
+"""How long transfers may take in each of their phases: bounds far below those of whole ones, one for each deadline.
 
-Its queue timeout is for handshake, access and queue together; with blocks that were not there from the start it begins
+The queue timeout is for handshake, access and queue together; with blocks that were not there from the start it begins
 anew when they are given, which is before the cap of a lease. Then come the transfer timeout, for the bytes and their
-checksums, and the settle timeout.
+checksums, and the settle timeout. What is pushed waits for the other side at most for the registration timeout: at the
+destination for a source that opens its access, at the source for a part.
 """
 
 from kvgrpc.core.events import PullBlocks
 from kvgrpc.core.limits import Limits
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.transfers import Direction, Transfer
 from kvgrpc.sim.rules import Rule, broken
 
 SLACK_S = 1e-6
@@ -15,7 +16,7 @@ SLACK_S = 1e-6
 
 
 class Waits:
-    """The pulls of one lead in one life of its process. Times are on its clock."""
+    """The transfers of one lead in one life of its process. Times are on its clock."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -25,6 +26,8 @@ class Waits:
         self._due: dict[str, float] = {}
         """By when each of them has left its phase."""
         self._last: dict[str, Transfer] = {}
+        self._meets: dict[str, float] = {}
+        """By when a push has met its other side."""
 
     def begun(self, transfer: Transfer, event: PullBlocks) -> None:
         """A call has begun a pull, or is answered again."""
@@ -41,8 +44,18 @@ class Waits:
         if event is not None:
             self._due[transfer_id] = now + (event.queue_timeout_s or self._limits.queue_timeout_s)
 
-    def changed(self, new: Transfer) -> None:
+    def reserved(self, transfer: Transfer, timeout_s: float | None) -> None:
+        """Blocks are reserved for a push; also when the call is answered again."""
+        if _apart(transfer):
+            wait_s = self._limits.registration_timeout_s if timeout_s is None else timeout_s
+            self._meets[transfer.id] = transfer.created + wait_s
+
+    def changed(self, new: Transfer, now: float) -> None:
         """A transfer changed."""
+        if not _apart(new):
+            self._meets.pop(new.id, None)
+        elif new.direction is Direction.SEND:
+            self._meets.setdefault(new.id, now + self._limits.registration_timeout_s)
         event, old = self._asked.get(new.id), self._last.get(new.id)
         if event is None or old is None:
             return
@@ -63,6 +76,14 @@ class Waits:
             if now > due + SLACK_S:
                 phase = self._last[transfer_id].phases[-1].name
                 broken(Rule.R7, f"{transfer_id} is in phase {phase} {now - due:.3f} s too long", transfer_id)
+        for transfer_id, due in self._meets.items():
+            if now > due + SLACK_S:
+                broken(Rule.R7, f"{transfer_id} waits {now - due:.3f} s too long for its other side", transfer_id)
+
+    def life_began(self) -> None:
+        """All transfers of the last life are over."""
+        for table in (self._asked, self._due, self._last, self._meets):
+            table.clear()
 
     def _entered(self, old: Transfer, new: Transfer, event: PullBlocks) -> None:
         limits, phase = self._limits, new.phases[-1]
@@ -76,3 +97,10 @@ class Waits:
         late_s = when - self._due[old.id]
         if late_s > SLACK_S:
             broken(Rule.R7, f"{old.id} was in phase {old.phases[-1].name} {late_s:.3f} s too long", old.id)
+
+
+def _apart(transfer: Transfer) -> bool:
+    """Whether a push waits for its other side: at its destination for the source, at its source for a part."""
+    if transfer.over or not transfer.phases or transfer.phases[0].name != "rendezvous":
+        return False
+    return not transfer.lease_id if transfer.direction is Direction.SEND else len(transfer.phases) == 1

@@ -20,12 +20,14 @@ AUDIT_STEPS = 100
 
 
 class World:
-    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`."""
+    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
+    engines, `hoarders`, cannot set blocks aside.
+    """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
-        watcher: Watcher | None = None,
+        hoarders: int = 0, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
@@ -38,7 +40,7 @@ class World:
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
             self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, checksums, seen=self.seen,
-            watcher=watcher,
+            watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
         )  # fmt: skip
         self.offered = around.offered
         """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""

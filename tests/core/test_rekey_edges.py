@@ -97,12 +97,9 @@ def test_what_no_rekey_can_prove_takes_no_time_from_what_comes_to_rest_by_itself
     assert sum(lead.state.pins.quarantined) == 2
     lead.tick(300.0)
     cancelled = lead.pulls(1, 10, 11)
-    due = lead.state.timers.when(Timer.QUARANTINE, "")
-    assert due is not None
-    lead.tick(due - lead.state.now - 0.05)
     lead.pulls(2, 20, 21)
     lead.call(lambda c: events.CancelTransfer(c, lead.of(1).id))
-    lead.tick(0.1)
+    lead.tick(9.9)
     assert not lead.state.rekeying
     lead.feed(events.PostingEnded(cancelled, done=False))
     assert lead.of(1).memory is Disposition.RETURNED
@@ -181,3 +178,30 @@ def test_only_the_rows_of_lives_that_may_still_write_are_kept_of_processes_that_
         lead.admit(peer)
         lead.feed(events.ProcessEnded(0, key_of(peer), drained=True))
     assert 0 < len(lead.node._proofs._ended) <= len(lead.state.peers)
+
+
+def test_a_lead_does_not_wake_up_for_what_a_rekey_did_not_help() -> None:
+    lead = Written(quarantine_share=0.02)
+    lead.push(3, 4)
+    lead.tick(40.0)
+    lead.tick(0.0)
+    lead.rekeyed(message="a peer may write on")
+    lead.tick(60.0)
+    lead.tick(10.0)
+    assert lead.memory() is Disposition.QUARANTINED
+    assert lead.state.timers.when(Timer.QUARANTINE, "") is None
+
+
+def test_what_comes_into_quarantine_after_a_rekey_that_did_not_help_has_its_own() -> None:
+    lead = Written(quarantine_share=0.04)
+    lead.push(3, 4)
+    lead.release()
+    lead.tick(30.0)
+    lead.rekeyed(message="a peer may write on")
+    lead.admit(lead.peer)
+    lead.tick(60.0)
+    lead.push(5, 6, number=11)
+    lead.tick(9.9)
+    assert not lead.state.rekeying
+    lead.tick(0.1)
+    assert lead.state.rekeying

@@ -1,5 +1,6 @@
 """Every scenario still ends as its file says. After a change that is meant: `python -m tests.scenarios.update`."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,11 @@ def test_it_says_what_was_suffered_what_must_happen_and_which_rules_it_shows(pat
 
 
 UNSCRIPTED = {
-    "checksums are not compared",
+    "checksums are waited for without an end",
     "a renewal comes before what was due",
     "a queue is waited for without an end",
 }
-"""For the random worlds: no script corrupts bytes, renews at a lead that is stopped, or fills a lead with work."""
+"""For the random worlds: no script silences a rank, renews at a lead that is stopped, or fills a lead with work."""
 SCRIPTED = [mutant for mutant in MUTANTS if mutant.what not in UNSCRIPTED]
 
 
@@ -42,6 +43,15 @@ def differs(text: str) -> bool:
         return replay(text) != text
     except (AssertionError, KeyError):
         return True
+
+
+def test_every_scenario_is_listed_under_what_was_suffered() -> None:
+    _, _, section = INDEX.read_text().partition("## What was suffered")
+    table = section.partition("\n## ")[0]
+    linked = re.findall(r"\[([^]]+)\]\(([^)]+)\)", table)
+    assert {Path(target).stem for _, target in linked if target.endswith(".txt")} == {path.stem for path in files()}
+    assert all((INDEX.parent / target).exists() for _, target in linked)
+    assert all(Path(target).stem == name for name, target in linked if target.endswith(".txt"))
 
 
 def test_the_page_of_scenarios_is_that_of_the_files_and_commands() -> None:

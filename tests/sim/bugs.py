@@ -8,12 +8,54 @@ from kvgrpc.core import pulling
 from kvgrpc.core.accesses import AccessState, Verdict
 from kvgrpc.core.actions import Failed, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
+from kvgrpc.core.grants import read_claims
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.timers import Timer
+from kvgrpc.core.transfers import State
 from kvgrpc.errors import Reason
 
 Make = Callable[[Any], Any]
+
+
+def overwritten(change: Any) -> Any:
+    """What is heard of a transfer after its end is why it failed."""
+
+    def changed(self: Any, transfer_id: str, **changes: Any) -> Any:
+        failure = self.transfers.get(transfer_id).failure
+        late = {} if failure is None else {"failure": replace(failure, message="what came last")}
+        return change(self, transfer_id, **late | changes)
+
+    return changed
+
+
+def ended_again(change: Any) -> Any:
+    """What failed is cancelled when its blocks come back; the table does not guard ends."""
+
+    def changed(self: Any, transfer_id: str, **changes: Any) -> Any:
+        old = self._live[transfer_id]
+        if old.state is State.FAILED:
+            self._live[transfer_id] = replace(old, state=State.ACTIVE)
+            changes |= {"state": State.CANCELLED}
+        return change(self, transfer_id, **changes)
+
+    return changed
+
+
+def known_only(answered: Any) -> Any:
+    """Every access of which something is heard is known."""
+    return lambda self, event: (self._sent[event.access_id], answered(self, event))[1]
+
+
+def any_grant(verify: Any) -> Any:
+    """A grant of any life of this engine is good."""
+
+    def verified(token: bytes, key: bytes, engine_id: str, incarnation: int, access: Any) -> Any:
+        claims = read_claims(token)
+        ours = claims.engine_id == engine_id and claims.incarnation != incarnation
+        return claims if ours else verify(token, key, engine_id, incarnation, access)
+
+    return verified
 
 
 def always(answer: object) -> Make:

@@ -18,6 +18,7 @@ from kvgrpc.core import (
     closing,
     delivering,
     handover,
+    idempotency,
     leases,
     lives,
     moves,
@@ -33,9 +34,11 @@ from kvgrpc.core import (
     serving,
     state,
     timers,
+    transfers,
     turns,
 )
 from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.landing import Landing
 from kvgrpc.core.timers import Timer
 from kvgrpc.sim import Rule, Violation, drawn, run
@@ -81,9 +84,16 @@ MUTANTS = (
     Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1),
     Mutant("another incarnation vouches", serving.Serving, "settle", bugs.any_life, Rule.R2),
     Mutant("a source vouches after its lease ended", serving, "_verdict", bugs.always(Verdict(True)), Rule.R2),
+    Mutant("a grant of another life is good", open_access, "verify", bugs.any_grant, Rule.R2),
+    Mutant("late news change why a transfer failed", state.NodeState, "change", bugs.overwritten, Rule.R3),
+    Mutant("a transfer ends twice", transfers.TransferTable, "change", bugs.ended_again, Rule.R3),
+    Mutant("what is not known stops a lead", closing.Closings, "answered", bugs.known_only, Rule.R6),
+    Mutant(
+        "what was asked before is done again", idempotency.IdempotencyKeys, "begin", bugs.always(Begun.NEW), Rule.R10
+    ),
     Mutant("leases never expire", handover.HandOver, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", handover.HandOver, "_renew_one", bugs.revived, Rule.R8),
-    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8),
+    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 60),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "bury_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", bugs.always(False), Rule.R5),
@@ -92,13 +102,19 @@ MUTANTS = (
     Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
     Mutant("whoever cannot be reached anew is told nothing", closing.Closings, "unreachable", bugs.given_up, Rule.R5),
     Mutant(
-        "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 60
+        "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
     Mutant("the dead who come back are told nothing", closing.Closings, "peer_back", bugs.always(None), Rule.R5),
     Mutant("silence is waited for without an end", lives.Lives, "_begin_grace", bugs.always(None), Rule.R5),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
+    Mutant("the other side of a push is waited for without an end", timers.Timers, "set",
+        bugs.never(Timer.REGISTRATION), Rule.R7),
+    Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.SUMS), Rule.R7, 60),
+    Mutant("a handshake is waited for without an end", timers.Timers, "set", bugs.never(Timer.CONNECT), Rule.R7, 60),
+    Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
+    Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),
     Mutant("content is not compared", open_access, "check", bugs.always(None), Rule.R11),
     Mutant("a released handle is trusted", pulling.Pulls, "posting_ended", bugs.at_rest, Rule.R1),
     Mutant(

@@ -63,18 +63,18 @@ def begun() -> Waits:
 )
 def test_a_pull_leaves_every_phase_in_time(phase: str, start: float, timeout_s: float) -> None:
     waits = begun()
-    waits.changed(receive((HANDSHAKE, Phase(phase, start))))
+    waits.changed(receive((HANDSHAKE, Phase(phase, start))), start)
     waits.check(start + timeout_s)
     with pytest.raises(Violated, match=f"in phase {phase} 1.000 s too long"):
         waits.check(start + timeout_s + 1.0)
     with pytest.raises(Violated, match=f"in phase {phase} 1.000 s too long"):
-        waits.changed(receive((HANDSHAKE, Phase(phase, start)), state=State.FAILED, ended=start + timeout_s + 1.0))
+        waits.changed(receive((HANDSHAKE, Phase(phase, start)), state=State.FAILED, ended=start + timeout_s + 1.0), 0.0)
 
 
 def test_checksums_are_compared_within_the_time_for_the_bytes() -> None:
     waits = begun()
-    waits.changed(receive((HANDSHAKE, Phase("wire", 1.0))))
-    waits.changed(receive((HANDSHAKE, Phase("wire", 1.0), Phase("checksum", 30.0))))
+    waits.changed(receive((HANDSHAKE, Phase("wire", 1.0))), 1.0)
+    waits.changed(receive((HANDSHAKE, Phase("wire", 1.0), Phase("checksum", 30.0))), 30.0)
     waits.check(31.0)
     with pytest.raises(Violated):
         waits.check(32.0)
@@ -82,12 +82,40 @@ def test_checksums_are_compared_within_the_time_for_the_bytes() -> None:
 
 def test_a_pull_that_gets_its_blocks_late_has_its_queue_timeout_anew() -> None:
     waits = begun()
-    waits.changed(receive((HANDSHAKE, Phase("queue", 1.0)), waiting_for="blocks"))
+    waits.changed(receive((HANDSHAKE, Phase("queue", 1.0)), waiting_for="blocks"), 1.0)
     waits.check(LIMITS.lease_cap_s)
     waits.given("t", 100.0)
     waits.check(130.0)
     with pytest.raises(Violated):
         waits.check(131.0)
+
+
+RENDEZVOUS = Phase("rendezvous", 0.0)
+
+
+def test_a_reservation_waits_for_its_source_as_long_as_was_asked_for() -> None:
+    waits, reservation = Waits(LIMITS), receive((RENDEZVOUS,))
+    waits.reserved(reservation, 5.0)
+    waits.check(5.0)
+    with pytest.raises(Violated, match=r"t waits 1.000 s too long for its other side"):
+        waits.check(6.0)
+    waits.changed(receive((RENDEZVOUS, Phase("queue", 4.0))), 4.0)
+    waits.check(1e6)
+
+
+def test_a_push_waits_for_a_part_for_the_registration_timeout() -> None:
+    waits = Waits(LIMITS)
+    apart = replace(send(0), phases=(RENDEZVOUS,))
+    waits.changed(apart, 0.0)
+    waits.changed(apart, 1.0)
+    waits.check(LIMITS.registration_timeout_s)
+    with pytest.raises(Violated, match=r"t waits 1.000 s too long for its other side"):
+        waits.check(LIMITS.registration_timeout_s + 1.0)
+    waits.changed(replace(apart, lease_id="l"), 2.0)
+    waits.check(1e6)
+    waits.changed(apart, 3.0)
+    with pytest.raises(Violated):
+        waits.check(LIMITS.registration_timeout_s + 4.0)
 
 
 def late_blocks() -> object:

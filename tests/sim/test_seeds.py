@@ -35,7 +35,7 @@ def test_every_rule_holds(seen: Outcome) -> None:
 
 
 def test_everything_goes_wrong_that_may(seen: Outcome) -> None:
-    assert {*faults.KINDS, *chaos.KINDS, "mistake"} - {"drift"} <= set(seen.faults)
+    assert {*faults.KINDS, *chaos.KINDS, "mistake", "rekey_by_itself"} <= set(seen.faults)
     assert set(seen.ends) == {
         f"{direction} {state}" for direction in ("send", "receive") for state in ("succeeded", "failed", "cancelled")
     }

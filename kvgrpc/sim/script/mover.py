@@ -9,14 +9,16 @@ from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda, Deed
 from kvgrpc.sim.faults import Faults
-from kvgrpc.sim.memory import Door, Memory
+from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
 from kvgrpc.sim.mover import Mover
 
 START, HALF, END = "start", "half", "end"
 STOPS = (START, HALF, END)
 """Where a posting can be held: before its first byte, in the middle, and before its end is reported."""
-BREAK, DOUBT = "break", "doubt"
-"""What can befall a posting in its middle: it ends there, or it is reported as failed and goes on."""
+BREAK, CORRUPT, DOUBT = "break", "corrupt", "doubt"
+"""What can befall a posting in its middle: it ends there, its next cell arrives as something else, or it is reported as
+failed and goes on.
+"""
 MAP_S = 0.001
 
 
@@ -65,6 +67,8 @@ class _Posting:
     can: Callable[[], bool]
     """Whether it can still write."""
     at: str = START
+    corrupted: bool = False
+    """What it brings next arrives as something else."""
     doubted: bool = False
 
 
@@ -164,13 +168,18 @@ class HandMover(Mover):
         posting.at = HALF if posting.at == START else END
         while len(posting.cells) > left:
             src, dst = posting.cells.pop()
-            posting.sink.arrive(dst, posting.source.cells[src], posting.owner)
+            posting.sink.arrive(dst, UNWRITTEN if posting.corrupted else posting.source.cells[src], posting.owner)
+            posting.corrupted = False
         self._turn(posting)
 
     def _befall(self, posting: _Posting) -> None:
         fault, self._hand.fault = self._hand.fault, ""
         if fault == BREAK:
             self._finish(posting, done=False)
+            return
+        if fault == CORRUPT:
+            posting.corrupted = True
+            self._turn(posting)
             return
         posting.doubted = True
         self._hand.hold_at, self._hand.hold_rank = HALF, posting.post.rank

@@ -56,8 +56,9 @@ class Stage:
 
     # -- hosts
 
-    def engine(
-        self, name: str, *, pool: PoolLayout, ranks: int, writes: bool, weights: str, protocol: int
+    def engine(  # noqa: PLR0913 - what an engine is
+        self, name: str, *, pool: PoolLayout, ranks: int, writes: bool, compares: bool, sets_aside: bool, weights: str,
+        protocol: int,
     ) -> None:  # fmt: skip
         """A lead with its engine starts."""
 
@@ -66,8 +67,9 @@ class Stage:
             return replace(description, weights_revision=weights, protocol_min=lowest, protocol_max=protocol or lowest)
 
         around = replace(
-            self._around, limits=self.limits, pool=pool, ranks=ranks, writers=frozenset({"loopback"} if writes else ())
-        )
+            self._around, limits=self.limits, pool=pool, ranks=ranks, writers=frozenset({"loopback"} if writes else ()),
+            checksums=compares, cannot_set_aside=frozenset(() if sets_aside else {name}),
+        )  # fmt: skip
         self._weights[name] = weights
         tell = lambda action: self._tell(name, action)
         self.hosts[name] = HandHost(name, around, Hand(), tell, describe)

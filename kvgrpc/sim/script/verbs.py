@@ -17,7 +17,7 @@ from kvgrpc.sim.memory import layout
 from kvgrpc.sim.network import Result
 from kvgrpc.sim.script.hosts import LATE, LOSE, LOSE_REPLY, TWICE
 from kvgrpc.sim.script.line import Line, Named, seconds
-from kvgrpc.sim.script.mover import BREAK, DOUBT, HALF, STOPS
+from kvgrpc.sim.script.mover import BREAK, CORRUPT, DOUBT, HALF, STOPS
 from kvgrpc.sim.script.shows import SHOWS
 from kvgrpc.sim.script.stage import Stage, one_group
 
@@ -54,9 +54,9 @@ def limits(stage: Stage, line: Line) -> None:
 
 @WORLD.named
 def engine(stage: Stage, line: Line) -> None:
-    """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [writes]`: it starts.
-
-    With `writes` it writes what it pushes, over a data path that can.
+    """`engine NAME [blocks=8] [block_tokens=16] [ranks=1] [weights=w1] [protocol=1] [two-groups] [writes] [compares]
+    [cannot-set-aside]`: it starts. With `writes` it writes what it pushes, over a data path that can; `compares`: it
+    compares the checksums of what it reads.
     """
     name, blocks, tokens = line.word(), line.number("blocks", 8), line.number("block_tokens", 16)
     stage.engine(
@@ -64,6 +64,8 @@ def engine(stage: Stage, line: Line) -> None:
         pool=layout(blocks) if line.flag("two-groups") else one_group(blocks, tokens),
         ranks=line.number("ranks", 1),
         writes=line.flag("writes"),
+        compares=line.flag("compares"),
+        sets_aside=not line.flag("cannot-set-aside"),
         weights=line.text("weights", "w1"),
         protocol=line.number("protocol"),
     )
@@ -193,6 +195,12 @@ def slow(stage: Stage, line: Line) -> None:
 def break_(stage: Stage, line: Line) -> None:
     """`break A`: the next posting of A fails in its middle."""
     stage.hosts[line.word()].hand.fault = BREAK
+
+
+@WORLD.named
+def corrupt(stage: Stage, line: Line) -> None:
+    """`corrupt A`: one block of the next posting of A arrives as something else, and nobody is told."""
+    stage.hosts[line.word()].hand.fault = CORRUPT
 
 
 @WORLD.named
