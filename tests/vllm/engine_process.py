@@ -48,9 +48,10 @@ class Counting(StatLoggerBase):
         COUNTS.update(scheduler_stats.kv_connector_stats or {})
         hits = scheduler_stats.connector_prefix_cache_stats
         COUNTS["external_hits"] += hits.hits if hits is not None else 0
-        COUNTS["preempted"] += iteration_stats.num_preempted_reqs if iteration_stats is not None else 0
-        COUNTS["running"] = scheduler_stats.num_running_reqs
-        COUNTS["waiting"] = scheduler_stats.num_waiting_reqs
+        COUNTS["busy_steps"] += scheduler_stats.num_running_reqs > 0
+        if iteration_stats is not None:
+            COUNTS["preempted"] += iteration_stats.num_preempted_reqs
+            COUNTS["new_tokens"] += iteration_stats.num_generation_tokens
         COUNTS["local_hits"] += scheduler_stats.prefix_cache_stats.hits
 
     def log_engine_initialized(self) -> None:

@@ -25,6 +25,8 @@ WAIT_S = 60.0
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
 """Longer prefills are computed in several steps."""
+SEQUENCES = 16
+"""More requests than that wait."""
 MAX_TOKENS = 12
 VOCABULARY = 1024
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -166,7 +168,7 @@ class Engine:
         arguments = {
             "model": str(engines.folder / "model"), "skip_tokenizer_init": True, "enforce_eager": True,
             "dtype": "bfloat16", "max_model_len": 2048, "block_size": BLOCK_TOKENS, "num_gpu_blocks_override": 400,
-            "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": 16,
+            "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": SEQUENCES,
             "kv_transfer_config": {
                 "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm",
                 "kv_role": "kv_both", "kv_load_failure_policy": on_loss, "engine_id": name,
@@ -362,11 +364,11 @@ class Pair:
         assert not source.failed, source
         return target
 
-    def begin_push(self, prompt: Sequence[int], *, first: str = "D") -> dict[str, int]:
+    def begin_push(self, prompt: Sequence[int], *, first: str = "D", max_tokens: int = MAX_TOKENS) -> dict[str, int]:
         key, legs = os.urandom(16), {}
         for name in (first, "DP".replace(first, "")):
             if name == "D":
-                legs["D"] = self.d.begin(prompt, {"do_remote_prefill": True, **pushed(key, self.p.address)})
+                legs["D"] = self.d.begin(prompt, {"do_remote_prefill": True, **pushed(key, self.p.address)}, max_tokens)
             else:
                 legs["P"] = self.p.begin(prompt, {**PREFILL, **pushed(key)}, 1)
         return legs
