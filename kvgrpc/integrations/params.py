@@ -8,7 +8,7 @@ and the name that newer routers give a push (`transfer_id`). All other fields ar
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
@@ -72,11 +72,18 @@ def wanted(request_id: str, prompt: Sequence[int], params: Params, defaults: Def
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
-        if defaults.offer_ttl_s:
-            fields |= {"give": Give(Mode.PULL, prefill=False), "ttl_s": defaults.offer_ttl_s}
-            if mode is Mode.PULL:
-                fields["transfer_key"] = os.urandom(TRANSFER_KEY_BYTES_MIN)
     return Wanted(request_id, prompt, **fields)
+
+
+def offered(found: Wanted, defaults: Defaults) -> Wanted | None:
+    """What a decode engine that took what it wanted offers for the next turn, once it has answered; None: nothing.
+
+    Under a key of its own: whoever cancels the transfer that brought the prompt does not mean this one.
+    """
+    if found.take is None or found.give is not None or not defaults.offer_ttl_s:
+        return None
+    key, give = os.urandom(TRANSFER_KEY_BYTES_MIN), Give(Mode.PULL, prefill=False)
+    return replace(found, take=None, give=give, transfer_key=key, ttl_s=defaults.offer_ttl_s)
 
 
 def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from kvgrpc.core import grants
 from kvgrpc.core.policy_values import Give, Mode
 from kvgrpc.engine.scheduler import Offer, Source, Wanted
 from kvgrpc.errors import InvalidRequest, Reason
-from kvgrpc.integrations.params import Defaults, answered, wanted
+from kvgrpc.integrations.params import Defaults, answered, offered, wanted
 from tests.engine.support import refused
 
 KEY = b"k" * 16
@@ -54,12 +54,59 @@ def test_what_prefill_answers_is_what_decode_takes_with_whatever_a_router_adds()
     assert (found.take, found.give) == (Offer(READ), None)
 
 
-def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own() -> None:
-    found = read(
-        answered(READ, prefilled=True) | {"kvgrpc_intent": {"transferKey": INTENT["transferKey"]}}, offer_ttl_s=60
-    )
-    assert (found.give, found.ttl_s) == (Give(Mode.PULL, prefill=False), 60)
-    assert found.transfer_key != KEY
+@pytest.mark.parametrize(
+    "params",
+    [
+        answered(READ, prefilled=True) | {"kvgrpc_intent": {"transferKey": INTENT["transferKey"]}},
+        {"do_remote_prefill": True, "kvgrpc_intent": INTENT},
+        {"do_remote_prefill": True, "kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}, "transfer_id": "abc"},
+    ],
+    ids=["pull", "push", "named_push"],
+)
+def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own(params: dict[str, Any]) -> None:
+    found, defaults = read(params, offer_ttl_s=60), Defaults(offer_ttl_s=60)
+    offers = [offered(found, defaults) for _ in range(2)]
+    assert all(offer and (offer.take, offer.give) == (None, Give(Mode.PULL, prefill=False)) for offer in offers)
+    assert all(offer and (offer.request_id, offer.prompt, offer.ttl_s) == ("r", PROMPT, 60) for offer in offers)
+    keys = {offer.transfer_key for offer in offers if offer} | {found.transfer_key, KEY}
+    assert len(keys) == 3 + (found.transfer_key != KEY)
+    assert {len(key) for key in keys} <= {16, 32}
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, 60.0])
+def test_a_prefill_engine_offers_nothing_beside_what_it_was_asked_for(ttl_s: float) -> None:
+    """Not if it took history, either: it gives the prompt anyway."""
+    for params in ({"do_remote_decode": True}, answered(READ, prefilled=False)):
+        assert offered(read(params, offer_ttl_s=ttl_s), Defaults(offer_ttl_s=ttl_s)) is None
+    assert (offered(read(answered(READ, prefilled=True)), Defaults(offer_ttl_s=ttl_s)) is not None) is (ttl_s > 0)
+
+
+def test_routers_that_push_without_knowing_kvgrpc_are_understood_where_push_is_configured() -> None:
+    """What they send names the transfer, and says where prefill listens; nothing in it is ours."""
+    prefill = {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "transfer_id": "xfer-7c1e",
+        "remote_engine_id": None,
+    }
+    decode = {
+        "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": "xfer-7c1e", "remote_engine_id": "p",
+        "remote_host": "10.0.0.1", "remote_port": 50051, "remote_request_id": "cmpl-1", "tp_size": 1,
+    }  # fmt: skip
+    gives, takes = (read(params, mode=Mode.PUSH) for params in (prefill, decode))
+    assert (gives.give, gives.take) == (Give(Mode.PUSH), None)
+    assert (takes.take, takes.give) == (Source("10.0.0.1:50051", "p"), None)
+    assert gives.transfer_key == takes.transfer_key
+
+
+def test_a_prefill_is_asked_for_history_only_by_a_grant() -> None:
+    """Coordinates and block ids of another connector name no KV that could be verified: the prompt is computed."""
+    found = read({
+        "do_remote_decode": True, "do_remote_prefill": False, "remote_block_ids": [[1, 2, 3]], "remote_engine_id": "d",
+        "remote_request_id": "cmpl-1", "remote_host": "10.0.0.2", "remote_port": 5600, "tp_size": 1,
+        "remote_num_tokens": 48,
+    })  # fmt: skip
+    assert (found.take, found.give, found.target) == (None, Give(Mode.PULL), b"")
 
 
 def test_what_decode_answers_is_history_for_the_next_prefill() -> None:

@@ -5,12 +5,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.vllm.cores import Core
 from tests.vllm.engines import Engines, Pair, write_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What ends engines comes last: the next test would wait a minute for new ones."""
     items.sort(key=lambda item: "test_deaths" in item.nodeid)
+
+
+@pytest.fixture(params=[True, False], ids=["overlap", "in-order"])
+def cores(request: pytest.FixtureRequest) -> Iterator[tuple[Core, Core]]:
+    """Of engines that run steps while hooks are called, or one after the other."""
+    p, d = Core("P", overlap=request.param), Core("D", overlap=request.param)
+    yield p, d
+    p.close()
+    d.close()
+
+
+@pytest.fixture
+def cores_in_order() -> Iterator[tuple[Core, Core]]:
+    """Of engines that run steps one after the other; for what has nothing to do with steps."""
+    p, d = Core("P", overlap=False, offer_ttl_s=60.0), Core("D", overlap=False, offer_ttl_s=60.0)
+    yield p, d
+    p.close()
+    d.close()
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,11 @@
 The first argument is the number of a socket, which gives for each engine its arguments as JSON, with two descriptors:
 a socket of its own, for JSON lines, and its log. The answer is its process id.
 
-    {"op": "generate", "prompt", "max_tokens", "params"}   ->  {"tokens", "finish", "params", "cached"}
+    {"op": "generate", "prompt", "max_tokens", "params",
+     "salt", "n"}                                          ->  {"tokens", "finish", "params", "cached", "others"}
     {"op": "abort", "of"}                                  ->  {}        the request of that line's id
     {"op": "counts"}                                       ->  {...}     what vLLM counted since the start
-    {"op": "reset"}                                        ->  {"free"}  the prefix cache is empty: no block in use
+    {"op": "reset", "connector"}                           ->  {"free"}  the prefix cache is empty: no block in use
 
 Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with {"error"}. The
 end of the input ends the engine.
@@ -47,6 +48,10 @@ class Counting(StatLoggerBase):
         COUNTS.update(scheduler_stats.kv_connector_stats or {})
         hits = scheduler_stats.connector_prefix_cache_stats
         COUNTS["external_hits"] += hits.hits if hits is not None else 0
+        COUNTS["busy_steps"] += scheduler_stats.num_running_reqs > 0
+        if iteration_stats is not None:
+            COUNTS["preempted"] += iteration_stats.num_preempted_reqs
+            COUNTS["new_tokens"] += iteration_stats.num_generation_tokens
         COUNTS["local_hits"] += scheduler_stats.prefix_cache_stats.hits
 
     def log_engine_initialized(self) -> None:
@@ -81,18 +86,22 @@ class Lines:
             temperature=0,
             detokenize=False,
             ignore_eos=True,
+            n=line.get("n", 1),
             extra_args={"kv_transfer_params": params} if params is not None else None,
         )
-        prompt = {"prompt_token_ids": line["prompt"]}
-        tokens: list[int] = []
+        prompt = {"prompt_token_ids": line["prompt"]} | ({"cache_salt": line["salt"]} if line.get("salt") else {})
+        tokens: dict[int, list[int]] = {}
+        finish: dict[int, str | None] = {}
         async for output in self._engine.generate(prompt, sampling, f"line-{line['id']}"):
-            tokens = list(output.outputs[0].token_ids)
-        last = output.outputs[0]
+            for one in output.outputs:
+                tokens[one.index], finish[one.index] = list(one.token_ids), one.finish_reason
+        first, *others = [tokens[index] for index in sorted(tokens)]
         return {
-            "tokens": tokens,
-            "finish": last.finish_reason,
+            "tokens": first,
+            "finish": "error" if "error" in finish.values() else finish[0],
             "params": output.kv_transfer_params,
             "cached": output.num_cached_tokens,
+            "others": others,
         }
 
     async def abort(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +115,8 @@ class Lines:
     async def counts(self, _: dict[str, Any]) -> dict[str, Any]:
         return dict(COUNTS)
 
-    async def reset(self, _: dict[str, Any]) -> dict[str, Any]:
-        return {"free": await self._engine.reset_prefix_cache()}
+    async def reset(self, line: dict[str, Any]) -> dict[str, Any]:
+        return {"free": await self._engine.reset_prefix_cache(reset_connector=line["connector"])}
 
 
 async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:

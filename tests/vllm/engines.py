@@ -25,6 +25,8 @@ WAIT_S = 60.0
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
 """Longer prefills are computed in several steps."""
+SEQUENCES = 16
+"""More requests than that wait."""
 MAX_TOKENS = 12
 VOCABULARY = 1024
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -113,6 +115,8 @@ class Answer:
     finish: str = ""
     params: Any = None
     cached: int = 0
+    others: tuple[list[int], ...] = ()
+    """Further answers, where several were asked for."""
     error: str = ""
 
     @property
@@ -150,7 +154,10 @@ class Engines:
 class Engine:
     """A process tree with one engine."""
 
-    def __init__(self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str) -> None:
+    def __init__(
+        self, name: str, core: int, engines: Engines, *, extra: Mapping[str, Any], on_loss: str, more: Mapping[str, Any]
+    ) -> None:
+        """`extra`: of the connector's configuration; `more`: of vLLM's."""
         self.name = name
         self.address = f"127.0.0.1:{free_port()}"
         self._log = engines.folder / f"{name}-{self.address.rpartition(':')[2]}.log"
@@ -161,12 +168,13 @@ class Engine:
         arguments = {
             "model": str(engines.folder / "model"), "skip_tokenizer_init": True, "enforce_eager": True,
             "dtype": "bfloat16", "max_model_len": 2048, "block_size": BLOCK_TOKENS, "num_gpu_blocks_override": 400,
-            "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": 16,
+            "max_num_batched_tokens": CHUNK_TOKENS, "max_num_seqs": SEQUENCES,
             "kv_transfer_config": {
                 "kv_connector": "KVGrpcConnector", "kv_connector_module_path": "kvgrpc.integrations.vllm",
                 "kv_role": "kv_both", "kv_load_failure_policy": on_loss, "engine_id": name,
                 "kv_connector_extra_config": {"listen": self.address, **extra},
             },
+            **more,
         }  # fmt: skip
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(core), "VLLM_NO_USAGE_STATS": "1",
@@ -218,15 +226,19 @@ class Engine:
 
     # -- requests
 
-    def begin(self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS) -> int:
-        """A request on its way; see `answer`."""
-        return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens)
+    def begin(
+        self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
+    ) -> int:
+        """A request on its way; see `answer`. `more`: the `salt` of its cache, or the number `n` of its answers."""
+        return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 
     def answer(self, line_id: int) -> Answer:
         return Answer(**{"tokens": [], **self._read(line_id)})
 
-    def ask(self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS) -> Answer:
-        return self.answer(self.begin(prompt, params, max_tokens))
+    def ask(
+        self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
+    ) -> Answer:
+        return self.answer(self.begin(prompt, params, max_tokens, **more))
 
     def abort(self, line_id: int) -> None:
         self._read(self._write(op="abort", of=line_id))
@@ -240,9 +252,9 @@ class Engine:
         """The same after a step, in which an idle vLLM hears what came back."""
         return bool(self.ask([5, 6, 7], None, 1).tokens) and self.forgets()
 
-    def forgets(self) -> bool:
-        """Empties the prefix cache, unless some block is in use."""
-        return bool(self._read(self._write(op="reset"))["free"])
+    def forgets(self, *, connector: bool = False) -> bool:
+        """Empties the prefix cache, unless some block is in use; and what the connector has, used or not."""
+        return bool(self._read(self._write(op="reset", connector=connector))["free"])
 
     def lead(self) -> SyncClient:
         """Of its lead; close it."""
@@ -252,15 +264,7 @@ class Engine:
         """What its lead holds at the moment; empty at rest."""
         with self.lead() as lead:
             counts = lead.status().counts
-        names = (
-            "transfers_pending",
-            "transfers_active",
-            "leases",
-            "open_accesses",
-            "pinned_blocks",
-            "quarantined_blocks",
-        )
-        return {name: getattr(counts, name) for name in names if getattr(counts, name)}
+        return {name: getattr(counts, name) for name in HELD if getattr(counts, name)}
 
     def let_go(self) -> None:
         """Ends all its leases, as a router does that wants nothing more of them."""
@@ -300,8 +304,9 @@ def pushed(key: bytes, source: str = "") -> dict[str, Any]:
 class Pair:
     """P and D. Either is started anew when it is asked for and gone."""
 
-    def __init__(self, engines: Engines, **extra: Any) -> None:
-        self._forked_from, self._extra = engines, extra
+    def __init__(self, engines: Engines, *, more: Mapping[str, Any] | None = None, **extra: Any) -> None:
+        """`more`: arguments of both engines."""
+        self._forked_from, self._extra, self._more = engines, extra, more or {}
         self.on_loss = {"P": "fail", "D": "fail"}
         """Of those that start from now on."""
         self._engines: dict[str, Engine] = {}
@@ -315,7 +320,7 @@ class Pair:
         gone = [name for name in "PD" if name not in self._engines or not self._engines[name].alive]
         for name in gone:
             self._engines[name] = Engine(name, "PD".index(name) % (os.cpu_count() or 1), self._forked_from,
-                                         extra=self._extra, on_loss=self.on_loss[name])  # fmt: skip
+                                         extra=self._extra, on_loss=self.on_loss[name], more=self._more)  # fmt: skip
         for name in gone:
             self._engines[name].ready()
 
@@ -345,9 +350,9 @@ class Pair:
         """The prefill leg, then the decode leg."""
         return self.d.ask(prompt, {**self.prefilled(prompt), **more})
 
-    def prefilled(self, prompt: Sequence[int]) -> dict[str, Any]:
+    def prefilled(self, prompt: Sequence[int], **more: Any) -> dict[str, Any]:
         """What P's answer has for D."""
-        answer = self.p.ask(prompt, PREFILL, 1)
+        answer = self.p.ask(prompt, PREFILL, 1, **more)
         assert not answer.failed, answer
         assert answer.params["do_remote_prefill"] is True
         return dict(answer.params)
@@ -359,11 +364,11 @@ class Pair:
         assert not source.failed, source
         return target
 
-    def begin_push(self, prompt: Sequence[int], *, first: str = "D") -> dict[str, int]:
+    def begin_push(self, prompt: Sequence[int], *, first: str = "D", max_tokens: int = MAX_TOKENS) -> dict[str, int]:
         key, legs = os.urandom(16), {}
         for name in (first, "DP".replace(first, "")):
             if name == "D":
-                legs["D"] = self.d.begin(prompt, {"do_remote_prefill": True, **pushed(key, self.p.address)})
+                legs["D"] = self.d.begin(prompt, {"do_remote_prefill": True, **pushed(key, self.p.address)}, max_tokens)
             else:
                 legs["P"] = self.p.begin(prompt, {**PREFILL, **pushed(key)}, 1)
         return legs

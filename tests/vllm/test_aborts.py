@@ -7,20 +7,45 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, Engine, Pair, prompt_of, pushed, wait_until
+from tests.vllm.engines import (
+    CHUNK_TOKENS,
+    LEAD,
+    PREFILL,
+    SEQUENCES,
+    WORKER,
+    Engine,
+    Pair,
+    prompt_of,
+    pushed,
+    wait_until,
+)
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=4)
 
 
 @contextmanager
-def standing(engine: Engine) -> Iterator[None]:
-    """Its lead stands still: it answers nobody."""
-    (lead,) = engine.tree(LEAD)
-    os.kill(lead, signal.SIGSTOP)
+def standing(engine: Engine, named: str = LEAD) -> Iterator[None]:
+    """Its lead stands still: it answers nobody. Or its worker: nothing is computed, and no bytes move."""
+    (process,) = engine.tree(named)
+    os.kill(process, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(lead, signal.SIGCONT)
+        os.kill(process, signal.SIGCONT)
+
+
+@contextmanager
+def full(engine: Engine) -> Iterator[None]:
+    """It computes as many requests as it can at a time: further ones queue."""
+    before = engine.counts().get("new_tokens", 0)
+    lines = [engine.begin(prompt_of(20, 400 + seed), None, 1500) for seed in range(SEQUENCES)]
+    wait_until(lambda: engine.counts()["new_tokens"] - before >= SEQUENCES)
+    try:
+        yield
+    finally:
+        for line in lines:
+            engine.abort(line)
+            assert engine.answer(line).error == "aborted"
 
 
 def test_a_pull_is_aborted_before_its_source_answered(pair: Pair) -> None:
@@ -39,8 +64,57 @@ def test_decoding_is_aborted_after_a_pull(pair: Pair) -> None:
     pair.d.abort(line)
 
 
+def test_decoding_is_aborted_after_a_push(pair: Pair) -> None:
+    before = pair.d.counts().get("received", 0)
+    legs = pair.begin_push(PROMPT, max_tokens=1000)
+    wait_until(lambda: pair.d.counts().get("received", 0) > before)
+    pair.d.abort(legs["D"])
+    assert pair.d.answer(legs["D"]).error == "aborted"
+    assert not pair.p.answer(legs["P"]).failed
+
+
+def test_a_pull_is_aborted_in_the_queue_and_its_source_frees_at_once(pair: Pair) -> None:
+    params = pair.prefilled(PROMPT)
+    with full(pair.d):
+        line = pair.d.begin(PROMPT, params)
+        wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+        assert "pinned_blocks" not in pair.d.held()
+        pair.d.abort(line)
+        wait_until(lambda: pair.p.held() == {}, pair.p.held)
+
+
+def test_a_pull_is_aborted_while_its_bytes_may_move(pair: Pair) -> None:
+    params = pair.prefilled(PROMPT)
+    with standing(pair.d, WORKER):
+        line = pair.d.begin(PROMPT, params)
+        wait_until(lambda: {"open_accesses"} <= pair.p.held().keys() and "pinned_blocks" in pair.d.held(), pair.d.held)
+        pair.d.abort(line)
+        assert pair.d.answer(line).error == "aborted"
+
+
+def test_decode_leaves_after_the_first_part_of_its_push(pair: Pair) -> None:
+    legs = pair.begin_push(prompt_of(1900, seed=9))
+    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)
+    with standing(pair.p, WORKER):
+        pair.d.abort(legs["D"])
+        assert pair.d.answer(legs["D"]).error == "aborted"
+    assert not pair.p.answer(legs["P"]).failed
+
+
+def test_a_prefill_is_aborted_in_the_queue(pair: Pair) -> None:
+    with full(pair.p):
+        line = pair.p.begin(PROMPT, PREFILL, 1)
+        pair.p.abort(line)
+        assert pair.p.answer(line).error == "aborted"
+        assert pair.p.held() == {}
+
+
 def test_a_prefill_is_aborted_while_it_is_computed(pair: Pair) -> None:
-    pair.p.abort(pair.p.begin(prompt_of(1900, seed=5), PREFILL, 1))
+    before = pair.p.counts()["busy_steps"]
+    line = pair.p.begin(prompt_of(1900, seed=5), PREFILL, 1)
+    wait_until(lambda: pair.p.counts()["busy_steps"] > before)
+    pair.p.abort(line)
+    assert pair.p.answer(line).error == "aborted"
 
 
 def test_nobody_comes_for_what_was_prefilled(pair: Pair) -> None:

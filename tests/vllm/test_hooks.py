@@ -1,114 +1,18 @@
-"""Both sides of the connector without an engine around them: what vLLM is told, and which blocks it may use.
-
-vLLM's own block pool is there; its requests and steps are stand-ins with the fields that are read.
-"""
+"""What vLLM is told by the connector, and which blocks it may use: see tests/vllm/cores.py."""
 
 import os
 import signal
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.layout import Group, GroupKind, uniform_layout
 from kvgrpc.core.policy_values import OnLoss
-from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.hooks import Hooks
-from kvgrpc.integrations.vllm.meeting import Step
-from kvgrpc.integrations.vllm.options import Options
-from kvgrpc.integrations.vllm.scheduling import SchedulerSide
-from kvgrpc.integrations.vllm.working import WorkerSide
-from tests.vllm.engines import PREFILL, wait_until
+from tests.vllm.cores import PROMPT, Core, request_of, scheduled
+from tests.vllm.engines import PREFILL, pushed, wait_until
 
-LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
-PROMPT = list(range(40))
 MODE_PUSH = {"kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}
-NOTHING = SimpleNamespace(preempted_req_ids=None, num_scheduled_tokens={}, total_num_scheduled_tokens=0)
-
-
-class Core:
-    """One engine's two sides."""
-
-    def __init__(self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True) -> None:
-        options = Options(Defaults(), on_loss, data_paths=("cma",))
-        group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
-        layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
-        self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
-        self.worker = WorkerSide(options, layout)
-        self.worker.register(self.memory)
-        self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
-        self.side.meet(self.worker.folder)
-        self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
-        self.side.blocks = SimpleNamespace(block_pool=self.pool)
-        self.hooks = Hooks(self.side, on_loss)
-        self.told = Step()
-
-    def close(self) -> None:
-        self.hooks.close()
-        self.worker.close()
-
-    def step(self) -> bool:
-        step = self.hooks.step(NOTHING)
-        assert not step.loaded & self.told.loaded, "told twice"
-        self.told.loaded |= step.loaded
-        self.told.failed |= step.failed
-        self.worker.step_done(step)
-        return True
-
-    def allocate(self, count: int = 3) -> list[int]:
-        return [block.block_id for block in self.pool.get_new_blocks(count)]
-
-    def used(self) -> int:
-        free: int = self.pool.get_num_free_blocks()
-        return BLOCKS - 1 - free  # the first is vLLM's null block
-
-    def free(self, blocks: list[int]) -> None:
-        """What vLLM does when a request left."""
-        self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
-
-    def prefilled(self, name: str) -> dict[str, Any]:
-        """A prompt that was computed, and left."""
-        request = request_of(name, PREFILL)
-        self.hooks.arrived(request)
-        blocks = self.allocate()
-        self.hooks.allocated(request, (blocks,), 0)
-        for number, layer in enumerate(self.memory.values()):
-            layer[blocks] = 7 + number
-        request.status, request.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
-        keep, params = self.hooks.finished(request, (blocks,))
-        assert not keep
-        self.free(blocks)
-        return params or {}
-
-    def begin(self, request: Any) -> list[int]:
-        """A request that waits for its KV, and its blocks."""
-        self.hooks.arrived(request)
-        tokens = self.hooks.match(request, 0)
-        assert tokens == len(PROMPT)
-        blocks = self.allocate()
-        self.hooks.allocated(request, (blocks,), tokens)
-        return blocks
-
-
-def request_of(name: str, params: Any) -> Any:
-    return SimpleNamespace(
-        request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
-        cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
-        status=RequestStatus.FINISHED_ABORTED, abort_immediately=False, prompt_embeds=None, mm_features=[],
-    )  # fmt: skip
-
-
-@pytest.fixture(params=[True, False], ids=["overlap", "in-order"])
-def cores(request: pytest.FixtureRequest) -> Iterator[tuple[Core, Core]]:
-    """Of engines that run steps while hooks are called, or one after the other."""
-    p, d = Core("P", overlap=request.param), Core("D", overlap=request.param)
-    yield p, d
-    p.close()
-    d.close()
 
 
 def test_a_load_is_told_once_and_what_was_given_comes_back(cores: tuple[Core, Core]) -> None:
@@ -128,12 +32,12 @@ def test_a_load_is_told_once_and_what_was_given_comes_back(cores: tuple[Core, Co
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_worker_reports_steps_that_something_may_wait_for(overlap: bool) -> None:
     p = Core("P", overlap=overlap)
-    assert p.hooks.step(NOTHING).report is overlap
+    assert p.hooks.step(scheduled()).report is overlap
     request = request_of("p", {**PREFILL, "transfer_id": "1" * 16, **MODE_PUSH})
     p.hooks.arrived(request)
-    assert p.hooks.step(NOTHING).report
+    assert p.hooks.step(scheduled()).report
     p.hooks.finished(request, ([],))
-    assert p.hooks.step(NOTHING).report is overlap
+    assert p.hooks.step(scheduled()).report is overlap
     p.close()
 
 
@@ -241,7 +145,7 @@ def test_when_the_session_is_over_what_was_given_comes_back(cores: tuple[Core, C
 def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[Core, Core]) -> None:
     p, d = cores
     blocks = d.begin(request_of("d", p.prefilled("p")))
-    d.hooks.step(SimpleNamespace(preempted_req_ids=7))  # no step has that
+    d.hooks.step(scheduled(preempted=7))  # no step has that
     d.step()
     d.free(blocks)
     assert d.used() == len(blocks)
@@ -260,3 +164,31 @@ def test_the_block_that_stands_for_those_that_are_not_there_is_never_read_or_wri
     p.hooks.arrived(given)
     given.status, given.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
     assert p.hooks.finished(given, (null + p.allocate(2),)) == (False, None)
+
+
+def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(cores: tuple[Core, Core]) -> None:
+    """In other blocks; the old ones are somebody else's at once."""
+    p, d = cores
+    key = b"k" * 16
+    source = request_of("p", {**PREFILL, **pushed(key)})
+    p.tables["p"] = old = p.computing(source)
+    p.step({"p": 32})
+    p.free(old)
+    p.step(preempted={"p"})
+    for layer in p.memory.values():
+        layer[old] = 99
+    p.tables["p"] = new = p.allocate(4)[1:]  # what was freed last is allocated first: one block is the old one still
+    assert set(new) != set(old)
+    for number, layer in enumerate(p.memory.values()):
+        layer[new] = 40 + number
+    blocks = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    d.step()
+    source.num_computed_tokens = 0
+    p.step({"p": 32})
+    source.num_computed_tokens = 32
+    p.step({"p": 8})
+    source.status, source.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
+    assert p.hooks.finished(source, (new,)) == (False, None)
+    wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
+    assert not d.told.failed
+    assert all(torch.all(layer[blocks] == 40 + number) for number, layer in enumerate(d.memory.values()))

@@ -5,10 +5,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from kvgrpc.core.policy_values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
-from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.connector import KVGrpcConnector
+from kvgrpc.integrations.vllm.options import Options, layout_of
 from tests.docs.pages import DOCS, plain, section, tables
 
 
@@ -39,3 +50,49 @@ def test_options_come_from_both_configurations_of_vllm() -> None:
 def test_what_is_unknown_stops_the_start(extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"listne|pusch"):
         options_of(**extra)
+
+
+SHAPE = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "dtype": torch.bfloat16}
+FULL = FullAttentionSpec(**SHAPE)
+
+
+def laid_out(*specs: KVCacheSpec, **parallel: int) -> Any:
+    """The pool of a model with such groups."""
+    one = {"world_size": 1, "data_parallel_size": 1, "data_parallel_index": 0}
+    groups = [KVCacheGroupSpec([f"layers.{number}.{i}" for i in range(2)], spec) for number, spec in enumerate(specs)]
+    cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups)
+    return layout_of(SimpleNamespace(parallel_config=SimpleNamespace(**(one | parallel))), cache)
+
+
+def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
+    (group,) = laid_out(FULL).groups
+    assert (group.layers, group.blocks, group.block_tokens, group.dtype) == (2, 10, 32, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("specs", "parallel", "reason", "instead"),
+    [
+        ([FULL], {"world_size": 2}, "one rank; this one has 2", "--tensor-parallel-size 1"),
+        ([FULL], {"data_parallel_size": 2}, "no data-parallel engines", "an engine of its own for each rank"),
+        ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
+        ([FULL, FULL], {}, "one KV cache group; this model has 2", "another one"),
+        ([SlidingWindowSpec(**SHAPE, sliding_window=64)], {}, "have SlidingWindowSpec", "another one"),
+        ([FullAttentionSpec(**SHAPE, sliding_window=64)], {}, "a window of 64 tokens", "another one"),
+        ([MLAAttentionSpec(**SHAPE)], {}, "have MLAAttentionSpec", "another one"),
+        ([FullAttentionSpec(**SHAPE, page_size_padded=20_000)], {}, "20000 bytes, and they take 16384", "--block-size"),
+    ],
+    ids=["ranks", "data_parallel", "data_parallel_dense", "groups", "sliding", "windowed_full", "latent", "padded"],
+)
+def test_what_is_not_served_is_refused_with_what_to_do(
+    specs: list[KVCacheSpec], parallel: dict[str, int], reason: str, instead: str
+) -> None:
+    with pytest.raises(ValueError, match=f"KVGrpcConnector serves .*{reason}.* To do: .*{instead}"):
+        laid_out(*specs, **parallel)
+
+
+def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:
+    """vLLM asks the connector, whose default is the role: without, a preempted prefill may leave without its KV."""
+    connector = object.__new__(KVGrpcConnector)
+    connector._kv_transfer_config = SimpleNamespace(is_kv_producer=False)
+    assert not KVConnectorBase_V1.requires_kv_delivery.fget(connector)
+    assert connector.requires_kv_delivery

@@ -86,6 +86,14 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._hooks.finished(request, block_ids)
 
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Always: which requests are handed over is said by each, not by the engine's `kv_role`."""
+        return True
+
+    def reset_cache(self) -> bool:
+        return self._hooks.reset()
+
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Nothing: the worker only says what this side told it."""
 

@@ -91,9 +91,12 @@ class Hooks:
         step.loaded &= self._loading.keys()
         step.failed &= step.loaded
         self._loading = {id_: blocks for id_, blocks in self._loading.items() if id_ not in step.loaded}
+        self._release(step)
+        return step
+
+    def _release(self, step: Step) -> None:
         for request_id in self._holding.keys() & (self._holding.keys() if self._over else step.sent):
             self._side.release(self._holding.pop(request_id))
-        return step
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
         """A request left. Blocks that are still being filled are kept by vLLM itself, until the load is reported."""
@@ -110,6 +113,17 @@ class Hooks:
             self._side.hold(blocks)
             self._holding[request.request_id] = blocks
         return False, params
+
+    def reset(self) -> bool:
+        """What was computed here before counts no more, of new weights say: nothing of it is offered when this returns,
+        and nothing that was to come is used. False: it is, or its blocks are still being read or filled.
+        """
+        self._unserved |= self._wanting
+        step = Step()
+        done = self._do(lambda: self._side.reset(step), otherwise=False) or self._over
+        self._failed |= step.loaded & self._loading.keys()
+        self._release(step)
+        return done
 
     def close(self) -> None:
         """The engine ends."""

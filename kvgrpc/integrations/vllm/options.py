@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
+OTHER_MODEL = "serve this model without a connector, or another one whose layers all have full attention"
+
+
 @dataclass(frozen=True)
 class Options:
     """`kv_connector_extra_config`, with what vLLM itself is told."""
@@ -53,27 +56,46 @@ class Options:
 
 
 def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
-    """The pool. Raises ValueError for one that this connector does not serve, with the reason."""
+    """The pool. Raises ValueError for one that this connector does not serve, with the reason and what would do."""
     parallel = config.parallel_config
     if parallel.world_size != 1:
-        raise ValueError(f"KVGrpcConnector serves engines of one rank; this one has {parallel.world_size}")
+        raise _unserved(
+            f"engines of one rank; this one has {parallel.world_size}",
+            "start it with --tensor-parallel-size 1 and --pipeline-parallel-size 1, or without a connector",
+        )
+    # Of models without experts, each rank of a data-parallel engine is told that it is alone, and its index.
+    if parallel.data_parallel_size != 1 or parallel.data_parallel_index:
+        raise _unserved(
+            "no data-parallel engines, whose ranks would all listen at one address",
+            "start an engine of its own for each rank, with its own `listen`, and let the router choose",
+        )
     if len(cache.kv_cache_groups) != 1:
-        raise ValueError(f"KVGrpcConnector serves one KV cache group; this model has {len(cache.kv_cache_groups)}")
+        raise _unserved(f"one KV cache group; this model has {len(cache.kv_cache_groups)}", OTHER_MODEL)
     (group,) = cache.kv_cache_groups
     spec = group.kv_cache_spec
     kind = type(spec).__name__
-    if kind != "FullAttentionSpec" or spec.sliding_window is not None:
-        raise ValueError(f"KVGrpcConnector serves full attention; this model's layers have {kind}")
+    if kind != "FullAttentionSpec":
+        raise _unserved(f"full attention; this model's layers have {kind}", OTHER_MODEL)
+    if spec.sliding_window is not None:
+        raise _unserved(f"full attention; this model's has a window of {spec.sliding_window} tokens", OTHER_MODEL)
     dtype = str(spec.dtype).removeprefix("torch.")
     plain_bytes = 2 * spec.block_size * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
     if spec.page_size_bytes != plain_bytes:
-        raise ValueError(f"a block of one layer has {spec.page_size_bytes} bytes; keys and values take {plain_bytes}")
+        raise _unserved(
+            f"blocks of keys and values alone; one of a layer has {spec.page_size_bytes} bytes, and they take "
+            f"{plain_bytes}",
+            "choose another --kv-cache-dtype or --block-size",
+        )
     layers = len(group.layer_names)
     made = Group(
         "full", GroupKind.FULL_ATTENTION, layers, spec.block_size, cache.num_blocks, spec.num_kv_heads, spec.head_size,
         dtype, order="head_major",
     )  # fmt: skip
     return uniform_layout(made, spec.page_size_bytes)
+
+
+def _unserved(what: str, instead: str) -> ValueError:
+    return ValueError(f"KVGrpcConnector serves {what}. To do: {instead}")
 
 
 def revision_of(options: Options, cache: "KVCacheConfig") -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.layout import PoolLayout
-from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, Outcome, Rules, SendEnded, Table, TakeLost
+from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
 from kvgrpc.engine import Engine, LeadDied
-from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.scheduler import Scheduler, Wanted
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason
-from kvgrpc.integrations.params import answered, wanted
+from kvgrpc.integrations.params import answered, offered, wanted
+from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.stats import KVGrpcStats
@@ -29,6 +31,8 @@ NULL_BLOCK = 0
 """In vLLM's tables it stands for blocks that are not there. All requests share it: nothing may be read or written."""
 IDLE_S = 0.002
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
+RESET_S = 5.0
+"""So long a reset waits until nobody reads, or fills, what was there before. Without readers it takes a millisecond."""
 
 
 class SchedulerSide:
@@ -46,6 +50,11 @@ class SchedulerSide:
         """Requests that are to be pushed, while they are computed."""
         self._computed_tokens: dict[str, int] = {}
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
+        self._known: set[str] = set()
+        """Requests that are not over for kvgrpc."""
+        self._offers: dict[str, Wanted] = {}
+        """What those offer for the next turn that decode here, once they have answered."""
+        self._adapters = Adapters()
         count, layers = options.layers_per_part, layout.groups[0].layers
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
@@ -61,6 +70,11 @@ class SchedulerSide:
     def lead_pid(self) -> int:
         return self._engine.lead_pid
 
+    @property
+    def address(self) -> str:
+        """Where its lead serves."""
+        return self._engine.address
+
     def meet(self, folder: Path) -> None:
         """Gives the worker its ticket, and waits until it is attached."""
         ticket = self._engine.ticket
@@ -74,12 +88,12 @@ class SchedulerSide:
         if request.abort_immediately:
             # vLLM refused it, and shows it without its prompt: nothing can be named, so nothing can be let go.
             return True
-        adapter = request.lora_request.lora_name if request.lora_request is not None else ""
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
             found = wanted(
-                request.request_id, _named_prompt(request), params, self._options.defaults, adapter=adapter,
-                cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
+                request.request_id, _named_prompt(request), params, self._options.defaults,
+                adapter=self._adapters.name(request.lora_request), cache_salt=request.cache_salt or "",
+                needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
                 return True
@@ -92,6 +106,9 @@ class SchedulerSide:
             self.stats.refused()
             _log.warning("request %s moves no KV: %s", request.request_id, error)
             return False
+        self._known.add(request.request_id)
+        if (offer := offered(found, self._options.defaults)) is not None:
+            self._offers[request.request_id] = offer
         self._engine.flush()
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
@@ -124,7 +141,12 @@ class SchedulerSide:
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         step = Step(self._number, report=self._overlap or bool(self._computing))
         idle = waiting and not output.total_num_scheduled_tokens
-        for news in self.scheduler.step(IDLE_S if idle else 0.0):
+        self._hear(self.scheduler.step(IDLE_S if idle else 0.0), step)
+        return step
+
+    def _hear(self, told: list[News], step: Step) -> None:
+        """What vLLM is to know of it."""
+        for news in told:
             match news:
                 case LoadEnded():
                     step.loaded.add(news.request_id)
@@ -137,24 +159,52 @@ class SchedulerSide:
                     self.stats.sent(news)
                 case TakeLost():
                     _log.warning("request %s gets no KV: %s", news.request_id, news.loss.message)
-        return step
+            self._forget(news.request_id)
+
+    def reset(self, step: Step) -> bool:
+        """Ends all that is given, or comes, and puts into `step` what vLLM is to know. False: some blocks are still
+        being read or filled; then they come back later.
+        """
+        for request_id in self._known:
+            self.scheduler.aborted(request_id, "the engine's cache was reset")
+        self._computing.clear()
+        self._offers.clear()
+        self._known = {request_id for request_id in self._known if request_id in self.scheduler.policy}
+        deadline = time.monotonic() + RESET_S
+        while self._known and (left_s := deadline - time.monotonic()) > 0:
+            self._hear(self.scheduler.step(left_s), step)
+        self._engine.flush()
+        return not self._known
+
+    def _forget(self, request_id: str) -> None:
+        if request_id not in self.scheduler.policy:
+            self._known.discard(request_id)
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         """Whether the blocks are to be held for now, and what the router relays."""
         request_id = request.request_id
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
+        offer = self._offers.pop(request_id, None)
         if request_id not in self.scheduler.policy:
+            self._forget(request_id)
             return False, None
         complete = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
-        ids, computed = list(request.all_token_ids), request.num_computed_tokens
+        ids, computed, blocks = list(request.all_token_ids), request.num_computed_tokens, _without_null(table)
         try:
-            found = self.scheduler.finished(request_id, ids, _without_null(table), computed, outcome, self._behind())
-        except (InvalidRequest, PreconditionFailed) as error:
+            self._adapters.name(request.lora_request)
+            found = self.scheduler.finished(request_id, ids, blocks, computed, outcome, self._behind())
+            if offer is not None and complete and not found.keep:
+                self.scheduler.arrived(offer)
+                found = self.scheduler.finished(request_id, ids, blocks, computed, outcome, self._behind())
+        except LeadDied:
+            raise
+        except KVGrpcError as error:
             _log.error("the KV of request %s goes nowhere: %s", request_id, error)
             found = self.scheduler.aborted(request_id, error.message)
         self._engine.flush()
+        self._forget(request_id)
         grant = self.scheduler.grant(request_id)
         prefilled = request.kv_transfer_params.get("do_remote_decode") is True
         return found.keep, answered(grant, prefilled=prefilled) if grant else None

@@ -1,0 +1,120 @@
+"""Both sides of the connector without an engine around them: what vLLM is told, and which blocks it may use.
+
+vLLM's own block pool is there; its requests and steps are stand-ins with the fields that are read.
+"""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.request import RequestStatus
+
+from kvgrpc.core.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.policy_values import OnLoss
+from kvgrpc.integrations.params import Defaults
+from kvgrpc.integrations.vllm.hooks import Hooks
+from kvgrpc.integrations.vllm.meeting import Step
+from kvgrpc.integrations.vllm.options import Options
+from kvgrpc.integrations.vllm.scheduling import SchedulerSide
+from kvgrpc.integrations.vllm.working import WorkerSide
+from tests.vllm.engines import PREFILL
+
+LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
+PROMPT = list(range(40))
+
+
+class Core:
+    """One engine's two sides."""
+
+    def __init__(
+        self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0
+    ) -> None:
+        options = Options(Defaults(offer_ttl_s=offer_ttl_s), on_loss, data_paths=("cma",))
+        group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
+        layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
+        self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
+        self.worker = WorkerSide(options, layout)
+        self.worker.register(self.memory)
+        self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
+        self.side.meet(self.worker.folder)
+        self.pool = BlockPool(BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS)
+        self.tables: dict[str, list[int]] = {}
+        """Of requests that are pushed."""
+        self.side.blocks = SimpleNamespace(block_pool=self.pool, get_block_ids=lambda name: (self.tables[name],))
+        self.hooks = Hooks(self.side, on_loss)
+        self.told = Step()
+
+    def close(self) -> None:
+        self.hooks.close()
+        self.worker.close()
+
+    def step(self, tokens: Mapping[str, int] | None = None, preempted: Any = None) -> bool:
+        """`tokens`: how many of each request are computed in it."""
+        step = self.hooks.step(scheduled(tokens, preempted))
+        assert not step.loaded & self.told.loaded, "told twice"
+        self.told.loaded |= step.loaded
+        self.told.failed |= step.failed
+        self.worker.step_done(step)
+        return True
+
+    def allocate(self, count: int = 3) -> list[int]:
+        return [block.block_id for block in self.pool.get_new_blocks(count)]
+
+    def used(self) -> int:
+        free: int = self.pool.get_num_free_blocks()
+        return BLOCKS - 1 - free  # the first is vLLM's null block
+
+    def free(self, blocks: list[int]) -> None:
+        """What vLLM does when a request left."""
+        self.pool.free_blocks([self.pool.blocks[block] for block in reversed(blocks)])
+
+    def prefilled(self, name: str, **fields: Any) -> dict[str, Any]:
+        """A prompt that was computed, and left. `fields`: of its request, where they are others."""
+        request = request_of(name, PREFILL, **fields)
+        return self.left(request, self.computing(request))
+
+    def computing(self, request: Any) -> list[int]:
+        """A prompt that is computed, in these blocks."""
+        self.hooks.arrived(request)
+        blocks = self.allocate()
+        self.hooks.allocated(request, (blocks,), 0)
+        for number, layer in enumerate(self.memory.values()):
+            layer[blocks] = 7 + number
+        return blocks
+
+    def left(self, request: Any, blocks: list[int]) -> dict[str, Any]:
+        """What its answer has for the router."""
+        request.status, request.num_computed_tokens = RequestStatus.FINISHED_LENGTH_CAPPED, len(PROMPT)
+        keep, params = self.hooks.finished(request, (blocks,))
+        assert not keep
+        self.free(blocks)
+        return params or {}
+
+    def begin(self, request: Any) -> list[int]:
+        """A request that waits for its KV, and its blocks."""
+        self.hooks.arrived(request)
+        tokens = self.hooks.match(request, 0)
+        assert tokens == len(PROMPT)
+        blocks = self.allocate()
+        self.hooks.allocated(request, (blocks,), tokens)
+        return blocks
+
+
+def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None) -> Any:
+    """A step that computes so many tokens of each request."""
+    counts = dict(tokens or {})
+    return SimpleNamespace(
+        preempted_req_ids=preempted, num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values())
+    )
+
+
+def request_of(name: str, params: Any, **fields: Any) -> Any:
+    made = SimpleNamespace(
+        request_id=name, kv_transfer_params=params, prompt_token_ids=PROMPT, all_token_ids=PROMPT, lora_request=None,
+        cache_salt=None, sampling_params=None, num_tokens=len(PROMPT), num_computed_tokens=0, max_tokens=1,
+        status=RequestStatus.FINISHED_ABORTED, abort_immediately=False, prompt_embeds=None, mm_features=[],
+    )  # fmt: skip
+    vars(made).update(fields)
+    return made
