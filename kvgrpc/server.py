@@ -182,16 +182,15 @@ class Server:
         """An engine attached: a new life with its pool. Raises InvalidRequest or Exhausted, for `memory` that is not
         the pool's PreconditionFailed; the old life goes on.
         """
-        engine = self._attaching(request)
+        engine, sets_aside = self._attaching(request), not request.cannot_set_aside
         if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
-            await self._begin(
-                engine, secret, {rank: worker(rank) for rank in range(engine.world_size)}, [], attached=True
-            )
+            workers = {rank: worker(rank) for rank in range(engine.world_size)}
+            await self._begin(engine, secret, workers, [], attached=True, sets_aside=sets_aside)
             return
         local = await self._make_ranks(engine.world_size, engine.pool.total_bytes, memory)
         for number, rank in enumerate(local):
             rank.worker = worker(number)
-        await self._begin(engine, secret, dict(enumerate(local)), local, attached=True)
+        await self._begin(engine, secret, dict(enumerate(local)), local, attached=True, sets_aside=sets_aside)
 
     async def end_engine(self) -> None:
         """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
@@ -227,11 +226,11 @@ class Server:
         local: list[SharedRank],
         *,
         attached: bool = False,
+        sets_aside: bool = True,
     ) -> None:
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
         old, self._local = self._local, local
         incarnation = engine.incarnation if engine else secrets.randbits(63) + 1
-        sets_aside = engine is None or READS_PUSHES not in engine.features
         self._runner.feed(LifeBegan(incarnation, secret, engine, attached, sets_aside))
         self._ranks.ranks = ranks
         assert self._health is not None

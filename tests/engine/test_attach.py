@@ -219,6 +219,21 @@ async def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -
         await server.stop()
 
 
+@pytest.mark.parametrize("sets_aside", [False, True])
+async def test_an_engine_can_set_blocks_aside_unless_it_says_otherwise_also_where_checksums_are_compared(
+    tmp_path: Path, sets_aside: bool
+) -> None:
+    path = str(tmp_path / "session.sock")
+    server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), checksums=True))
+    await server.start()
+    try:
+        engine = await asyncio.to_thread(Engine.attach, path, pool=layout(), sets_aside=sets_aside)
+        assert server._node.state.sets_aside is sets_aside
+        await asyncio.to_thread(engine.close)
+    finally:
+        await server.stop()
+
+
 def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_path: Path) -> None:
     async def start(path: str) -> None:
         await session.Sessions(None, None, path).start()  # type: ignore[arg-type]
