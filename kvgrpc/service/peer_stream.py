@@ -16,6 +16,7 @@ import grpc.aio
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.wire.bounds import CALLS_MAX
 from kvgrpc.wire.values import stated_error
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ RETRY_S = 1.0
 """Between two tries to open the stream."""
 SWEEP_S = 0.5
 """How late the deadline of a call may be noticed."""
+MESSAGE_BYTES = 1 << 20
+"""Calls that go out together, unless one alone is longer: a message that is too long ends the stream with all calls."""
 
 
 @dataclass(eq=False)
@@ -116,8 +119,18 @@ class PeerStream:
                 if not self._unsent:
                     self._wake = self._loop.create_future()
                     await self._wake
-                calls, self._unsent = self._unsent, []
-                await stream.write(peer_pb2.ConverseRequest(calls=calls))
+                await stream.write(self._next_message())
+
+    def _next_message(self) -> peer_pb2.ConverseRequest:
+        """As many of the calls that are not sent as fit into one message, in their order."""
+        message, nbytes = peer_pb2.ConverseRequest(), 0
+        for call in self._unsent:
+            nbytes += call.ByteSize()
+            if message.calls and (nbytes > MESSAGE_BYTES or len(message.calls) == CALLS_MAX):
+                break
+            message.calls.append(call)
+        del self._unsent[: len(message.calls)]
+        return message
 
     def _answer(self, answer: peer_pb2.PeerAnswer) -> None:
         waiting = self._waiting.pop(answer.call_id, None)

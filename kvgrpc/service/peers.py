@@ -169,11 +169,12 @@ class PeerChannels:
         ended(None)
         try:
             peer = description.engine_from_proto(reply.engine, "engine")
+            endpoints = description.endpoints_from_proto(reply.endpoints)
         except KVGrpcError as error:
             raise PreconditionFailed(
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
             ) from error
-        return peer, tuple(description.endpoint_from_proto(endpoint) for endpoint in reply.endpoints)
+        return peer, endpoints
 
     # -- accesses
 
