@@ -16,6 +16,7 @@ import grpc.aio
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.peer_errors import readable
 from kvgrpc.wire.bounds import CALLS_MAX
 from kvgrpc.wire.values import stated_error
 
@@ -87,13 +88,14 @@ class PeerStream:
     async def _run(self) -> None:
         stream = self._stub.Converse()
         writer = None
+        broke: KVGrpcError = Unavailable(Reason.PEER_UNREACHABLE, f"the stream to {self._peer} broke")
         try:
             await stream.initial_metadata()
             if not stream.done():
                 self.usable = True
                 writer = asyncio.create_task(self._write(stream))
             while (message := await stream.read()) is not grpc.aio.EOF:
-                for answer in message.answers:
+                for answer in readable(message, self._peer).answers:
                     self._answer(answer)
             _log.debug("peer %s ended the conversation", self._peer)
             self._retry_at = self._after_end()
@@ -101,13 +103,15 @@ class PeerStream:
             # A peer of an earlier version: it is called as it knows it.
             known = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             self._retry_at = self._after_end() if known else None
+        except KVGrpcError as error:
+            self._retry_at, broke = self._after_end(), error
         finally:
             self.usable = False
             self._task = None
             if writer is not None:
                 writer.cancel()
             stream.cancel()
-            self._fail_all()
+            self._fail_all(broke)
 
     def _after_end(self) -> float | None:
         return None if self._retry_at is None else self._loop.time() + RETRY_S
@@ -159,11 +163,11 @@ class PeerStream:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._note_empty()
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, error: KVGrpcError) -> None:
         waiting, self._waiting = self._waiting, {}
         self._unsent.clear()
         for one in waiting.values():
-            one.answered(Unavailable(Reason.PEER_UNREACHABLE, f"the stream to {self._peer} broke"))
+            one.answered(error)
         self._note_empty()
 
     def _note_empty(self) -> None:

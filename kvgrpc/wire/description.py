@@ -60,6 +60,7 @@ PEER_STATES = {
     PeerState.SUSPECT: handshake_pb2.PEER_STATE_SUSPECT,
     PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
 }
+ENGINE_ID_BYTES_MAX = 255
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
@@ -169,7 +170,7 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
     return EngineDescription(
-        engine_id=text(f"{field}.engine_id", value.engine_id),
+        engine_id=text(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
         incarnation=value.incarnation,
         address=text(f"{field}.address", value.address),
         protocol_min=value.protocol_min,

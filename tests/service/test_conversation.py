@@ -2,8 +2,11 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 
@@ -53,6 +56,41 @@ async def test_calls_that_do_not_fit_into_one_message_go_out_in_several(
         assert {answer.reason for answer in found if isinstance(answer, KVGrpcError)} == {Reason.NO_HANDSHAKE}
         assert stream.usable
         await stream.close(0)
+
+
+@contextmanager
+def babbling() -> Iterator[str]:
+    """The address of a server whose answers are no messages."""
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: object) -> Any:
+            return grpc.stream_stream_rpc_method_handler(self.answer)
+
+        def answer(self, calls: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.send_initial_metadata(())
+            for _ in calls:
+                yield b"\xff\xff"
+
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait(10)
+
+
+async def test_a_stream_whose_answers_cannot_be_read_fails_its_calls_and_is_over() -> None:
+    with babbling() as address:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer")
+            stream.start()
+            await asyncio.to_thread(wait_until, lambda: stream.usable)
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            stream.call(long_call(1), 120.0, answer.set_result)
+            assert (await answer).reason is Reason.PEER_FAILED
+            assert not stream.usable
+            await stream.close(0)
 
 
 class Caller:
