@@ -204,6 +204,13 @@ class Lives:
         peer.paths.clear()
         self._let_go(peer)
 
+    def hang_up_stranger(self, description: EngineDescription) -> None:
+        """A life that we dialled is not admitted: it is to hear no more of us, unless it lives here anyway."""
+        key = peer_key(description.engine_id, description.incarnation)
+        known = self._state.peers.get(key)
+        if known is None or known.state is PeerState.DEAD:
+            self._state.emit(HangUp(key))
+
     def end_all(self) -> None:
         """The incarnation ends: nobody knows the next one yet."""
         for peer in self._state.peers.values():

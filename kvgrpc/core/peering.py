@@ -100,14 +100,16 @@ class Peering:
         self._offer(shake)
 
     def answered(self, event: PeerAnswered) -> None:
-        """The lead that we dialled introduced itself."""
+        """The lead that we dialled introduced itself. It hears us from now on: we hang up unless it is admitted."""
         dial = self._dialling.get(event.address)
         if dial is None:
+            self._lives.hang_up_stranger(event.peer)
             return
         try:
             check_compatible(self._state.pool, event.peer)
             peer = self._lives.admit(event.peer, event.endpoints)
         except KVGrpcError as error:
+            self._lives.hang_up_stranger(event.peer)
             self._give_up(dial, error)
             return
         peer.dialled = event.address

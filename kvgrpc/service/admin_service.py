@@ -67,12 +67,14 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             check_ids(np.array([request.block.group]), len(groups), "block.group")
             check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
             pins = state.pins.of_block(request.block.group, request.block.block)
-        found = page(lead, request, pins, lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"))
-        return admin_pb2.ListPinsResponse(
-            header=found.header,
-            pins=[_pin(lead.node, pin, lead.runner.now) for pin in found.rows],
-            next_page_token=found.next_page_token,
+        found = page(
+            lead,
+            request,
+            pins,
+            lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"),
+            lambda pin: _pin(lead.node, pin, lead.runner.now),
         )
+        return admin_pb2.ListPinsResponse(header=found.header, pins=found.rows, next_page_token=found.next_page_token)
 
     @unary
     async def ReleaseQuarantine(

@@ -6,7 +6,7 @@ that has to wait holds up nobody. What is known at once goes out in one message.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvgrpc.service.rpc import check_readable
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.wire import accesses, answers, requests
 from kvgrpc.wire.accesses import call_error
+from kvgrpc.wire.bounds import CALLS_MAX, check_count
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ WAITING_MAX = 4_096
 """Calls of one stream that may wait for their answer."""
 MESSAGE_BYTES = 1 << 20
 """Answers that go out together; far below what a message may have, since one of them may be long."""
+PAUSE_BYTES = 1 << 16
+"""Calls that are handled without a pause: one message may hold rows that cost the loop much longer than any call."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Conversation:
         self._messages: list[peer_pb2.ConverseResponse] = []
         self._waiting = 0
         self._reading = False
-        self._writing = False
+        self._sending = asyncio.Lock()
         self._writers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -101,14 +104,24 @@ class Conversation:
         try:
             while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
                 check_readable(message)
+                check_count("calls", len(message.calls), CALLS_MAX)
                 self._reading = True
-                for call in message.calls:
-                    self._take(call)
+                await self._take_all(message.calls)
                 self._reading = False
                 await self._write()
         finally:
             for writer in self._writers:
                 writer.cancel()
+
+    async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
+        """All calls of one message, with room for others between them."""
+        nbytes = 0
+        for call in calls:
+            self._take(call)
+            nbytes += call.ByteSize()
+            if nbytes > PAUSE_BYTES:
+                nbytes = 0
+                await asyncio.sleep(0)
 
     def _take(self, call: peer_pb2.PeerCall) -> None:
         """Feeds one call to the node; its answer comes now or later."""
@@ -121,8 +134,7 @@ class Conversation:
             self._fail(call.call_id, Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1))
             return
         name = f"PeerService/{method.name}"
-        traceparent = call.traceparent if answers.trace_id(call.traceparent) else ""
-        trace, ended = telemetry.server_call(name, traceparent)
+        trace, ended = telemetry.server_call(name, answers.readable_trace(call.traceparent))
         runner = self._lead.runner
         number = runner.next_call_id()
 
@@ -158,21 +170,18 @@ class Conversation:
         return self._messages[-1].answers.add(call_id=call_id)
 
     def _see_to_write(self) -> None:
-        if not self._reading and not self._writing:
+        if not self._reading and not self._sending.locked():
             writer = asyncio.create_task(self._write())
             self._writers.add(writer)
             writer.add_done_callback(self._written)
 
     async def _write(self) -> None:
-        """Sends what is known; what comes meanwhile goes with the next message."""
-        if self._writing:
-            return
-        self._writing = True
-        try:
+        """Sends what is known; what comes meanwhile goes with the next message. Who reads waits until all is sent: a
+        caller that does not take its answers is to send no more calls.
+        """
+        async with self._sending:
             while self._messages:
                 await self._context.write(self._messages.pop(0))
-        finally:
-            self._writing = False
 
     def _written(self, writer: asyncio.Task[None]) -> None:
         self._writers.discard(writer)

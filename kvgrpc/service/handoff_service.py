@@ -6,6 +6,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
 from kvgrpc.wire import answers, requests
+from kvgrpc.wire.bounds import text
 from kvgrpc.wire.values import claims_of, grant
 
 
@@ -103,7 +104,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
 
 def check_dial(lead: Lead, address: str) -> None:
     """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
-    if not lead.may_dial(address):
+    if not lead.may_dial(text("address", address)):
         raise PermissionDenied(
             Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
         )

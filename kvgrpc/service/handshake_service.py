@@ -7,6 +7,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
+from kvgrpc.wire.bounds import text
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
@@ -39,7 +40,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
         lead = self._lead
         peer = description.engine_from_proto(request.engine, "engine")
-        endpoints = tuple(description.endpoint_from_proto(endpoint) for endpoint in request.endpoints)
+        endpoints = description.endpoints_from_proto(request.endpoints)
         here = lead.node.state.pool
         header, answer = await lead.ask(
             actions.Introduced,
@@ -74,11 +75,12 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         self, request: handshake_pb2.ConnectPeerRequest, trace: str
     ) -> handshake_pb2.ConnectPeerResponse:
         lead = self._lead
+        address = text("peer.address", request.peer.address)
         header, answer = await lead.ask(
             actions.PeerConnected,
             "ConnectPeer",
             request,
             trace,
-            lambda call: events.ConnectPeer(call, request.peer.address, request.peer.engine_id),
+            lambda call: events.ConnectPeer(call, address, request.peer.engine_id),
         )
         return handshake_pb2.ConnectPeerResponse(header=header, peer=description.peer_to_proto(answer.peer))

@@ -60,6 +60,11 @@ class Lead:
         """Blocks in one request."""
         return self.config.limits.blocks_per_request
 
+    @property
+    def renewal_limit(self) -> int:
+        """Leases in one call."""
+        return self.config.limits.renewals_per_call
+
     def header(self) -> common_pb2.ResponseHeader:
         """Who answers."""
         state = self.node.state

@@ -62,11 +62,10 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             request,
             (lease for lease in state.leases if not wanted or lease.request_id == wanted),
             lambda lease: (lease.granted - state.began, lease.id),
+            lambda lease: answers.lease(lead.node.handover.view(lease)),
         )
         return lease_pb2.ListLeasesResponse(
-            header=found.header,
-            leases=[answers.lease(lead.node.handover.view(lease)) for lease in found.rows],
-            next_page_token=found.next_page_token,
+            header=found.header, leases=found.rows, next_page_token=found.next_page_token
         )
 
     @streaming
@@ -80,7 +79,12 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def _renew(
         self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str
     ) -> tuple[common_pb2.ResponseHeader, list[lease_pb2.RenewedLease]]:
-        header, answer = await self._lead.ask(
-            actions.Renewed, "RenewLeases", request, trace, lambda call: requests.renew_leases(request, call)
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Renewed,
+            "RenewLeases",
+            request,
+            trace,
+            lambda call: requests.renew_leases(request, call, lead.renewal_limit),
         )
         return header, answers.renewed(answer)

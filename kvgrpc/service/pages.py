@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from google.protobuf.message import Message
+
 from kvgrpc.errors import Aborted, InvalidRequest, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.v1.common_pb2 import ResponseHeader
@@ -19,11 +21,14 @@ from kvgrpc.wire.values import invalid
 
 PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1_000
+PAGE_BYTES_MAX = 1 << 20
+"""Of the rows of a page, but for the last of them: some rows are long, and a page is one message."""
 
 Position = tuple[float, str]
 """Seconds in the order of the list, then the row's own id."""
 
 _Row = TypeVar("_Row")
+_Made = TypeVar("_Made", bound=Message)
 
 
 class Request(Protocol):
@@ -34,11 +39,11 @@ class Request(Protocol):
 
 
 @dataclass(frozen=True)
-class Page(Generic[_Row]):
+class Page(Generic[_Made]):
     """What one call lists. The token is empty on the last page."""
 
     header: ResponseHeader
-    rows: list[_Row]
+    rows: list[_Made]
     next_page_token: str
 
 
@@ -58,9 +63,15 @@ class _Token:
         return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
 
 
-def page(lead: Lead, request: Request, rows: Iterable[_Row], position: Callable[[_Row], Position]) -> Page[_Row]:
-    """The rows that the request asks for. Raises InvalidRequest for a token that no reply of this list gave, and
-    Aborted (INCARNATION_CHANGED) for one of another life.
+def page(
+    lead: Lead,
+    request: Request,
+    rows: Iterable[_Row],
+    position: Callable[[_Row], Position],
+    make: Callable[[_Row], _Made],
+) -> Page[_Made]:
+    """The rows that the request asks for, as messages. Raises InvalidRequest for a token that no reply of this list
+    gave, and Aborted (INCARNATION_CHANGED) for one of another life.
     """
     header, of = lead.header(), type(request).__name__
     ordered = sorted(rows, key=position)
@@ -78,10 +89,17 @@ def page(lead: Lead, request: Request, rows: Iterable[_Row], position: Callable[
         header.event_seq = token.event_seq
         start = bisect_right(ordered, (token.at, token.row), key=position)
     end = start + min(request.page_size or PAGE_SIZE, PAGE_SIZE_MAX)
-    found = ordered[start:end]
+    found: list[_Made] = []
+    nbytes = 0
+    for row in ordered[start:end]:
+        found.append(make(row))
+        nbytes += found[-1].ByteSize()
+        if nbytes >= PAGE_BYTES_MAX:
+            break
+    end = start + len(found)
     if end >= len(ordered):
         return Page(header, found, "")
-    return Page(header, found, _Token(of, header.incarnation, header.event_seq, *position(found[-1])).text())
+    return Page(header, found, _Token(of, header.incarnation, header.event_seq, *position(ordered[end - 1])).text())
 
 
 def _read(text: str) -> _Token:

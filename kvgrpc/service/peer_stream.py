@@ -16,6 +16,8 @@ import grpc.aio
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.peer_errors import readable
+from kvgrpc.wire.bounds import CALLS_MAX
 from kvgrpc.wire.values import stated_error
 
 _log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ RETRY_S = 1.0
 """Between two tries to open the stream."""
 SWEEP_S = 0.5
 """How late the deadline of a call may be noticed."""
+MESSAGE_BYTES = 1 << 20
+"""Calls that go out together, unless one alone is longer: a message that is too long ends the stream with all calls."""
 
 
 @dataclass(eq=False)
@@ -84,13 +88,14 @@ class PeerStream:
     async def _run(self) -> None:
         stream = self._stub.Converse()
         writer = None
+        broke: KVGrpcError = Unavailable(Reason.PEER_UNREACHABLE, f"the stream to {self._peer} broke")
         try:
             await stream.initial_metadata()
             if not stream.done():
                 self.usable = True
                 writer = asyncio.create_task(self._write(stream))
             while (message := await stream.read()) is not grpc.aio.EOF:
-                for answer in message.answers:
+                for answer in readable(message, self._peer).answers:
                     self._answer(answer)
             _log.debug("peer %s ended the conversation", self._peer)
             self._retry_at = self._after_end()
@@ -98,13 +103,15 @@ class PeerStream:
             # A peer of an earlier version: it is called as it knows it.
             known = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             self._retry_at = self._after_end() if known else None
+        except KVGrpcError as error:
+            self._retry_at, broke = self._after_end(), error
         finally:
             self.usable = False
             self._task = None
             if writer is not None:
                 writer.cancel()
             stream.cancel()
-            self._fail_all()
+            self._fail_all(broke)
 
     def _after_end(self) -> float | None:
         return None if self._retry_at is None else self._loop.time() + RETRY_S
@@ -116,8 +123,18 @@ class PeerStream:
                 if not self._unsent:
                     self._wake = self._loop.create_future()
                     await self._wake
-                calls, self._unsent = self._unsent, []
-                await stream.write(peer_pb2.ConverseRequest(calls=calls))
+                await stream.write(self._next_message())
+
+    def _next_message(self) -> peer_pb2.ConverseRequest:
+        """As many of the calls that are not sent as fit into one message, in their order."""
+        message, nbytes = peer_pb2.ConverseRequest(), 0
+        for call in self._unsent:
+            nbytes += call.ByteSize()
+            if message.calls and (nbytes > MESSAGE_BYTES or len(message.calls) == CALLS_MAX):
+                break
+            message.calls.append(call)
+        del self._unsent[: len(message.calls)]
+        return message
 
     def _answer(self, answer: peer_pb2.PeerAnswer) -> None:
         waiting = self._waiting.pop(answer.call_id, None)
@@ -146,11 +163,11 @@ class PeerStream:
             self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._note_empty()
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, error: KVGrpcError) -> None:
         waiting, self._waiting = self._waiting, {}
         self._unsent.clear()
         for one in waiting.values():
-            one.answered(Unavailable(Reason.PEER_UNREACHABLE, f"the stream to {self._peer} broke"))
+            one.answered(error)
         self._note_empty()
 
     def _note_empty(self) -> None:

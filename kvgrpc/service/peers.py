@@ -29,8 +29,9 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service import status, telemetry
+from kvgrpc.service import telemetry
 from kvgrpc.service.peer_channel import PeerChannel
+from kvgrpc.service.peer_errors import dial_failure, failure_of, readable
 from kvgrpc.service.peer_stream import Answered
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import (
@@ -94,7 +95,7 @@ class PeerChannels:
     # -- the port
 
     def dial(self, action: actions.Dial) -> None:
-        self._spawn(self._dial(action))
+        self._spawn(self._dial(action, self._runner.node.state.incarnation))
 
     def hang_up(self, peer: str) -> None:
         channel = self._channels.pop(peer, None)
@@ -119,7 +120,8 @@ class PeerChannels:
 
     # -- the handshake
 
-    async def _dial(self, action: actions.Dial) -> None:
+    async def _dial(self, action: actions.Dial, life: int) -> None:
+        """`life`: ours, that wants to know the peer. With its end nobody waits any more."""
         address = action.address
         if not self._may_dial(address):
             error = PermissionDenied(
@@ -132,15 +134,13 @@ class PeerChannels:
             peer, endpoints = await self._handshake(channel, action)
             channel.peer = peer_key(peer.engine_id, peer.incarnation)
             await channel.start_liveness()
-        except grpc.aio.AioRpcError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for the end of its dial
             await channel.channel.close()
-            self._runner.feed(events.DialFailed(address, _dial_error(address, error)))
+            if self._runner.node.state.incarnation == life:
+                self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
             return
-        except (KVGrpcError, TimeoutError) as error:
-            await channel.channel.close()
-            self._runner.feed(
-                events.DialFailed(address, error if isinstance(error, KVGrpcError) else _no_answer(address))
-            )
+        if self._runner.node.state.incarnation != life:
+            await channel.close(0)
             return
         old = self._channels.pop(channel.peer, None)
         if old is not None:
@@ -162,18 +162,22 @@ class PeerChannels:
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
         trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
-            reply = await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
-        except grpc.aio.AioRpcError as error:
+            reply = readable(
+                await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace)),
+                channel.address,
+            )
+        except (grpc.aio.AioRpcError, KVGrpcError) as error:
             ended(error)
             raise
         ended(None)
         try:
             peer = description.engine_from_proto(reply.engine, "engine")
+            endpoints = description.endpoints_from_proto(reply.endpoints)
         except KVGrpcError as error:
             raise PreconditionFailed(
                 Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
             ) from error
-        return peer, tuple(description.endpoint_from_proto(endpoint) for endpoint in reply.endpoints)
+        return peer, endpoints
 
     # -- accesses
 
@@ -259,11 +263,10 @@ class PeerChannels:
         trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
         try:
             stub = handoff_pb2_grpc.HandoffServiceStub(self._channel(action.peer).channel)
-            await stub.RegisterPush(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
-        except grpc.aio.AioRpcError as failed:
-            error = status.from_rpc_error(failed)
-        except KVGrpcError as failed:
-            error = failed
+            reply = await stub.RegisterPush(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
+            readable(reply, action.peer)
+        except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
+            error = failure_of(failed, "RegisterPush")
         ended(error)
         self._runner.feed(
             events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
@@ -291,9 +294,9 @@ class PeerChannels:
         def answered(reply: Any | KVGrpcError) -> None:
             result: _T | KVGrpcError
             try:
-                result = reply if isinstance(reply, KVGrpcError) else convert(reply)
-            except KVGrpcError as error:
-                result = error
+                result = reply if isinstance(reply, KVGrpcError) else convert(readable(reply, call.peer))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
+                result = failure_of(error, call.method)
             ended(result if isinstance(result, KVGrpcError) else None)
             then(result)
 
@@ -310,9 +313,9 @@ class PeerChannels:
         metadata = telemetry.metadata(trace)
         try:
             reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
-        except grpc.aio.AioRpcError as error:
-            typed = status.from_rpc_error(error)
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        except Exception as error:  # noqa: BLE001 - as in _ask
+            typed = failure_of(error, call.method)
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 typed = Unavailable(Reason.PEER_UNREACHABLE, f"{call.peer} did not answer {call.method} in time")
             answered(typed)
         else:
@@ -323,7 +326,9 @@ class PeerChannels:
         try:
             channel = self._channel(action.peer)
             stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
-            reply = await stub.RenewLeases(lease_pb2.RenewLeasesRequest(leases=refs), timeout=CALL_TIMEOUT_S)
+            reply = readable(
+                await stub.RenewLeases(lease_pb2.RenewLeasesRequest(leases=refs), timeout=CALL_TIMEOUT_S), action.peer
+            )
         except (grpc.aio.AioRpcError, KVGrpcError):
             return  # asked again at the next third of the TTL; liveness and settle notice what matters
         for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False):
@@ -364,16 +369,3 @@ class PeerChannels:
         self._hanging_up.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a call to a peer failed", exc_info=task.exception())
-
-
-def _dial_error(address: str, error: grpc.aio.AioRpcError) -> KVGrpcError:
-    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        typed = status.from_rpc_error(error)
-        if typed.reason is Reason.PEER_UNREACHABLE:
-            return Unavailable(Reason.PEER_UNREACHABLE, f"no kvgrpc server answers at {address}: {error.details()}")
-        return typed
-    return status.from_rpc_error(error)
-
-
-def _no_answer(address: str) -> KVGrpcError:
-    return Unavailable(Reason.PEER_UNREACHABLE, f"{address} did not answer within {CALL_TIMEOUT_S:g} s")

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, OutOfRange, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.service.scheduling import Scheduling
 from kvgrpc.service.session_calls import refusal
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import scheduler as wire
-from kvgrpc.wire.requests import text
+from kvgrpc.wire.bounds import check_count, note
 from kvgrpc.wire.values import block_lists, grant, seconds
 
 _log = logging.getLogger(__name__)
@@ -126,8 +126,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _step(self, request: _Step, reply: _Stepped, trace: str) -> None:
         """All calls, and the news. Raises before any of them is handled."""
-        if len(request.calls) > STEP_CALLS_MAX:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{len(request.calls)} calls in one step; at most {STEP_CALLS_MAX}")
+        check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.node.state.check_life(request.incarnation)
         news = self._scheduling.news
         news.acknowledge(request.after_seq)
@@ -207,8 +206,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     def _aborted(self, request: scheduler_pb2.AbortRequestRequest, _: str) -> scheduler_pb2.AbortRequestResponse:
-        message = text("message", request.message)
-        finished = self._scheduling.aborted(wire.required_id(request.request_id), message)
+        finished = self._scheduling.aborted(wire.required_id(request.request_id), note(request.message))
         return scheduler_pb2.AbortRequestResponse(keep=finished.keep)
 
     def _table(

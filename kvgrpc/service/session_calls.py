@@ -39,14 +39,15 @@ def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Ev
     if kind is None:
         raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
     request = getattr(call, kind)
-    made = requests.make_call(call_id, ENGINE, call.traceparent, _METHODS[kind], request)
+    trace = answers.readable_trace(call.traceparent)
+    made = requests.make_call(call_id, ENGINE, trace, _METHODS[kind], request)
     convert: dict[str, Callable[[], events.Event]] = {
         "finished_blocks": lambda: requests.finished_blocks(request, made, lead.weights, lead.block_limit),
         "pull_blocks": lambda: requests.pull_blocks(request, made, lead.weights, lead.block_limit),
         "reserve_blocks": lambda: requests.reserve_blocks(request, made, lead.weights, lead.block_limit),
         "register_push": lambda: requests.register_push(request, made),
         "cancel_transfer": lambda: requests.cancel_transfer(request, made),
-        "renew_leases": lambda: requests.renew_leases(request, made),
+        "renew_leases": lambda: requests.renew_leases(request, made, lead.renewal_limit),
         "release_lease": lambda: requests.release_lease(request, made),
         "grant_lease": lambda: requests.grant_lease(request, made, lead.weights, lead.block_limit),
         "allocate_blocks": lambda: requests.allocate_blocks(request, made),
@@ -69,7 +70,7 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     lease_id = call.finished_blocks.lease_id if call.HasField("finished_blocks") else ""
     if not lease_id or call.finished_blocks.validate_only:
         return None
-    made = events.Call(call_id, ENGINE, call.traceparent)
+    made = events.Call(call_id, ENGINE, answers.readable_trace(call.traceparent))
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 

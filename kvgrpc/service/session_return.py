@@ -78,7 +78,7 @@ class Return:
         self._known.add(request.rank)
         try:
             if not self._private:
-                self.memory[request.rank] = await _memory_of(writer)
+                self._keep(request.rank, await _memory_of(writer))
         except BaseException:
             self._known.discard(request.rank)
             raise
@@ -93,6 +93,13 @@ class Return:
         for fd in self.memory.values():
             os.close(fd)
         self.memory.clear()
+
+    def _keep(self, rank: int, memory: int) -> None:
+        """Raises PermissionDenied, and closes it, where the engine ended meanwhile: nobody would."""
+        if self._begun.is_set():
+            os.close(memory)
+            raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")
+        self.memory[rank] = memory
 
     def _check(self, request: session_pb2.AttachRankRequest) -> None:
         if self._begun.is_set():

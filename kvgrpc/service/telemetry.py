@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvgrpc.core.transfers import Direction, State, Transfer
-from kvgrpc.wire.answers import trace_id
+from kvgrpc.wire.answers import readable_trace
 
 _propagator = TraceContextTextMapPropagator()
 _TRACEPARENT = "traceparent"
@@ -64,7 +64,7 @@ def traceparent_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
     """The caller's traceparent; empty where there is none that can be read."""
     for key, value in metadata or ():
         if key == _TRACEPARENT and isinstance(value, str):
-            return value if trace_id(value) else ""
+            return readable_trace(value)
     return ""
 
 

@@ -10,6 +10,7 @@ from kvgrpc.service.pages import page
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
+from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.values import layer_range, seconds
 
 WAIT_S_MAX = 60.0
@@ -63,11 +64,10 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             request,
             filter(wanted, state.transfers),
             lambda transfer: (state.began - transfer.created, transfer.id),
+            lambda transfer: answers.transfer(transfer, lead.runner.now),
         )
         return transfer_pb2.ListTransfersResponse(
-            header=found.header,
-            transfers=[answers.transfer(transfer, lead.runner.now) for transfer in found.rows],
-            next_page_token=found.next_page_token,
+            header=found.header, transfers=found.rows, next_page_token=found.next_page_token
         )
 
     @streaming
@@ -131,15 +131,18 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:
     """All fields that are set must match."""
+    check_count("filter.states", len(wanted.states), NAMES_MAX)
+    check_count("filter.memory", len(wanted.memory), NAMES_MAX)
     min_age_s = seconds(wanted, "min_age") or 0.0
+    states, memory = frozenset(wanted.states), frozenset(wanted.memory)
 
     def matches(transfer: Transfer) -> bool:
         return (
             (not wanted.request_id or transfer.request_id == wanted.request_id)
             and (not wanted.trace_id or answers.trace_id(transfer.trace) == wanted.trace_id)
             and (not wanted.peer_engine_id or transfer.peer_engine_id == wanted.peer_engine_id)
-            and (not wanted.states or answers.STATES[transfer.state] in wanted.states)
-            and (not wanted.memory or answers.DISPOSITIONS[transfer.memory] in wanted.memory)
+            and (not states or answers.STATES[transfer.state] in states)
+            and (not memory or answers.DISPOSITIONS[transfer.memory] in memory)
             and now() - transfer.created >= min_age_s
         )
 

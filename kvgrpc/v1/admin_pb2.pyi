@@ -294,7 +294,7 @@ class ListPinsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many; 0 means 100, at most 1,000."""
+    """At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer."""
     page_token: _builtins.str
     """From the last page's reply."""
     @_builtins.property
@@ -450,7 +450,7 @@ class ReleaseQuarantineRequest(_message.Message):
     """Why nothing can write the blocks any more; required with `force`. For the log."""
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """With `force`: only blocks of these transfers. Empty means all."""
+        """With `force`: only blocks of these transfers, at most 65,536. Empty means all."""
 
     def __init__(
         self,

@@ -20,7 +20,11 @@ Conventions, valid in all files of this package:
   UNAVAILABLE by themselves.
 * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
   parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
-  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+  RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
+  may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+* Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
+  people may be longer; what is over 1,024 bytes is cut.
+* A list of GroupBlocks has at most 256 rows, as a pool has groups.
 * A W3C traceparent in a call's metadata is kept with what the call makes, and goes on to peers; a tracestate is not.
 * Unknown enum values read as the safe case: an unknown MemoryDisposition is QUARANTINED, an unknown state is not
   an end, an unknown reason cannot be retried.
@@ -655,11 +659,11 @@ class TokenContent(_message.Message):
     """Revision of the weights; empty takes the revision that this engine stated for its pool."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids in order. For KV that was computed: exactly those tokens whose KV is in the blocks."""
+        """Token ids in order, at most 1,048,576. For KV that was computed: exactly those tokens whose KV is in the blocks."""
 
     @_builtins.property
     def multimodal_items(self) -> _containers.RepeatedCompositeFieldContainer[Global___MultimodalItem]:
-        """Items that occupy token positions without being told apart by token ids."""
+        """Items that occupy token positions without being told apart by token ids; at most 8,192."""
 
     def __init__(
         self,

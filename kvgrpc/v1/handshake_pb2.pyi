@@ -96,7 +96,7 @@ class EngineDescription(_message.Message):
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
-        nothing. Unknown ones are ignored.
+        nothing. Unknown ones are ignored. At most 64, with `required_features`.
         """
 
     @_builtins.property
@@ -314,7 +314,7 @@ class HandshakeRequest(_message.Message):
 
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_pool_types_pb2.RankEndpoint]:
-        """How the callee's ranks may reach the caller's memory."""
+        """How the callee's ranks may reach the caller's memory; one for each rank, at most 4,096."""
 
     def __init__(
         self,

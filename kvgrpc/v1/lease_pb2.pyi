@@ -543,7 +543,7 @@ class ListLeasesRequest(_message.Message):
     request_id: _builtins.str
     """Only those of this LLM request."""
     page_size: _builtins.int
-    """At most this many; 0 means 100, at most 1,000."""
+    """At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer."""
     page_token: _builtins.str
     """From the last page's reply."""
     def __init__(

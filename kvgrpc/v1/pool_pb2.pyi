@@ -110,7 +110,7 @@ class AllocateBlocksRequest(_message.Message):
     """An earlier allocation, to renew its TTL; `counts` is then empty."""
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupCount]:
-        """Required. From each group."""
+        """Required. From each group; at most 256 rows."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:

@@ -269,11 +269,11 @@ class PoolDescription(_message.Message):
     """
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]:
-        """Its groups."""
+        """Its groups; at most 256."""
 
     @_builtins.property
     def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Region]:
-        """Its regions."""
+        """Its regions; at most 16,384."""
 
     def __init__(
         self,
@@ -410,7 +410,7 @@ class CmaEndpoint(_message.Message):
 
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
-        """Its memory."""
+        """Its memory; at most 65,536 segments of all ranks."""
 
     def __init__(
         self,
@@ -445,7 +445,7 @@ class NixlEndpoint(_message.Message):
     """The backend, for example UCX."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
-        """Registered memory."""
+        """Registered memory; at most 65,536 segments of all ranks."""
 
     @_builtins.property
     def process(self) -> Global___ProcessEndpoint:

@@ -551,11 +551,11 @@ class TransferFilter(_message.Message):
     """The other side's engine."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___TransferState.ValueType]:
-        """Any of these states."""
+        """Any of these states; at most 64."""
 
     @_builtins.property
     def memory(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryDisposition.ValueType]:
-        """Any of these dispositions."""
+        """Any of these dispositions; at most 64."""
 
     @_builtins.property
     def min_age(self) -> _duration_pb2.Duration:
@@ -589,7 +589,7 @@ class ListTransfersRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most this many; 0 means 100, at most 1,000."""
+    """At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer."""
     page_token: _builtins.str
     """From the last page's reply."""
     @_builtins.property
@@ -725,7 +725,7 @@ class AcknowledgeTransfersRequest(_message.Message):
     """See common.proto."""
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The transfers."""
+        """The transfers; at most 65,536."""
 
     def __init__(
         self,

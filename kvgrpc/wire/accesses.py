@@ -11,6 +11,7 @@ from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
 from kvgrpc.core.pins import Blocks
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.wire.bounds import note, text
 from kvgrpc.wire.packed import packed_sums, put_runs, unpacked_sums
 from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
 
@@ -113,9 +114,10 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
     """The one row of OpenAccess. Raises the row's failure, or what is wrong with the answer."""
     row = _only(reply.results)
     if row.HasField("failure"):
-        raise PreconditionFailed(core_reason(row.failure.reason), row.failure.message)
+        raise PreconditionFailed(core_reason(row.failure.reason), note(row.failure.message))
     try:
         blocks = block_lists(row.blocks, limit)
+        transfer_id, lease_id = text("transfer_id", row.transfer_id), text("lease_id", row.lease_id)
     except KVGrpcError as error:
         raise PreconditionFailed(Reason.PEER_FAILED, f"the source's answer makes no sense: {error}") from error
     return Opened(
@@ -125,8 +127,8 @@ def opened(reply: peer_pb2.OpenAccessResponse, limit: int) -> Opened:
         remaining_s=row.remaining.seconds + row.remaining.nanos / 1e9,
         ttl_s=row.ttl.seconds + row.ttl.nanos / 1e9,
         memory_generation=row.memory_generation,
-        transfer_id=row.transfer_id,
-        lease_id=row.lease_id,
+        transfer_id=transfer_id,
+        lease_id=lease_id,
     )
 
 
@@ -134,7 +136,7 @@ def verdict(reply: peer_pb2.SettleAccessResponse) -> Verdict:
     """The one row of SettleAccess. Raises what is wrong with the answer."""
     row = _only(reply.results)
     valid = row.verdict == peer_pb2.VERDICT_VALID
-    return Verdict(valid, None if valid else core_reason(row.reason), row.message)
+    return Verdict(valid, None if valid else core_reason(row.reason), note(row.message))
 
 
 def call_error(error: KVGrpcError) -> peer_pb2.CallError:

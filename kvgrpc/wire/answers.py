@@ -10,6 +10,7 @@ from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
+from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.packed import put_runs
 from kvgrpc.wire.values import duration, error_row, failure, layer_ranges, pool_blocks, reason
 
@@ -54,9 +55,14 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[
 
 
 def trace_id(traceparent: str) -> str:
-    """The trace id in a W3C traceparent; empty for anything else."""
-    found = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+    """The trace id in a W3C traceparent; empty for anything else, and for one that is longer than any text."""
+    found = _TRACEPARENT.fullmatch(traceparent) if 0 < len(traceparent) <= TEXT_BYTES_MAX else None
     return found[1] if found else ""
+
+
+def readable_trace(traceparent: str) -> str:
+    """A caller's traceparent; empty for what is none."""
+    return traceparent if trace_id(traceparent) else ""
 
 
 def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:

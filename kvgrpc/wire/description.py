@@ -1,5 +1,7 @@
 """Engines, pools and endpoints."""
 
+from collections.abc import Sequence
+
 from google.protobuf.duration_pb2 import Duration
 
 from kvgrpc.core.compatibility import Difference, EngineDescription
@@ -18,6 +20,16 @@ from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import PeerState, PeerView
 from kvgrpc.core.transfers import RankPath
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
+from kvgrpc.wire.bounds import (
+    ENDPOINTS_MAX,
+    GROUPS_MAX,
+    NAMES_MAX,
+    REGIONS_MAX,
+    SEGMENTS_MAX,
+    check_count,
+    check_counts,
+    text,
+)
 from kvgrpc.wire.values import duration, invalid
 
 POOL_KINDS = {
@@ -48,6 +60,7 @@ PEER_STATES = {
     PeerState.SUSPECT: handshake_pb2.PEER_STATE_SUSPECT,
     PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
 }
+ENGINE_ID_BYTES_MAX = 255
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
@@ -91,7 +104,9 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
 
 
 def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLayout:
-    """A layout. Raises InvalidRequest with the fields that make it unusable."""
+    """A layout. Raises InvalidRequest with the fields that make it unusable, OutOfRange for too many rows."""
+    check_count(f"{field}.groups", len(value.groups), GROUPS_MAX)
+    check_count(f"{field}.regions", len(value.regions), REGIONS_MAX)
     groups = []
     for i, g in enumerate(value.groups):
         kind = _CORE_GROUP_KINDS.get(g.kind)
@@ -99,15 +114,15 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
             raise invalid(f"{field}.groups[{i}].kind", "is required, and must be one that this server knows")
         groups.append(
             Group(
-                g.name,
+                text(f"{field}.groups[{i}].name", g.name),
                 kind,
                 g.layers,
                 g.block_tokens,
                 g.blocks,
                 g.kv_heads,
                 g.head_dim,
-                g.dtype,
-                g.order or "token_major",
+                text(f"{field}.groups[{i}].dtype", g.dtype),
+                text(f"{field}.groups[{i}].order", g.order) or "token_major",
                 g.window_tokens,
             )
         )
@@ -146,26 +161,27 @@ def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescriptio
 
 
 def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> EngineDescription:
-    """What a peer says that it is. Raises InvalidRequest."""
-    if not value.engine_id or len(value.engine_id) > 255:
-        raise invalid(f"{field}.engine_id", "is required, at most 255 characters")
+    """What a peer says that it is. Raises InvalidRequest, or OutOfRange for too many rows."""
+    if not value.engine_id:
+        raise invalid(f"{field}.engine_id", "is required")
+    check_count(f"{field}.features", len(value.features) + len(value.required_features), NAMES_MAX)
     if not value.incarnation:
         raise invalid(f"{field}.incarnation", "is required")
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
     return EngineDescription(
-        engine_id=value.engine_id,
+        engine_id=text(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
         incarnation=value.incarnation,
-        address=value.address,
+        address=text(f"{field}.address", value.address),
         protocol_min=value.protocol_min,
         protocol_max=value.protocol_max,
-        weights_revision=value.weights_revision,
+        weights_revision=text(f"{field}.weights_revision", value.weights_revision),
         pool=pool_from_proto(value.pool, f"{field}.pool"),
         pool_kind=pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind"),
         world_size=value.world_size,
         memory_generation=value.memory_generation,
-        features=tuple(value.features),
-        required_features=tuple(value.required_features),
+        features=tuple(text(f"{field}.features", name) for name in value.features),
+        required_features=tuple(text(f"{field}.required_features", name) for name in value.required_features),
     )
 
 
@@ -202,6 +218,14 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
     if value.loopback:
         made.loopback.CopyFrom(pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, nbytes=value.loopback.nbytes))
     return made
+
+
+def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple[RankEndpoint, ...]:
+    """How a peer says that its ranks can be reached. Raises OutOfRange for too many rows."""
+    check_count("endpoints", len(values), ENDPOINTS_MAX)
+    check_counts("endpoints.cma.segments", (value.cma.segments for value in values), SEGMENTS_MAX)
+    check_counts("endpoints.nixl.segments", (value.nixl.segments for value in values), SEGMENTS_MAX)
+    return tuple(endpoint_from_proto(value) for value in values)
 
 
 def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:

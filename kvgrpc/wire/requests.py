@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
@@ -12,7 +12,19 @@ from kvgrpc.core.content import Claim
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire.bounds import (
+    BLOCK_ROWS_MAX,
+    GROUPS_MAX,
+    IDS_MAX,
+    NAMES_MAX,
+    PARTS_MAX,
+    ROWS_MAX,
+    check_count,
+    check_counts,
+    note,
+    text,
+)
 from kvgrpc.wire.values import (
     block_lists,
     claims_of,
@@ -34,8 +46,6 @@ GIVEN_LATER = frozenset(
 """Fields of a pull by transfer id."""
 PARTS_OF_A_BLOCK_MAX = 64
 """Parts of one message that name the same block, each for other layers: what is unpacked is bounded before it is."""
-TEXT_BYTES_MAX = 256
-"""Bound on labels such as request ids, so that nobody stores a novel here."""
 
 
 def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
@@ -44,8 +54,7 @@ def make_call(call_id: int, principal: str, trace: str, method: str, request: Me
     key = getattr(request, "idempotency_key", "")
     if not key:
         return events.Call(call_id, principal, trace, incarnation=life)
-    if len(key) > TEXT_BYTES_MAX:
-        raise invalid("idempotency_key", f"has at most {TEXT_BYTES_MAX} characters")
+    text("idempotency_key", key)
     body = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
     return events.Call(call_id, principal, trace, key, method, body, life)
 
@@ -79,7 +88,7 @@ def finished_blocks(
         last=request.last,
         layers=layer_range(request),
         part_epoch=request.part_epoch,
-        failure=(request.failure.message or "the source cannot deliver") if request.HasField("failure") else "",
+        failure=(note(request.failure.message) or "the source cannot deliver") if request.HasField("failure") else "",
     )
 
 
@@ -104,7 +113,7 @@ def reserve_blocks(
     if request.HasField("source"):
         if not request.source.address:
             raise invalid("source.address", "is required where a source is named")
-        source = events.PushSource(request.source.address, request.source.engine_id)
+        source = push_source("source", request.source)
     return events.ReserveBlocks(
         call=call,
         key=request.transfer_key,
@@ -125,9 +134,12 @@ def grant_lease(
     request: lease_pb2.GrantLeaseRequest, call: events.Call, weights: str, limit: int
 ) -> events.FinishedBlocks:
     """GrantLease: a hand-over without a transfer."""
+    if len(request.labels) > LABELS_MAX:
+        raise invalid("labels", f"at most {LABELS_MAX} labels of at most {LABEL_BYTES_MAX} bytes each side")
     labels = tuple(sorted(request.labels.items()))
-    if len(labels) > LABELS_MAX or any(len(text) > LABEL_BYTES_MAX for pair in labels for text in pair):
-        raise invalid("labels", f"at most {LABELS_MAX} labels of at most {LABEL_BYTES_MAX} characters each side")
+    for pair in labels:
+        for side in pair:
+            text("labels", side, LABEL_BYTES_MAX)
     return events.FinishedBlocks(
         call=call,
         key=request.transfer_key or os.urandom(16),
@@ -196,9 +208,10 @@ def lease_ref(value: lease_pb2.LeaseRef) -> events.LeaseRef:
 
 
 def renew_leases(
-    request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, call: events.Call
+    request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, call: events.Call, limit: int
 ) -> events.RenewLeases:
-    """RenewLeases and KeepAlive."""
+    """RenewLeases and KeepAlive, of at most `limit` leases."""
+    check_count("leases", len(request.leases), limit)
     return events.RenewLeases(call, tuple(lease_ref(ref) for ref in request.leases), seconds(request, "ttl"))
 
 
@@ -209,22 +222,24 @@ def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
     """CancelTransfer."""
-    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, text("message", request.message))
+    return events.CancelTransfer(call, request.transfer_id, request.transfer_key, note(request.message))
 
 
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
     """ReleaseQuarantine."""
-    why = text("message", request.message)
-    return events.ReleaseQuarantine(call, request.force, tuple(request.transfer_ids), why)
+    check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
+    return events.ReleaseQuarantine(call, request.force, tuple(request.transfer_ids), note(request.message))
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:
     """AcknowledgeTransfers."""
+    check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
     return events.AcknowledgeTransfers(call, tuple(request.transfer_ids))
 
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
     """AllocateBlocks."""
+    check_count("counts", len(request.counts), GROUPS_MAX)
     counts = tuple((row.group, row.count) for row in request.counts)
     return events.AllocateBlocks(call, counts, seconds(request, "ttl"), request.allocation_id)
 
@@ -236,26 +251,34 @@ def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: i
 
 def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
     """OpenAccess."""
-    openings = tuple(
-        Opening(
-            access_id=row.access_id,
-            token=row.token,
-            claim=_claim(row.content) if row.HasField("content") else None,
-            transfer_id=row.transfer_id,
-            request_id=row.request_id,
-            data_paths=tuple(row.data_paths),
-            reverse_access_id=row.reverse_access_id,
-            push_content=push_content(row.push_content) if row.HasField("push_content") else None,
-            part_epoch=row.part_epoch,
-            parts=_parts(row.parts, limit),
-        )
-        for row in request.openings
-    )
+    rows = request.openings
+    check_count("openings", len(rows), ROWS_MAX)
+    check_counts("openings.data_paths", (row.data_paths for row in rows), PARTS_MAX)
+    check_counts("openings.parts", (row.parts for row in rows), PARTS_MAX)
+    check_counts("openings.parts.blocks", (part.blocks for row in rows for part in row.parts), BLOCK_ROWS_MAX)
+    openings = tuple(_opening(row, limit) for row in rows)
     return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
+
+
+def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
+    return Opening(
+        access_id=row.access_id,
+        token=row.token,
+        claim=_claim(row.content) if row.HasField("content") else None,
+        transfer_id=text("openings.transfer_id", row.transfer_id),
+        request_id=text("openings.request_id", row.request_id),
+        data_paths=tuple(text("openings.data_paths", name, NAMES_MAX) for name in row.data_paths),
+        reverse_access_id=row.reverse_access_id,
+        push_content=push_content(row.push_content) if row.HasField("push_content") else None,
+        part_epoch=row.part_epoch,
+        parts=_parts(row.parts, limit),
+    )
 
 
 def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
     """SettleAccess."""
+    check_count("settlings", len(request.settlings), ROWS_MAX)
+    check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), PARTS_MAX)
     rows = tuple(
         events.Settling(
             row.access_id,
@@ -271,9 +294,10 @@ def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> e
 
 def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> events.CloseAccess:
     """CloseAccess. An unknown outcome reads as FAILED: it takes nothing from other consumers."""
+    check_count("closings", len(request.closings), ROWS_MAX)
     rows = tuple(
         events.Closing(
-            row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token, row.message
+            row.access_id, row.outcome == peer_pb2.CLOSE_OUTCOME_DROPPED, row.quiesced, row.token, note(row.message)
         )
         for row in request.closings
     )
@@ -282,12 +306,14 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
 
 def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
     """PartsReady."""
+    _check_parts("parts", request.parts)
     parts = _parts(request.parts, limit)
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
     """ChecksumBlocks: at most `limit` blocks in all."""
+    _check_parts("blocks", request.blocks)
     blocks, left = [], limit
     for row in request.blocks:
         lists = block_lists(row.blocks, left)
@@ -297,7 +323,13 @@ def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, 
     return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, tuple(blocks))
 
 
-def _parts(rows: Iterable[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
+def _check_parts(field: str, rows: Sequence[peer_pb2.ReadyPart] | Sequence[peer_pb2.BlocksOfLayers]) -> None:
+    """Raises OutOfRange for too many parts, or too many rows of blocks in them."""
+    check_count(field, len(rows), PARTS_MAX)
+    check_counts(f"{field}.blocks", (row.blocks for row in rows), BLOCK_ROWS_MAX)
+
+
+def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
     """Parts of at most `limit` blocks each, and of some layers of each block."""
     found, left = [], limit * PARTS_OF_A_BLOCK_MAX
     for row in rows:
@@ -326,8 +358,6 @@ def consumers(value: int) -> int:
     return value or 1
 
 
-def text(field: str, value: str) -> str:
-    """A label. Raises InvalidRequest for a long one."""
-    if len(value) > TEXT_BYTES_MAX:
-        raise invalid(field, f"has at most {TEXT_BYTES_MAX} characters")
-    return value
+def push_source(field: str, value: common_pb2.PeerAddress) -> events.PushSource:
+    """Where the source of a push is."""
+    return events.PushSource(text(f"{field}.address", value.address), text(f"{field}.engine_id", value.engine_id))

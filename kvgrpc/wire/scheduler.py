@@ -32,7 +32,8 @@ from kvgrpc.core.pull_checks import check_key
 from kvgrpc.core.transfers import Failure
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
-from kvgrpc.wire.requests import consumers, text
+from kvgrpc.wire.bounds import text
+from kvgrpc.wire.requests import consumers, push_source
 from kvgrpc.wire.values import (
     claims_of,
     content,
@@ -218,7 +219,7 @@ def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Coming | None
             source = push.source if stated else request.intent.peer
             if stated and not source.address:
                 raise invalid("push.source.address", "is required where a source is named")
-            return Coming(PushSource(source.address, source.engine_id) if source.address else None, push.keep)
+            return Coming(push_source("push.source", source) if source.address else None, push.keep)
     return None
 
 

@@ -11,6 +11,7 @@ from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire.bounds import note
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import packed_sums, unpacked_sums
 from kvgrpc.wire.values import duration, failure, layer_ranges
@@ -147,23 +148,23 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "connect":
             row = report.connect
             check_peer_rank(rank, row)
-            rejected = tuple((path.data_path, path.why) for path in row.rejected)
-            event = events.PeerMapped(rank, row.peer, row.data_path, row.why, rejected, row.attempt)
+            rejected = tuple((path.data_path, note(path.why)) for path in row.rejected)
+            event = events.PeerMapped(rank, row.peer, row.data_path, note(row.why), rejected, row.attempt)
         case "posting":
             end = report.posting
             wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went
             quiesced = end.done or end.quiesced
             event = events.PostingEnded(
-                end.posting_id, end.done, end.nbytes, wire_s, end.message, quiesced, end.own_at_rest
+                end.posting_id, end.done, end.nbytes, wire_s, note(end.message), quiesced, end.own_at_rest
             )
         case "step":
             event = step_of(rank, report.step)
         case "process":
             event = events.ProcessEnded(rank, report.process.peer, report.process.drained)
         case "rekey":
-            event = events.Rekeyed(rank, report.rekey.message)
+            event = events.Rekeyed(rank, note(report.rekey.message))
         case "sum":
-            event = events.Summed(rank, report.sum.name, packed_sums(report.sum.values), report.sum.message)
+            event = events.Summed(rank, report.sum.name, packed_sums(report.sum.values), note(report.sum.message))
     return event
 
 

@@ -15,6 +15,7 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.transfers import Failure, Next, Side
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.v1 import common_pb2
+from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count, note
 from kvgrpc.wire.packed import put_runs
 
 NEXT = {
@@ -95,7 +96,7 @@ def failure(value: Failure) -> common_pb2.Failure:
 
 def stated_error(code: str, reason_value: int, message: str) -> KVGrpcError:
     """The error that a message states by the name of its gRPC code; of an unknown code it is the sender's failure."""
-    return BY_CODE.get(code, InternalError)(core_reason(reason_value), message)
+    return BY_CODE.get(code, InternalError)(core_reason(reason_value), note(message))
 
 
 def error_row(error: KVGrpcError) -> common_pb2.Failure:
@@ -119,7 +120,8 @@ def pool_blocks(blocks: Blocks) -> list[common_pb2.GroupBlocks]:
 
 
 def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockLists:
-    """Rows of block ids. Raises InvalidRequest or OutOfRange for malformed or too long runs."""
+    """Rows of block ids. Raises InvalidRequest or OutOfRange for malformed or too long runs, and too many rows."""
+    check_count("blocks", len(rows), GROUPS_MAX)
     found = []
     left = limit
     for row in rows:
@@ -156,6 +158,8 @@ def content(value: common_pb2.Content, weights_revision: str, also_at: int = 0) 
             Reason.WEIGHTS_MISMATCH,
             f"the content names weights {tokens.weights_revision}; this engine runs {weights_revision}",
         )
+    check_count("content.tokens.token_ids", len(tokens.token_ids), TOKENS_MAX)
+    check_count("content.tokens.multimodal_items", len(tokens.multimodal_items), ITEMS_MAX)
     items = [contents.Item(item.digest, item.offset, item.length) for item in tokens.multimodal_items]
     return contents.chain(
         tokens.token_ids,

@@ -152,7 +152,7 @@ def test_a_failed_dial_fails_whoever_waits_and_the_next_dials_again(lead: Lead, 
         lead.answer(call)
     assert lead.transfer(pull.id).state is State.FAILED
     assert lead.feed(DialFailed("p:1", error)) == [], "late news"
-    assert lead.feed(PeerAnswered("p:1", P, endpoints(P))) == []
+    assert lead.feed(PeerAnswered("p:1", P, endpoints(P))) == [HangUp(key_of(P))], "it would hear us for ever"
     connect(lead)
     assert lead.seen(MakeOffer)
 
@@ -179,9 +179,28 @@ def test_what_cannot_be_used_is_refused_on_both_ways(
     call = connect(lead)
     lead._offer()
     lead.feed(PeerAnswered("p:1", peer, where))
+    assert HangUp(key_of(peer)) in lead.done
     with refused(reason):
         lead.answer(call)
     assert not lead.state.peers
+
+
+def test_an_answer_that_came_too_late_takes_no_channel_from_a_life_that_introduced_itself(lead: Lead) -> None:
+    connect(lead)
+    lead._offer()
+    lead.admit(P)
+    lead.feed(DialFailed("p:1", Unavailable(Reason.PEER_UNREACHABLE, "no answer in time")))
+    assert lead.feed(PeerAnswered("p:1", P, endpoints(P))) == []
+    assert state_of(lead, P) is PeerState.CONNECTED
+
+
+def test_an_answer_of_a_life_that_is_dead_is_not_heard_any_further(lead: Lead) -> None:
+    connect(lead)
+    lead.connect(P)
+    lead.feed(PeerSilent(key_of(P)))
+    lead.tick(lead.state.limits.peer_grace_s)
+    assert state_of(lead, P) is PeerState.DEAD
+    assert lead.feed(PeerAnswered("p:1", P, endpoints(P))) == [HangUp(key_of(P))]
 
 
 def test_a_wrong_engine_fails_only_those_who_expected_it(lead: Lead) -> None:
@@ -253,8 +272,10 @@ def test_a_handshake_ends_after_its_timeout_wherever_it_hangs(lead: Lead, stage:
         PeerAnswered("p:1", P, endpoints(P)),
         PeerMapped(0, key_of(P), "shm", ""),
     ]
+    stranger = key_of(P) not in lead.state.peers
     for event in late:
-        assert lead.feed(event) == []
+        hung_up = [HangUp(key_of(P))] if stranger and isinstance(event, PeerAnswered) else []
+        assert lead.feed(event) == hung_up
     again = connect(lead)
     lead.connect(P)
     assert isinstance(lead.answer(again), PeerConnected)
@@ -551,4 +572,4 @@ def test_reports_of_ranks_after_the_engine_is_gone_are_no_news(lead: Lead) -> No
         events.PostingEnded("t-1/0", True),
     )
     for event in late:
-        assert lead.feed(event) == []
+        assert lead.feed(event) == ([HangUp(key_of(P))] if isinstance(event, PeerAnswered) else [])

@@ -30,7 +30,7 @@ class Rogue(
 ):
     """Answers like a good source, but for the changes that a test asked for, by the name of the RPC.
 
-    A change gets the reply and may alter it, raise `Abort`, or wait.
+    A change gets the reply and may alter it, return another or bytes that are none, raise `Abort`, or wait.
     """
 
     def __init__(self, like: Engine) -> None:
@@ -45,9 +45,10 @@ class Rogue(
         self._memory = SharedMemory.create(described.engine.pool.total_bytes)
         self._path = ShmPath(self._memory)
         self._server = grpc.server(ThreadPoolExecutor(8))
-        handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(self, self._server)
-        peer_pb2_grpc.add_PeerServiceServicer_to_server(self, self._server)
-        lease_pb2_grpc.add_LeaseServiceServicer_to_server(self, self._server)
+        loose: Any = _Loose(self._server)
+        handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(self, loose)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(self, loose)
+        lease_pb2_grpc.add_LeaseServiceServicer_to_server(self, loose)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.engine.address = f"127.0.0.1:{port}"
         self._server.start()
@@ -115,6 +116,24 @@ class Rogue(
         return other if other is not None else reply
 
 
+class _Loose:
+    """Registers services that may answer bytes."""
+
+    def __init__(self, server: grpc.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Generated code registers every service in two ways; the other one is enough."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        loose = {name: handler._replace(response_serializer=_serialized) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, loose),))
+
+
+def _serialized(reply: Any) -> bytes:
+    return reply if isinstance(reply, bytes) else reply.SerializeToString()
+
+
 class Abort(Exception):
     """Ends a call with that status."""
 
@@ -132,6 +151,11 @@ def abort(code: grpc.StatusCode, *trailers: tuple[str, bytes]) -> Change:
         raise Abort(code, "no", trailers)
 
     return change
+
+
+def garbage(_: Any) -> bytes:
+    """A change that answers what is no message."""
+    return b"\xff\xff\xff"
 
 
 def too_late(_: Any) -> None:

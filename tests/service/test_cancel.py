@@ -197,9 +197,6 @@ def test_a_key_that_is_cancelled_first_refuses_its_transfer_when_it_comes(source
         pytest.param({"transfer_key": b"short"}, "INVALID_ARGUMENT", "INVALID_FIELD", id="short-key"),
         pytest.param({"transfer_key": b"x" * 1_000_000}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long-key"),
         pytest.param({"transfer_id": "t-0-1"}, "NOT_FOUND", "TRANSFER_NOT_FOUND", id="unknown-id"),
-        pytest.param(
-            {"transfer_id": "t-0-1", "message": "x" * 100_000}, "INVALID_ARGUMENT", "INVALID_FIELD", id="long-message"
-        ),
     ],
 )
 def test_a_cancel_of_nothing_that_can_be_is_refused(

@@ -1,7 +1,7 @@
 """Pages of a list: what is there all the while is seen once, and a token is good for its own list and life only."""
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -13,9 +13,10 @@ from kvgrpc.core.events import LifeBegan
 from kvgrpc.errors import Aborted, InvalidRequest, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.pages import Page, page
-from kvgrpc.v1.admin_pb2 import ListPinsRequest
+from kvgrpc.service.pages import PAGE_BYTES_MAX, Page, page
+from kvgrpc.v1.admin_pb2 import ListPinsRequest, Pin
 from kvgrpc.v1.transfer_pb2 import ListTransfersRequest
+from tests.service.values import dur, seconds
 
 CONFIG = Config(listen="127.0.0.1:0", data_paths=("shm",), pool=PoolConfig(blocks=8, layers=1))
 
@@ -34,9 +35,14 @@ async def lead() -> AsyncIterator[Lead]:
     await server.stop()
 
 
-def listed(lead: Lead, rows: Any, size: int, token: str = "") -> Page[Row]:
+def made(row: Row) -> Pin:
+    """A row as a message."""
+    return Pin(owner=row[1], age=dur(row[0]))
+
+
+def listed(lead: Lead, rows: Any, size: int, token: str = "", make: Callable[[Row], Pin] = made) -> Page[Pin]:
     request = ListTransfersRequest(page_size=size, page_token=token)
-    return page(lead, request, rows, lambda row: row)
+    return page(lead, request, rows, lambda row: row, make)
 
 
 async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and_goes(lead: Lead) -> None:
@@ -47,7 +53,7 @@ async def test_a_row_that_is_there_all_the_while_is_seen_once_whatever_comes_and
         while token or not moment:
             there = moments[min(moment, len(moments) - 1)] | lasting
             found = listed(lead, there, size, token)
-            seen += found.rows
+            seen += [(seconds(pin.age), pin.owner) for pin in found.rows]
             token, moment = found.next_page_token, moment + 1
         assert sorted(set(seen)) == seen
         assert lasting <= set(seen)
@@ -65,10 +71,32 @@ async def test_every_page_has_the_event_number_of_the_first(lead: Lead) -> None:
     assert listed(lead, rows, 1).header.event_seq == first.header.event_seq + 5
 
 
+async def test_a_page_of_long_rows_ends_before_it_is_too_long_a_message(lead: Lead) -> None:
+    def long(row: Row) -> Pin:
+        return Pin(owner=row[1], missing_proof="x" * (PAGE_BYTES_MAX // 4))
+
+    rows = [(float(i), str(i)) for i in range(10)]
+    seen: list[str] = []
+    token, pages = "", 0
+    while token or not pages:
+        found = listed(lead, rows, 0, token, long)
+        assert sum(pin.ByteSize() for pin in found.rows) < 2 * PAGE_BYTES_MAX
+        seen += [pin.owner for pin in found.rows]
+        token, pages = found.next_page_token, pages + 1
+    assert seen == [name for _, name in rows]
+    assert pages == 3
+
+
+async def test_a_row_that_is_too_long_for_a_page_has_one_of_its_own(lead: Lead) -> None:
+    found = listed(lead, [(0.0, "a"), (1.0, "b")], 0, "", lambda row: Pin(owner=row[1] * 2 * PAGE_BYTES_MAX))
+    assert len(found.rows) == 1
+    assert found.next_page_token
+
+
 async def test_a_token_of_another_list_is_refused(lead: Lead) -> None:
     token = listed(lead, [(0.0, "a"), (1.0, "b")], 1).next_page_token
     with pytest.raises(InvalidRequest) as caught:
-        page(lead, ListPinsRequest(page_token=token), [(0.0, "a")], lambda row: row)
+        page(lead, ListPinsRequest(page_token=token), [(0.0, "a")], lambda row: row, made)
     assert [violation.field for violation in caught.value.violations] == ["page_token"]
 
 

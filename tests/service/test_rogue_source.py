@@ -19,7 +19,7 @@ from tests.service.engines import (
     memory_unchanged,
     wait_until,
 )
-from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, too_late
+from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, garbage, too_late
 from tests.service.values import content, dur, group, prompt
 
 TOKENS = prompt(40)
@@ -47,6 +47,24 @@ def rogue(victim: Engine) -> Iterator[Rogue]:
     yield rogue
     rogue.close()
     victim.reset()
+
+
+@pytest.fixture(scope="module")
+def shared_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """As `victim`, of answers that cannot be read. It is killed: gRPC logs each with a traceback, as defects are."""
+    engine = Engine(ServeProcess(tmp_path_factory.mktemp("reader"), *SHARED, settings=SHORT))
+    yield engine
+    engine.api.close()
+    engine.process.kill()
+
+
+@pytest.fixture
+def babbler(shared_reader: Engine) -> Iterator[Rogue]:
+    """A rogue for `shared_reader`."""
+    rogue = Rogue(shared_reader)  # type: ignore[abstract]  # as above
+    yield rogue
+    rogue.close()
+    shared_reader.reset()
 
 
 def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:
@@ -77,6 +95,23 @@ def test_without_an_exporter_the_trace_context_passes_through_to_the_source(vict
     assert victim.wait(pulled.transfer_id).trace_id == "4b" * 16
     for rpc in ("Handshake", "OpenAccess", "SettleAccess"):
         assert rogue.traceparents[rpc] == traceparent, rpc
+
+
+@pytest.mark.parametrize(
+    ("rpc", "phase"), [("Handshake", "handshake"), ("OpenAccess", "open"), ("SettleAccess", "settle")]
+)
+def test_an_answer_that_cannot_be_read_fails_the_pull_at_once(
+    shared_reader: Engine, babbler: Rogue, rpc: str, phase: str
+) -> None:
+    babbler.changes[rpc] = garbage
+    assert pull_fails(shared_reader, babbler) == ("PEER_FAILED", phase)
+    assert babbler.calls[rpc] == 1
+
+
+def test_a_closing_whose_answer_cannot_be_read_is_sent_again(shared_reader: Engine, babbler: Rogue) -> None:
+    babbler.changes["SettleAccess"] = babbler.changes["CloseAccess"] = garbage
+    assert pull_fails(shared_reader, babbler) == ("PEER_FAILED", "settle")
+    wait_until(lambda: babbler.calls.get("CloseAccess", 0) > 1)
 
 
 def opened(**fields: Any) -> Change:

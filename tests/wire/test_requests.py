@@ -13,7 +13,7 @@ from kvgrpc.core.grants import OnAbort
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire import requests, values
+from kvgrpc.wire import bounds, requests, values
 from tests.wire.messages import messages, outcome
 
 LIMIT = 1000
@@ -24,8 +24,8 @@ CONVERTERS: dict[type[Message], Convert] = {
     handoff_pb2.FinishedBlocksRequest: lambda r: requests.finished_blocks(r, CALL, "w", LIMIT),
     handoff_pb2.PullBlocksRequest: lambda r: requests.pull_blocks(r, CALL, "w", LIMIT),
     lease_pb2.GrantLeaseRequest: lambda r: requests.grant_lease(r, CALL, "w", LIMIT),
-    lease_pb2.RenewLeasesRequest: lambda r: requests.renew_leases(r, CALL),
-    lease_pb2.KeepAliveRequest: lambda r: requests.renew_leases(r, CALL),
+    lease_pb2.RenewLeasesRequest: lambda r: requests.renew_leases(r, CALL, LIMIT),
+    lease_pb2.KeepAliveRequest: lambda r: requests.renew_leases(r, CALL, LIMIT),
     lease_pb2.ReleaseLeaseRequest: lambda r: requests.release_lease(r, CALL),
     transfer_pb2.CancelTransferRequest: lambda r: requests.cancel_transfer(r, CALL),
     transfer_pb2.AcknowledgeTransfersRequest: lambda r: requests.acknowledge(r, CALL),
@@ -117,7 +117,7 @@ def test_a_key_makes_a_call_comparable_by_its_whole_body(key: str, last: bool) -
     found = [outcome(lambda: requests.make_call(7, "me", "", "M", row)) for row in (request, request, other)]  # noqa: B023
     call, same, different = found
     if isinstance(call, KVGrpcError) or isinstance(same, KVGrpcError) or isinstance(different, KVGrpcError):
-        assert len(key) > requests.TEXT_BYTES_MAX
+        assert len(key.encode()) > bounds.TEXT_BYTES_MAX
         return
     assert (call.id, call.principal, call.key, call.method) == (7, "me", key, "M" if key else "")
     assert call.body == same.body

@@ -109,7 +109,7 @@ class OpenAccessRequest(_message.Message):
 
     @_builtins.property
     def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessOpening]:
-        """What to open."""
+        """What to open; at most 4,096."""
 
     def __init__(
         self,
@@ -161,7 +161,9 @@ class AccessOpening(_message.Message):
 
     @_builtins.property
     def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need."""
+        """Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need. At most
+        16,384 names in one call, of 64 bytes each.
+        """
 
     @_builtins.property
     def push_content(self) -> _common_pb2.Content:
@@ -169,7 +171,9 @@ class AccessOpening(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them."""
+        """WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them. At most 16,384 in one call,
+        with 65,536 rows of blocks.
+        """
 
     def __init__(
         self,
@@ -329,7 +333,7 @@ class SettleAccessRequest(_message.Message):
 
     @_builtins.property
     def settlings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessSettling]:
-        """What to settle."""
+        """What to settle; at most 4,096."""
 
     def __init__(
         self,
@@ -366,7 +370,7 @@ class AccessSettling(_message.Message):
     """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
     @_builtins.property
     def layers_done(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.LayerRange]:
-        """From a source that writes: the layers of which every block is there."""
+        """From a source that writes: the layers of which every block is there. At most 16,384 ranges in one call."""
 
     def __init__(
         self,
@@ -461,7 +465,7 @@ class CloseAccessRequest(_message.Message):
 
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessClosing]:
-        """What to close."""
+        """What to close; at most 4,096."""
 
     def __init__(
         self,
@@ -497,7 +501,7 @@ class AccessClosing(_message.Message):
     token: _builtins.bytes
     """The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks."""
     message: _builtins.str
-    """Why, for people."""
+    """Why, for people; cut after 1,024 bytes."""
     def __init__(
         self,
         *,
@@ -584,7 +588,7 @@ class PartsReadyRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """In their order."""
+        """In their order; at most 16,384, with 65,536 rows of blocks."""
 
     def __init__(
         self,
@@ -672,7 +676,9 @@ class ConverseRequest(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerCall]:
-        """In any number; each is answered by itself."""
+        """Each is answered by itself. At most 4,096, and about 1 MB unless one alone is longer: more calls end the stream with
+        OUT_OF_RANGE LIMIT_EXCEEDED.
+        """
 
     def __init__(
         self,
@@ -954,7 +960,7 @@ class ChecksumBlocksRequest(_message.Message):
 
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlocksOfLayers]:
-        """Blocks of the issuer."""
+        """Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them."""
 
     def __init__(
         self,

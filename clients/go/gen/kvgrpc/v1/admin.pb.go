@@ -542,7 +542,7 @@ type ListPinsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only those of this block.
 	Block *BlockRef `protobuf:"bytes,1,opt,name=block,proto3,oneof" json:"block,omitempty"`
-	// At most this many; 0 means 100, at most 1,000.
+	// At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the last page's reply.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -838,7 +838,7 @@ type ReleaseQuarantineRequest struct {
 	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	// Why nothing can write the blocks any more; required with `force`. For the log.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
-	// With `force`: only blocks of these transfers. Empty means all.
+	// With `force`: only blocks of these transfers, at most 65,536. Empty means all.
 	TransferIds   []string `protobuf:"bytes,4,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -17,7 +17,11 @@
 //   UNAVAILABLE by themselves.
 // * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
 //   parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
-//   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+//   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
+//   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+// * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
+//   people may be longer; what is over 1,024 bytes is cut.
+// * A list of GroupBlocks has at most 256 rows, as a pool has groups.
 // * A W3C traceparent in a call's metadata is kept with what the call makes, and goes on to peers; a tracestate is not.
 // * Unknown enum values read as the safe case: an unknown MemoryDisposition is QUARANTINED, an unknown state is not
 //   an end, an unknown reason cannot be retried.
@@ -1030,7 +1034,7 @@ func (x *ContentChain) GetTokenCount() uint32 {
 // The inputs of the digest chain.
 type TokenContent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Token ids in order. For KV that was computed: exactly those tokens whose KV is in the blocks.
+	// Token ids in order, at most 1,048,576. For KV that was computed: exactly those tokens whose KV is in the blocks.
 	TokenIds []uint32 `protobuf:"varint,1,rep,packed,name=token_ids,json=tokenIds,proto3" json:"token_ids,omitempty"`
 	// Name and revision of the adapter (LoRA) in use; empty for none.
 	Adapter string `protobuf:"bytes,2,opt,name=adapter,proto3" json:"adapter,omitempty"`
@@ -1038,7 +1042,7 @@ type TokenContent struct {
 	CacheSalt string `protobuf:"bytes,3,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
 	// Revision of the weights; empty takes the revision that this engine stated for its pool.
 	WeightsRevision string `protobuf:"bytes,4,opt,name=weights_revision,json=weightsRevision,proto3" json:"weights_revision,omitempty"`
-	// Items that occupy token positions without being told apart by token ids.
+	// Items that occupy token positions without being told apart by token ids; at most 8,192.
 	MultimodalItems []*MultimodalItem `protobuf:"bytes,5,rep,name=multimodal_items,json=multimodalItems,proto3" json:"multimodal_items,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache

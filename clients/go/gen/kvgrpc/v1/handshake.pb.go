@@ -108,7 +108,7 @@ type EngineDescription struct {
 	// Counts re-registrations of the memory within this incarnation.
 	MemoryGeneration uint32 `protobuf:"varint,9,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
 	// Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
-	// nothing. Unknown ones are ignored.
+	// nothing. Unknown ones are ignored. At most 64, with `required_features`.
 	Features []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
 	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
@@ -548,7 +548,7 @@ type HandshakeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. The calling engine.
 	Engine *EngineDescription `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
-	// How the callee's ranks may reach the caller's memory.
+	// How the callee's ranks may reach the caller's memory; one for each rank, at most 4,096.
 	Endpoints []*RankEndpoint `protobuf:"bytes,2,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// The engine that the caller means to reach; checked when stated.
 	ExpectedEngineId string `protobuf:"bytes,3,opt,name=expected_engine_id,json=expectedEngineId,proto3" json:"expected_engine_id,omitempty"`

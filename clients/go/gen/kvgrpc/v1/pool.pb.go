@@ -176,7 +176,7 @@ type AllocateBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Required. From each group.
+	// Required. From each group; at most 256 rows.
 	Counts []*GroupCount `protobuf:"bytes,2,rep,name=counts,proto3" json:"counts,omitempty"`
 	// Freed by itself after this long; unset lives until FreeBlocks.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`

@@ -1037,9 +1037,9 @@ type TransferFilter struct {
 	TraceId string `protobuf:"bytes,2,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The other side's engine.
 	PeerEngineId string `protobuf:"bytes,3,opt,name=peer_engine_id,json=peerEngineId,proto3" json:"peer_engine_id,omitempty"`
-	// Any of these states.
+	// Any of these states; at most 64.
 	States []TransferState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=kvgrpc.v1.TransferState" json:"states,omitempty"`
-	// Any of these dispositions.
+	// Any of these dispositions; at most 64.
 	Memory []MemoryDisposition `protobuf:"varint,5,rep,packed,name=memory,proto3,enum=kvgrpc.v1.MemoryDisposition" json:"memory,omitempty"`
 	// At least this old.
 	MinAge        *durationpb.Duration `protobuf:"bytes,6,opt,name=min_age,json=minAge,proto3" json:"min_age,omitempty"`
@@ -1124,7 +1124,7 @@ type ListTransfersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which ones.
 	Filter *TransferFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
-	// At most this many; 0 means 100, at most 1,000.
+	// At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer.
 	PageSize uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the last page's reply.
 	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -1381,7 +1381,7 @@ type AcknowledgeTransfersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// The transfers.
+	// The transfers; at most 65,536.
 	TransferIds   []string `protobuf:"bytes,2,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

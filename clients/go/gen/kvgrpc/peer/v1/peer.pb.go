@@ -191,7 +191,7 @@ type OpenAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to open.
+	// What to open; at most 4,096.
 	Openings      []*AccessOpening `protobuf:"bytes,2,rep,name=openings,proto3" json:"openings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -254,7 +254,8 @@ type AccessOpening struct {
 	TransferId string `protobuf:"bytes,4,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// The LLM request's id at the opener; a label.
 	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need.
+	// Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need. At most
+	// 16,384 names in one call, of 64 bytes each.
 	DataPaths []string `protobuf:"bytes,6,rep,name=data_paths,json=dataPaths,proto3" json:"data_paths,omitempty"`
 	// The READ access that the opener holds on its own lease for the issuer (push moved by the destination).
 	ReverseAccessId []byte `protobuf:"bytes,7,opt,name=reverse_access_id,json=reverseAccessId,proto3" json:"reverse_access_id,omitempty"`
@@ -263,7 +264,8 @@ type AccessOpening struct {
 	// WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
 	// opener replaces what moved under it, and says that the opener's movers are at rest for it.
 	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
-	// WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them.
+	// WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them. At most 16,384 in one call,
+	// with 65,536 rows of blocks.
 	Parts         []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -611,7 +613,7 @@ type SettleAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to settle.
+	// What to settle; at most 4,096.
 	Settlings     []*AccessSettling `protobuf:"bytes,2,rep,name=settlings,proto3" json:"settlings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -672,7 +674,7 @@ type AccessSettling struct {
 	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// The last part that is settled, counted from 0 within the access; all before it are settled with it.
 	Part uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
-	// From a source that writes: the layers of which every block is there.
+	// From a source that writes: the layers of which every block is there. At most 16,384 ranges in one call.
 	LayersDone    []*v1.LayerRange `protobuf:"bytes,5,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -868,7 +870,7 @@ type CloseAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to close.
+	// What to close; at most 4,096.
 	Closings      []*AccessClosing `protobuf:"bytes,2,rep,name=closings,proto3" json:"closings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -929,7 +931,7 @@ type AccessClosing struct {
 	Quiesced bool `protobuf:"varint,3,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
 	// The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks.
 	Token []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
-	// Why, for people.
+	// Why, for people; cut after 1,024 bytes.
 	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1108,7 +1110,7 @@ type PartsReadyRequest struct {
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Required. The WRITE access that the source opened.
 	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
-	// In their order.
+	// In their order; at most 16,384, with 65,536 rows of blocks.
 	Parts         []*ReadyPart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1287,7 +1289,8 @@ func (x *PartsReadyResponse) GetHeader() *v1.ResponseHeader {
 // Calls of one lead.
 type ConverseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In any number; each is answered by itself.
+	// Each is answered by itself. At most 4,096, and about 1 MB unless one alone is longer: more calls end the stream with
+	// OUT_OF_RANGE LIMIT_EXCEEDED.
 	Calls         []*PeerCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1914,7 +1917,7 @@ type ChecksumBlocksRequest struct {
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Required. The access under which the caller reads.
 	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
-	// Blocks of the issuer.
+	// Blocks of the issuer; at most 16,384 rows, with 65,536 rows of blocks in them.
 	Blocks        []*BlocksOfLayers `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

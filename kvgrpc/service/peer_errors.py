@@ -1,0 +1,41 @@
+"""What came of a call to another lead where it brought no answer, or none that can be read: always a typed error."""
+
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.service import status
+
+_log = logging.getLogger(__name__)
+
+
+def readable(reply: Any, who: str) -> Any:
+    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None."""
+    if reply is None:
+        raise InternalError(Reason.PEER_FAILED, f"{who} answered something that cannot be read")
+    return reply
+
+
+def failure_of(error: Exception, what: str) -> KVGrpcError:
+    """The typed error of `what`. One that is nobody's answer is a defect of ours."""
+    match error:
+        case KVGrpcError():
+            return error
+        case grpc.aio.AioRpcError():
+            return status.from_rpc_error(error)
+        case TimeoutError():
+            return Unavailable(Reason.PEER_UNREACHABLE, f"{what} was not answered in time")
+    _log.error("%s failed", what, exc_info=error)
+    return InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+
+
+def dial_failure(address: str, error: Exception) -> KVGrpcError:
+    """The typed error of a handshake."""
+    typed = failure_of(error, f"the handshake with {address}")
+    unanswered = isinstance(error, grpc.aio.AioRpcError) and typed.reason is Reason.PEER_UNREACHABLE
+    if unanswered and isinstance(typed, Unavailable):
+        return Unavailable(Reason.PEER_UNREACHABLE, f"no kvgrpc server answers at {address}: {typed.message}")
+    return typed

@@ -1,0 +1,75 @@
+"""How much a message may hold: counted before anything is made of it.
+
+A message of 4 MB has room for two million empty rows, or for one text that is as long. Rows cost the loop that handles
+everything, texts the memory of whoever keeps them.
+"""
+
+from collections.abc import Iterable, Sized
+
+from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+
+ROWS_MAX = 4_096
+"""Rows of a batch between leads: far more than any lead sends."""
+CALLS_MAX = 4_096
+"""Calls of one message of a stream between leads."""
+PARTS_MAX = 16_384
+"""Parts of a push, or ranges of layers, in one message: 128 layers in 128 pieces."""
+GROUPS_MAX = 256
+"""Groups of a pool, and so rows of one list of blocks."""
+BLOCK_ROWS_MAX = 65_536
+"""Rows of all lists of blocks of one message."""
+REGIONS_MAX = 16_384
+"""Regions of a pool."""
+SEGMENTS_MAX = 65_536
+"""Segments of all endpoints of one message."""
+ENDPOINTS_MAX = 4_096
+"""Ranks of an engine, each with one endpoint."""
+IDS_MAX = 65_536
+"""Ids of transfers in one call."""
+TOKENS_MAX = 1 << 20
+"""Tokens of one content that is stated by them; a digest chain may be longer."""
+ITEMS_MAX = 8_192
+"""Multimodal items of one content."""
+NAMES_MAX = 64
+"""Short lists of names: features, states to filter by."""
+TEXT_BYTES_MAX = 256
+"""Bound on labels such as request ids, so that nobody stores a novel here."""
+NOTE_BYTES_MAX = 1_024
+"""Of a text for people: what is longer is cut."""
+_CUT = "…"
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Raises OutOfRange (LIMIT_EXCEEDED) for more rows than a message may have."""
+    if count > most:
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{field} has {count} rows; the limit is {most}",
+            violations=(FieldViolation(field, f"at most {most} in one message"),),
+        )
+
+
+def check_counts(field: str, lists: Iterable[Sized], most: int) -> None:
+    """As `check_count`, for all rows of a field that several rows have."""
+    check_count(field, sum(map(len, lists)), most)
+
+
+def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
+    """A text that is kept. Raises InvalidRequest for a long one."""
+    if len(value) > most or len(value.encode()) > most:
+        raise InvalidRequest(
+            Reason.INVALID_FIELD,
+            "the request has a wrong field",
+            violations=(FieldViolation(field, f"has at most {most} bytes"),),
+        )
+    return value
+
+
+def note(value: str) -> str:
+    """A text for people: the beginning of a long one, so that what it was said for goes on."""
+    if len(value) * 4 <= NOTE_BYTES_MAX:
+        return value
+    whole = value[: NOTE_BYTES_MAX + 1].encode()
+    if len(whole) <= NOTE_BYTES_MAX:
+        return value
+    return whole[: NOTE_BYTES_MAX - len(_CUT.encode())].decode(errors="ignore") + _CUT

@@ -1,0 +1,91 @@
+"""Messages that are as long as gRPC lets them be: refused for what they hold, and nobody else waits for that."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, pool_pb2, pool_types_pb2, transfer_pb2
+from tests.service.api import read_refusal, refused
+from tests.service.engines import Engine, unchanged
+from tests.service.footprint import resident_bytes
+from tests.service.values import new_key
+
+ROWS = 2_000_000
+"""Empty rows, which take two bytes each."""
+
+
+def rows_of(kind: type, field: str) -> bytes:
+    number: int = kind.DESCRIPTOR.fields_by_name[field].number  # type: ignore[attr-defined]
+    return bytes([number << 3 | 2, 0]) * ROWS
+
+
+FLOODS: dict[str, Callable[[], bytes]] = {
+    "peer.v1.PeerService/OpenAccess": lambda: rows_of(peer_pb2.OpenAccessRequest, "openings"),
+    "peer.v1.PeerService/SettleAccess": lambda: rows_of(peer_pb2.SettleAccessRequest, "settlings"),
+    "peer.v1.PeerService/CloseAccess": lambda: rows_of(peer_pb2.CloseAccessRequest, "closings"),
+    "peer.v1.PeerService/PartsReady": lambda: rows_of(peer_pb2.PartsReadyRequest, "parts"),
+    "peer.v1.PeerService/ChecksumBlocks": lambda: rows_of(peer_pb2.ChecksumBlocksRequest, "blocks"),
+    "v1.HandoffService/FinishedBlocks": lambda: (
+        handoff_pb2.FinishedBlocksRequest(transfer_key=new_key(), last=True).SerializeToString()
+        + rows_of(handoff_pb2.FinishedBlocksRequest, "blocks")
+    ),
+    "v1.PoolService/AllocateBlocks": lambda: rows_of(pool_pb2.AllocateBlocksRequest, "counts"),
+    "v1.TransferService/AcknowledgeTransfers": lambda: rows_of(
+        transfer_pb2.AcknowledgeTransfersRequest, "transfer_ids"
+    ),
+    "v1.HandshakeService/Handshake": lambda: handshake_pb2.HandshakeRequest(
+        engine=handshake_pb2.EngineDescription(
+            engine_id="e",
+            incarnation=1,
+            world_size=1,
+            pool=pool_types_pb2.PoolDescription.FromString(rows_of(pool_types_pb2.PoolDescription, "regions")),
+        )
+    ).SerializeToString(),
+}
+
+
+@pytest.mark.parametrize("rpc", FLOODS)
+def test_two_million_rows_are_refused_unread(source: Engine, rpc: str) -> None:
+    call: Any = source.api.channel.unary_unary(f"/kvgrpc.{rpc}")
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        call(FLOODS[rpc](), timeout=60)
+    refusal = read_refusal(rpc, caught.value)
+    assert (refusal.code, refusal.reason) == ("OUT_OF_RANGE", "LIMIT_EXCEEDED"), refusal
+    assert len(refusal.fields) == 1
+
+
+def test_two_million_calls_in_one_message_end_their_stream_and_nothing_else(source: Engine) -> None:
+    body = rows_of(peer_pb2.ConverseRequest, "calls")
+    call: Any = source.api.channel.stream_stream("/kvgrpc.peer.v1.PeerService/Converse")
+    with unchanged(source), pytest.raises(grpc.RpcError) as caught:
+        list(call(iter([body]), timeout=60))
+    refusal = read_refusal("Converse", caught.value)
+    assert (refusal.code, refusal.reason, refusal.fields) == ("OUT_OF_RANGE", "LIMIT_EXCEEDED", ("calls",))
+
+
+def test_items_of_a_content_are_counted(source: Engine) -> None:
+    item = common_pb2.MultimodalItem(digest=b"d", length=1)
+    content = common_pb2.Content(tokens=common_pb2.TokenContent(token_ids=[1], multimodal_items=[item] * 10_000))
+    with unchanged(source), refused(source.api, "OUT_OF_RANGE", "LIMIT_EXCEEDED"):
+        source.hand_over([1], [], content=content)
+
+
+def test_sources_that_cannot_deliver_leave_short_notes_however_much_they_say(source: Engine) -> None:
+    failure = common_pb2.Failure(message="x" * 4_000_000)
+
+    def give_up() -> None:
+        source.api.handoff.FinishedBlocks(
+            handoff_pb2.FinishedBlocksRequest(
+                transfer_key=new_key(), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, failure=failure
+            )
+        )
+
+    for _ in range(20):  # what the memory of one such message is reused for
+        give_up()
+    before = resident_bytes(source.process.pid)
+    for _ in range(60):
+        give_up()
+    assert resident_bytes(source.process.pid) - before < 100_000_000, "240 MB were said"

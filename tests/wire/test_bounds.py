@@ -1,0 +1,196 @@
+"""Rows are counted before anything is made of them, and texts are short where they are kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvgrpc.core import events
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
+from kvgrpc.v1 import transfer_pb2 as transfers
+from kvgrpc.wire import accesses, answers, bounds, description, requests, values
+
+LIMIT = 65_536
+CALL = events.Call(1, "test")
+ROW = common_pb2.GroupBlocks()
+RANGE = common_pb2.LayerRange(count=1)
+LONG = "\N{SNOWMAN}" * 86
+"""Of 258 bytes, in a third as many characters."""
+
+
+def parts(count: int, rows: int = 0) -> list[peer_pb2.ReadyPart]:
+    return [peer_pb2.ReadyPart(blocks=[ROW] * rows)] * count
+
+
+def tokens(**fields: Any) -> common_pb2.Content:
+    return common_pb2.Content(tokens=common_pb2.TokenContent(**fields))
+
+
+def open_access(**fields: Any) -> object:
+    request = peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening(**fields)])
+    return requests.open_access(request, CALL, LIMIT)
+
+
+TOO_MANY: dict[str, Callable[[], object]] = {
+    "blocks": lambda: values.block_lists([ROW] * (bounds.GROUPS_MAX + 1), LIMIT),
+    "content.tokens.token_ids": lambda: values.content(tokens(token_ids=[1] * (bounds.TOKENS_MAX + 1)), ""),
+    "content.tokens.multimodal_items": lambda: values.content(
+        tokens(token_ids=[1], multimodal_items=[common_pb2.MultimodalItem()] * (bounds.ITEMS_MAX + 1)), ""
+    ),
+    "openings": lambda: requests.open_access(
+        peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1)), CALL, LIMIT
+    ),
+    "openings.parts": lambda: open_access(parts=parts(bounds.PARTS_MAX + 1)),
+    "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
+    "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.PARTS_MAX + 1)),
+    "settlings": lambda: requests.settle_access(
+        peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALL
+    ),
+    "settlings.layers_done": lambda: requests.settle_access(
+        peer_pb2.SettleAccessRequest(
+            settlings=[peer_pb2.AccessSettling(layers_done=[RANGE] * (bounds.PARTS_MAX // 2 + 1))] * 2
+        ),
+        CALL,
+    ),
+    "closings": lambda: requests.close_access(
+        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1)), CALL
+    ),
+    "parts": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(bounds.PARTS_MAX + 1)), CALL, LIMIT),
+    "parts.blocks": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(257, 256)), CALL, LIMIT),
+    "leases": lambda: requests.renew_leases(
+        lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(lease_id="l")] * 11), CALL, 10
+    ),
+    "transfer_ids": lambda: requests.acknowledge(
+        transfers.AcknowledgeTransfersRequest(transfer_ids=["t"] * (bounds.IDS_MAX + 1)), CALL
+    ),
+    "counts": lambda: requests.allocate_blocks(
+        pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount()] * (bounds.GROUPS_MAX + 1)), CALL
+    ),
+    "pool.groups": lambda: description.pool_from_proto(
+        pool_types_pb2.PoolDescription(groups=[pool_types_pb2.Group()] * (bounds.GROUPS_MAX + 1)), "pool"
+    ),
+    "pool.regions": lambda: description.pool_from_proto(
+        pool_types_pb2.PoolDescription(regions=[pool_types_pb2.Region()] * (bounds.REGIONS_MAX + 1)), "pool"
+    ),
+    "endpoints": lambda: description.endpoints_from_proto([pool_types_pb2.RankEndpoint()] * (bounds.ENDPOINTS_MAX + 1)),
+    "endpoints.cma.segments": lambda: description.endpoints_from_proto(
+        [
+            pool_types_pb2.RankEndpoint(
+                cma=pool_types_pb2.CmaEndpoint(segments=[pool_types_pb2.Segment()] * (bounds.SEGMENTS_MAX // 2 + 1))
+            )
+        ]
+        * 2
+    ),
+}
+
+
+@pytest.mark.parametrize("field", TOO_MANY)
+def test_more_rows_than_a_message_may_have_are_refused_by_the_name_of_their_field(field: str) -> None:
+    with pytest.raises(OutOfRange) as refused:
+        TOO_MANY[field]()
+    assert refused.value.reason is Reason.LIMIT_EXCEEDED
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
+def test_as_many_rows_as_may_be_are_taken() -> None:
+    rows = [peer_pb2.AccessClosing(access_id=bytes([i])) for i in range(2)] * (bounds.ROWS_MAX // 2)
+    heard = requests.close_access(peer_pb2.CloseAccessRequest(closings=rows), CALL)
+    assert len(heard.closings) == bounds.ROWS_MAX
+    assert len(values.block_lists([ROW] * bounds.GROUPS_MAX, LIMIT)) == bounds.GROUPS_MAX
+
+
+def register(**fields: Any) -> object:
+    request = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"token"), **fields)
+    return requests.register_push(request, CALL)
+
+
+def engine(**fields: Any) -> handshake_pb2.EngineDescription:
+    usual: dict[str, Any] = {"engine_id": "e", "incarnation": 1, "world_size": 1}
+    return handshake_pb2.EngineDescription(**usual | fields)
+
+
+TOO_LONG: dict[str, Callable[[], object]] = {
+    "request_id": lambda: register(request_id=LONG),
+    "idempotency_key": lambda: requests.make_call(
+        1, "me", "", "M", handoff_pb2.RegisterPushRequest(idempotency_key=LONG)
+    ),
+    "labels": lambda: requests.grant_lease(
+        lease_pb2.GrantLeaseRequest(labels={"k": "\N{SNOWMAN}" * 22}), CALL, "", LIMIT
+    ),
+    "source.engine_id": lambda: requests.reserve_blocks(
+        handoff_pb2.ReserveBlocksRequest(source=common_pb2.PeerAddress(address="a:1", engine_id=LONG)), CALL, "", LIMIT
+    ),
+    "openings.transfer_id": lambda: open_access(transfer_id=LONG),
+    "openings.request_id": lambda: open_access(request_id=LONG),
+    "openings.data_paths": lambda: open_access(data_paths=[LONG]),
+    "engine.engine_id": lambda: description.engine_from_proto(engine(engine_id=LONG), "engine"),
+    "engine.address": lambda: description.engine_from_proto(engine(address=LONG), "engine"),
+    "engine.weights_revision": lambda: description.engine_from_proto(engine(weights_revision=LONG), "engine"),
+}
+
+
+@pytest.mark.parametrize("field", TOO_LONG)
+def test_a_text_that_is_kept_is_bounded_in_bytes(field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        TOO_LONG[field]()
+    assert [violation.field for violation in refused.value.violations] == [field]
+
+
+@pytest.mark.parametrize("character", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{SNOWMAN}", "\N{GRINNING FACE}"])
+def test_a_text_may_be_as_long_as_its_bound(character: str) -> None:
+    longest = character * (bounds.TEXT_BYTES_MAX // len(character.encode()))
+    assert bounds.text("field", longest) == longest
+    with pytest.raises(InvalidRequest):
+        bounds.text("field", longest + character)
+
+
+@pytest.mark.parametrize("character", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{SNOWMAN}", "\N{GRINNING FACE}"])
+def test_a_note_is_cut_where_it_is_too_long_and_says_so(character: str) -> None:
+    size = len(character.encode())
+    longest = character * (bounds.NOTE_BYTES_MAX // size)
+    assert bounds.note(longest) == longest
+    for more in (1, 2, 3, 1_000_000):
+        cut = bounds.note(longest + character * more)
+        assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
+        assert longest.startswith(cut[:-1])
+        assert bounds.NOTE_BYTES_MAX - 2 * size - 3 < len(cut.encode()) <= bounds.NOTE_BYTES_MAX
+
+
+NOTES: dict[str, Callable[[str], Any]] = {
+    "a source that cannot deliver": lambda why: requests.finished_blocks(
+        handoff_pb2.FinishedBlocksRequest(
+            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, failure=common_pb2.Failure(message=why)
+        ),
+        CALL, "", LIMIT,
+    ).failure,
+    "a closing": lambda why: requests.close_access(
+        peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(message=why)]), CALL
+    ).closings[0].message,
+    "a cancellation": lambda why: requests.cancel_transfer(
+        transfers.CancelTransferRequest(message=why), CALL
+    ).message,
+    "an operator": lambda why: requests.release_quarantine(
+        admin_pb2.ReleaseQuarantineRequest(message=why), CALL
+    ).why,
+    "a verdict": lambda why: accesses.verdict(
+        peer_pb2.SettleAccessResponse(results=[peer_pb2.SettledAccess(message=why)])
+    ).message,
+    "the error of a call": lambda why: values.stated_error("INTERNAL", 0, why).message,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOTES)
+def test_a_message_for_people_is_cut_and_not_refused(kind: str) -> None:
+    said = NOTES[kind]("x" * 1_000_000)
+    assert said == "x" * (bounds.NOTE_BYTES_MAX - 3) + "\N{HORIZONTAL ELLIPSIS}"
+    assert NOTES[kind]("because") == "because"
+
+
+def test_a_trace_is_kept_only_if_it_is_one_and_short() -> None:
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert answers.readable_trace(trace) == trace
+    assert answers.readable_trace(f"{trace}-{'x' * 100}")
+    assert answers.readable_trace(f"{trace}-{'x' * 300}") == ""
+    assert answers.readable_trace("x" * 55) == ""
