@@ -103,15 +103,24 @@ class Server:
         self._paths: list[DataPathStatus] = []
         self._lead = Lead(self.config, self._runner, lambda: self._paths, self._read, self._progress_age_s, __version__)
         self._runner.on_transfer.append(self._trace_transfer)
+        self._channels = PeerChannels(
+            self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
+        )
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
 
     async def start(self) -> None:
-        """Serves. Raises Exhausted when the pool does not fit, AddressInUse when the address is taken."""
+        """Serves. Raises Exhausted when the pool does not fit, AddressInUse when the address is taken, InvalidRequest
+        for a session socket that cannot be. Then nothing of it is left.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         self._remove_ready_file()  # of a life that was killed
-        self._channels = PeerChannels(
-            self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
-        )
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
@@ -143,22 +152,21 @@ class Server:
     async def stop(self, drain_s: float = 0.0) -> None:
         """Takes no new work, lets go on what is going on for `drain_s`, then ends everything in order."""
         self._node.state.draining = True
-        if self._health is not None:
-            await self._health.look()
+        if self._grpc is None or self._health is None:
+            return  # it has not begun
+        await self._health.look()
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_s
         while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(DRAIN_POLL_S)
-        if self._health is not None:
-            await self._health.stop()
+        await self._health.stop()
         self._runner.feed(LifeBegan(self._node.state.incarnation, b"", None))
         await asyncio.sleep(0)
         if self._sessions is not None:
             await self._sessions.stop()
         await self._channels.stop()
         await self._lead.standing.end()
-        if self._grpc is not None:
-            await self._grpc.stop(grace=0.5)
+        await self._grpc.stop(grace=0.5)
         self._runner.stop()
         await self._close_ranks()
         self._remove_ready_file()

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -46,6 +48,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     checksums: Annotated[bool | None, typer.Option(help="Compare what arrives with its source, by CRC-32C.")] = None,
     drain_s: Annotated[float | None, typer.Option(help="How long SIGTERM waits for what is going on.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error.")] = "info",
+    launched: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one engine: the gRPC API and the data paths, with an embedded shared-memory pool on loopback by default.
 
@@ -55,7 +58,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     Exit codes: 0 stopped by a signal; 1 a defect; 2 the configuration is not usable; 3 the address is taken; 4 the
     pool does not fit into memory.
     """
-    flags = {k: v for k, v in locals().items() if k not in ("config", "port", "no_pool", "log_level", *_POOL)}
+    flags = {k: v for k, v in locals().items() if k not in (*_NOT_SETTINGS, *_POOL)}
     pool = {k: v for k, v in locals().items() if k in _POOL and v is not None}
     if log_level.upper() not in logging.getLevelNamesMapping():
         _fail(EXIT_CONFIG, f"--log-level {log_level} is not one of debug, info, warning, error")
@@ -67,8 +70,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
         settings = configuration.load(config, os.environ, _with_pool(config, flags, pool, no_pool=no_pool))
     except KVGrpcError as error:
         _fail(EXIT_CONFIG, str(error))
-    raise typer.Exit(asyncio.run(_serve(settings)))
+    raise typer.Exit(asyncio.run(_serve(settings)) if launched is None else _serve_engine(settings, launched))
 
+
+_NOT_SETTINGS = ("config", "port", "no_pool", "log_level", "launched")
 
 _POOL = ("layers", "kv_heads", "head_dim", "block_tokens", "blocks", "dtype")
 
@@ -84,7 +89,23 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
     return flags | {"pool": fields | pool}
 
 
-async def _serve(settings: configuration.Config) -> int:
+def _serve_engine(settings: configuration.Config, launched: int) -> int:
+    """As a child of the engine's process, which waits at a pipe for the address, and made the socket's folder."""
+    from kvgrpc.engine.home import remove_if_left
+
+    os.set_inheritable(launched, False)
+
+    def tell(address: str) -> None:
+        with suppress(BrokenPipeError), os.fdopen(launched, "w") as engine:  # it may have ended meanwhile
+            engine.write(address)
+
+    try:
+        return asyncio.run(_serve(settings, tell))
+    finally:
+        remove_if_left(Path(settings.session_socket).parent)
+
+
+async def _serve(settings: configuration.Config, tell: Callable[[str], None] | None = None) -> int:
     from kvgrpc.server import AddressInUse, Server, calm_collector
     from kvgrpc.service import telemetry
 
@@ -104,6 +125,8 @@ async def _serve(settings: configuration.Config) -> int:
         return _report(EXIT_CONFIG, error)
     calm_collector()
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
+    if tell is not None:
+        tell(server.address)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
     await server.stop(settings.drain_s)

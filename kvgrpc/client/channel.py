@@ -3,6 +3,8 @@
 Rules:
 * Only UNAVAILABLE is retried: it says that the server did not take the call. Every mutating request carries an
   idempotency key, so that even a call whose answer was lost acts once.
+* ConnectPeer is not retried: its UNAVAILABLE is the other server's, after the whole time that a connection may take. A
+  second attempt would leave of it no more than that the call's own time was over.
 * Streams are not retried here. Their loops come back by themselves, because only they know where to go on.
 * `waitForReady` is off: a server that is away is an error after the retries, not a silent wait.
 """
@@ -28,6 +30,7 @@ SERVICE_CONFIG = {
         },
         {
             "name": [
+                {"service": "kvgrpc.v1.HandshakeService", "method": "ConnectPeer"},
                 {"service": "kvgrpc.v1.TransferService", "method": "WatchTransfers"},
                 {"service": "kvgrpc.v1.LeaseService", "method": "KeepAlive"},
                 {"service": "kvgrpc.v1.SchedulerService", "method": "Schedule"},

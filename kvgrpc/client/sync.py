@@ -2,12 +2,14 @@
 
 Nothing is written twice. A method here is made from the coroutine of the same name and has its signature; the
 coroutines of all synchronous clients of a process run in one event loop, in one thread of their own. One client serves
-any number of threads. Not for use inside a coroutine: it would block that loop.
+any number of threads. Not for use inside a coroutine: it would block that loop. Nor in a process that was forked while
+a client was open: there everything raises RuntimeError.
 """
 
 import asyncio
 import concurrent.futures
 import functools
+import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
@@ -28,16 +30,25 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
+LEFT_BEHIND = (
+    "gRPC does not work in a process that was forked from one with open clients: fork before the first one is opened, "
+    "or start the process anew (multiprocessing's 'spawn' or 'forkserver')"
+)
+
+
 class _LoopThread:
     """The event loop of all synchronous clients: there from the first one's start to the last one's end."""
 
     _lock = threading.Lock()
     _shared: "_LoopThread | None" = None
+    _left_behind = False
+    """This process was forked from one with such a thread."""
 
     def __init__(self) -> None:
         self.users = 0
         self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._end = asyncio.Event()
+        self._ending: set[asyncio.Task[Any]] = set()
         # A daemon, so that a client that nobody closed does not keep a program from ending.
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="kvgrpc client", daemon=True)
         self._thread.start()
@@ -45,9 +56,20 @@ class _LoopThread:
     @classmethod
     def enter(cls) -> "_LoopThread":
         with cls._lock:
+            if cls._left_behind:
+                raise RuntimeError(LEFT_BEHIND)
             cls._shared = cls._shared or cls()
             cls._shared.users += 1
             return cls._shared
+
+    @classmethod
+    def forked(cls) -> None:
+        """In a child that this process forked: the thread is not there, and gRPC's own ones are not either. What gRPC
+        does then without them is to hang, or to crash.
+        """
+        cls._lock = threading.Lock()
+        if cls._shared is not None:
+            cls._shared.users, cls._shared, cls._left_behind = 0, None, True
 
     def leave(self) -> None:
         with self._lock:
@@ -58,11 +80,27 @@ class _LoopThread:
         self._loop.result().call_soon_threadsafe(self._end.set)
         self._thread.join()
 
+    def end(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
+        """As `run`, for what an iterator or a context does in the end. The garbage collector may end one in the loop's
+        own thread, which must not wait for itself: there it returns None at once.
+        """
+        if threading.current_thread() is not self._thread:
+            return self.run(coroutine)
+        task = self._loop.result().create_task(coroutine)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+        return None
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody is there who could be told
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine. It has a deadline of its own; an interrupt of the caller cancels it."""
         if not self.alive:
             coroutine.close()
-            raise RuntimeError("this client is closed")
+            raise RuntimeError(LEFT_BEHIND if self._left_behind else "this client is closed")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
         try:
             return future.result()
@@ -77,6 +115,9 @@ class _LoopThread:
     async def _main(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
         await self._end.wait()
+
+
+os.register_at_fork(after_in_child=_LoopThread.forked)
 
 
 class _Twin(Generic[A]):
@@ -115,7 +156,7 @@ def _iterating(
             return
         finally:
             if self._thread.alive:  # else the stream ended with its loop
-                self._thread.run(_close(events))
+                self._thread.end(_close(events))
 
     return call
 
@@ -131,10 +172,10 @@ def _managing(
         try:
             yield twin(value, self._thread)
         except BaseException as error:
-            if not self._thread.run(_exit(manager, error)):
+            if not self._thread.end(_exit(manager, error)):
                 raise
         else:
-            self._thread.run(_exit(manager, None))
+            self._thread.end(_exit(manager, None))
 
     return call
 
@@ -213,8 +254,9 @@ class SyncClient(_Twin[Client]):
         """Ends calls, watches and renewals. Transfers and leases live on at the server."""
         if not self._closed:
             self._closed = True
-            self._thread.run(self._target.close())
-            self._thread.leave()
+            if self._thread.alive:  # not in a child that was forked
+                self._thread.run(self._target.close())
+                self._thread.leave()
 
     def scheduler(self) -> SyncScheduler:
         """The policy for the scheduler of this server's engine. One has it: news are told to whoever asks first."""

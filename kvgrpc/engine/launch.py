@@ -3,24 +3,26 @@
 It ends with the engine, however that ends: `--exit-with-engine` makes it watch its session, whose socket the kernel
 closes with the engine's process. (Not PR_SET_PDEATHSIG: that follows the thread that started the child.) It has a
 session of its own in the terminal's sense, so that Ctrl-C reaches the engine alone, which then ends it in order.
+
+That it serves it says on a pipe of its own. What it prints goes to a file, whoever prints it: libraries log to the
+standard output, too, and a pipe that nobody reads would stop them, and the lead, once it is full.
 """
 
-import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from kvgrpc.engine.connection import LeadDied
+from kvgrpc.engine.home import Home
 from kvgrpc.errors import Reason
 
 READY_TIMEOUT_S = 60.0
 """A second on an idle machine; many on one where a whole serving stack starts at once."""
 STOP_TIMEOUT_S = 15.0
-LAST_WORDS_CHARS = 2_000
+LAST_WORDS_BYTES = 2_000
 DIED_S = 1.0
 """A lead whose socket has just closed takes a moment to end."""
 
@@ -31,17 +33,15 @@ class LeadProcess:
     def __init__(self, listen: str, flags: Sequence[str]) -> None:
         """Starts it and waits until it serves. Raises LeadDied with what it said when it does not."""
         self._listen = listen
-        self._folder = tempfile.TemporaryDirectory(prefix="kvgrpc-")
-        folder = Path(self._folder.name)
-        self.socket_path = str(folder / "session.sock")
-        self._ready = folder / "ready.json"
+        self._home = Home()
+        self.socket_path = str(self._home.path / "session.sock")
         self._command = [
             sys.executable, "-m", "kvgrpc", "serve", "--no-pool", "--session-socket", self.socket_path,
-            "--exit-with-engine", "--ready-file", str(self._ready), "--log-level", "warning", *flags,
+            "--exit-with-engine", "--log-level", "warning", *flags,
         ]  # fmt: skip
         self.address = ""
         """Where it serves, or last served."""
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by stop
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._begin(listen)
         try:
             self._wait_ready()
@@ -54,12 +54,12 @@ class LeadProcess:
         return self._process.pid
 
     def last_words(self) -> str:
-        """What it wrote to its standard error, if it has ended."""
+        """What it printed last, if it has ended."""
         try:
             code = self._process.wait(DIED_S)
         except subprocess.TimeoutExpired:
             return ""
-        return f"it ended with exit code {code}. {self._stderr()}".strip()
+        return f"it ended with exit code {code}. {self._printed()}".strip()
 
     def stop(self) -> None:
         """Asks it to end, and ends it if it does not; it has ended then. Idempotent."""
@@ -72,7 +72,7 @@ class LeadProcess:
                 self._process.wait()
         if not self._said.closed:
             self._said.close()
-            self._folder.cleanup()
+            self._home.remove()
         self._hear_no_more()
 
     # -- the next one, in the place of one that died; nothing of this waits
@@ -100,48 +100,55 @@ class LeadProcess:
 
     def fileno(self) -> int:
         """Readable when `serves` has news, or may have."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._news
 
     def serves(self) -> bool:
         """Whether it serves. Raises LeadDied when it will not."""
-        assert self._process.stdout is not None
-        if not _readable(self._process.stdout.fileno(), 0.0):
+        if not _readable(self._news, 0.0):
             return False
-        if not self._process.stdout.readline():
+        address = os.read(self._news, select.PIPE_BUF)  # written at once
+        if not address:
             raise self._did_not_start(f"exit code {self._process.wait()}")
-        self.address = json.loads(self._ready.read_text())["address"]
+        self.address = address.decode().strip()
         return True
 
     def _begin(self, listen: str) -> None:
         self.killed = False
-        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [*self._command, "--listen", listen],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            env=os.environ,
-            start_new_session=True,
-        )
+        self._news, there = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [*self._command, "--listen", listen, "--launched", str(there)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=[there],
+                env=os.environ,
+                start_new_session=True,
+            )
+        finally:
+            os.close(there)
 
     def _wait_ready(self) -> None:
-        """It says one line on its standard output when it serves; the end of the output is its own."""
-        _readable(self.fileno(), READY_TIMEOUT_S)
+        """It says its address when it serves; the end of the pipe is its own."""
+        _readable(self._news, READY_TIMEOUT_S)
         if not self.serves():
             raise self._did_not_start(f"no answer within {READY_TIMEOUT_S:g} s")
 
     def _did_not_start(self, why: str) -> LeadDied:
-        return LeadDied(Reason.PEER_LOST, f"the lead did not start ({why}): {self._stderr()}")
+        return LeadDied(Reason.PEER_LOST, f"the lead did not start ({why}): {self._printed()}")
 
     def _hear_no_more(self) -> None:
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        if self._news >= 0:
+            os.close(self._news)
+            self._news = -1
 
-    def _stderr(self) -> str:
+    def _printed(self) -> str:
+        """Not by seeking: the lead writes where this end stands."""
         if self._said.closed:
             return ""
-        self._said.seek(0)
-        return self._said.read()[-LAST_WORDS_CHARS:].strip()
+        end = os.fstat(self._said.fileno()).st_size
+        last = os.pread(self._said.fileno(), LAST_WORDS_BYTES, max(end - LAST_WORDS_BYTES, 0))
+        return last.decode(errors="replace").strip()
 
 
 def _readable(fd: int, timeout_s: float) -> bool:

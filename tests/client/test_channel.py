@@ -8,10 +8,10 @@ import grpc
 import pytest
 import trustme
 
-from kvgrpc.client import connect
+from kvgrpc.client import Client, connect
 from kvgrpc.client.channel import CHANNEL_OPTIONS, SERVICE_CONFIG
-from kvgrpc.errors import Unavailable
-from tests.client.fake import FakeServer
+from kvgrpc.errors import Reason, Unavailable
+from tests.client.fake import FakeServer, failing
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -26,6 +26,16 @@ def test_only_unavailable_is_retried_and_nothing_waits_for_a_server() -> None:
 
 def test_every_language_has_the_same_service_config() -> None:
     assert json.loads((ROOT / "clients/go/service_config.json").read_text()) == SERVICE_CONFIG
+
+
+async def test_a_peer_that_cannot_be_reached_is_dialled_once_so_that_its_error_is_the_answer(
+    server: FakeServer, client: Client
+) -> None:
+    server.answers["ConnectPeer"] = failing(grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
+    with pytest.raises(Unavailable, match="as the test says") as raised:
+        await client.connect_peer("127.0.0.1:1")
+    assert raised.value.reason is Reason.PEER_UNREACHABLE
+    assert len(server.requests("ConnectPeer")) == 1
 
 
 async def test_with_credentials_the_connection_is_encrypted() -> None:

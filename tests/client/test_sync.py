@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
@@ -106,6 +108,61 @@ async def test_a_watch_is_an_iterator_and_leaving_it_ends_its_stream(server: Fak
 
     assert await in_thread(work, server) == [2, 3]
     await asyncio.wait_for(ended.wait(), 20)
+
+
+async def test_a_watch_that_ends_in_the_loops_own_thread_does_not_stop_it(server: FakeServer) -> None:
+    ended = asyncio.Event()
+
+    async def watch(request: Any, context: Any) -> AsyncIterator[WatchTransfersResponse]:
+        try:
+            yield WatchTransfersResponse(header=ResponseHeader(incarnation=7, event_seq=1))
+            yield WatchTransfersResponse(header=ResponseHeader(incarnation=7, event_seq=2), transfer=Transfer())
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    server.answers["WatchTransfers"] = watch
+
+    def work(address: str) -> None:
+        client = connect_sync(address)
+        last = [client.watch()]
+        next(last[0])
+        # As the garbage collector does that runs there.
+        client._thread._loop.result().call_soon_threadsafe(last.clear)
+        client.status()
+        client.close()
+
+    await in_thread(work, server)
+    await asyncio.wait_for(ended.wait(), 20)
+
+
+FORKS = """
+import os, sys
+from kvgrpc.client import connect_sync
+
+with connect_sync(sys.argv[1]) as client:
+    client.status()
+    child = os.fork()
+    if not child:
+        for use in (client.status, lambda: connect_sync(sys.argv[1])):
+            try:
+                use()
+            except RuntimeError as error:
+                print("forked" in str(error), flush=True)
+        client.close()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    client.status()
+"""
+
+
+async def test_a_child_that_was_forked_is_told_that_it_cannot_go_on(server: FakeServer) -> None:
+    def work(address: str) -> str:
+        command = [sys.executable, "-W", "ignore", "-c", FORKS, address]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=30).stdout
+
+    assert (await in_thread(work, server)).split() == ["True", "True", "0"]
+    assert len(server.requests("GetStatus")) == 2
 
 
 async def test_a_watch_that_fails_raises(server: FakeServer) -> None:

@@ -16,7 +16,7 @@ from kvgrpc.engine import Engine, LeadDied, Rank, connection, content
 from kvgrpc.engine import engine as engine_module
 from kvgrpc.engine import session as session_module
 from kvgrpc.engine.launch import LeadProcess
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import BLOCKS, layout
 from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, new_key, refused, tokens
@@ -200,6 +200,15 @@ def test_an_engine_says_how_its_own_lead_ended() -> None:
 def test_a_lead_that_does_not_start_says_why() -> None:
     with pytest.raises(LeadDied, match=r"exit code 2.*data_paths"):
         Engine.launch(pool=layout(), flags=["--data-paths", "carrier-pigeon"])
+
+
+def test_a_lead_may_print_as_much_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_LOG_LEVEL", "debug")  # to the standard output, some hundred kilobytes
+    with Engine.launch(pool=layout(), flags=["--data-paths", "nixl"]) as engine:
+        rank = Rank(engine.ticket)
+        with pytest.raises(PreconditionFailed):  # an answer
+            engine.free([1])
+        rank.close()
 
 
 def test_a_launched_lead_is_not_left_behind_when_the_attach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from kvgrpc.config import Config
 from kvgrpc.core.layout import PoolKind
 from kvgrpc.engine import content
-from kvgrpc.errors import InvalidRequest, OutOfRange
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
 from kvgrpc.service import session, session_workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -23,7 +24,7 @@ from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
-from tests.engine.support import WAIT_S, Lead, lead_died, received, tokens
+from tests.engine.support import WAIT_S, Lead, lead_died, received, refused, tokens
 
 PROMPT = tokens(20)
 ATTACH = session_pb2.ClientFrame(
@@ -231,6 +232,30 @@ async def test_a_server_that_stops_ends_its_engine(tmp_path: Path) -> None:
     await asyncio.wait_for(reader.read(), WAIT_S)
     writer.close()
     assert not path.exists()
+
+
+async def test_a_server_that_did_not_start_can_be_stopped() -> None:
+    await Server(Config(listen="127.0.0.1:0", data_paths=("shm",))).stop()
+
+
+async def test_a_start_that_fails_in_its_last_step_leaves_no_port_thread_or_memory(tmp_path: Path) -> None:
+    path = tmp_path / "session.sock"
+    path.write_text("no socket")
+    before = _held()
+    server = Server(Config(listen="127.0.0.1:0", session_socket=str(path), data_paths=("shm",)))
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        await server.start()
+    assert _held() == before
+    host, _, port = server.address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    await server.stop()
+
+
+def _held() -> tuple[int, int]:
+    """Shared memories and movers of this process."""
+    files = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum("memfd:" in file for file in files), sum("kvgrpc" in thread.name for thread in threading.enumerate())
 
 
 async def test_a_server_that_exits_with_its_engine_does_not_wait_for_one_for_ever(

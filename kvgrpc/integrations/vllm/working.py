@@ -49,6 +49,7 @@ class WorkerSide:
         try:
             wait_for(self.folder / TICKET)
             row = json.loads((self.folder / TICKET).read_text())
+            (self.folder / TICKET).unlink()  # it has a secret, and is for one
             ticket = RankTicket(**{**row, "secret": bytes.fromhex(row["secret"])})
             paths = self._options.data_paths
             self._rank = Rank(ticket, 0, tensors, data_paths=paths, copy_threads=self._options.copy_threads)
