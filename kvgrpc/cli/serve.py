@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -94,18 +93,13 @@ def _serve_engine(settings: configuration.Config, launched: int) -> int:
     from kvgrpc.engine.home import remove_if_left
 
     os.set_inheritable(launched, False)
-
-    def tell(address: str) -> None:
-        with suppress(BrokenPipeError), os.fdopen(launched, "w") as engine:  # it may have ended meanwhile
-            engine.write(address)
-
     try:
-        return asyncio.run(_serve(settings, tell))
+        return asyncio.run(_serve(settings, launched))
     finally:
         remove_if_left(Path(settings.session_socket).parent)
 
 
-async def _serve(settings: configuration.Config, tell: Callable[[str], None] | None = None) -> int:
+async def _serve(settings: configuration.Config, launched: int | None = None) -> int:
     from kvgrpc.server import AddressInUse, Server, calm_collector
     from kvgrpc.service import telemetry
 
@@ -125,13 +119,21 @@ async def _serve(settings: configuration.Config, tell: Callable[[str], None] | N
         return _report(EXIT_CONFIG, error)
     calm_collector()
     typer.echo(f"kvgrpc serving {server.address} engine {server.config.engine_id}")
-    if tell is not None:
-        tell(server.address)
+    if launched is not None:
+        with suppress(BrokenPipeError):
+            os.write(launched, server.address.encode())
+        # The engine has the other end for as long as it lives: one that never attached would not be missed otherwise.
+        loop.add_reader(launched, _gone, launched, stopping)
     ends = [stopping.wait(), *([server.engine_over()] if settings.exit_with_engine else [])]
     await asyncio.wait([asyncio.ensure_future(end) for end in ends], return_when=asyncio.FIRST_COMPLETED)
     await server.stop(settings.drain_s)
     telemetry.flush()
     return 0
+
+
+def _gone(launched: int, stopping: asyncio.Event) -> None:
+    asyncio.get_running_loop().remove_reader(launched)
+    stopping.set()
 
 
 def _report(code: int, error: KVGrpcError) -> int:

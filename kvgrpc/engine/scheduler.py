@@ -16,21 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kvgrpc.core import grants
 from kvgrpc.core.policy import Policy
-from kvgrpc.core.policy_request import without_backoff
 from kvgrpc.core.policy_values import (
     Admitted,
-    Arrival,
     Begin,
     Cancel,
     Finished,
-    Give,
     GiveUp,
     HandOver,
     Loss,
     Match,
-    Mode,
     News,
     Outcome,
     Part,
@@ -42,16 +37,16 @@ from kvgrpc.core.policy_values import (
     Start,
     StartOver,
     Table,
-    Take,
     Task,
 )
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
-from kvgrpc.engine.handles import Content, Handle, Pull, check_key, content
+from kvgrpc.engine.handles import Handle, Pull
 from kvgrpc.engine.handles import HandOver as HandOverHandle
 from kvgrpc.engine.pushes import Push, Reservation
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.engine.wanted import Offer, Source, Wanted
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 
 TAKEN_BACK_S = 5.0
 """So long a preemption waits for blocks that cannot be taken back at once: a lead answers in a millisecond, unless its
@@ -59,48 +54,6 @@ own postings still read them.
 """
 CANCEL_S = 0.05
 """So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """KV that a grant offers."""
-
-    grant: bytes
-
-
-@dataclass(frozen=True)
-class Source:
-    """An engine that will push KV; empty where a router tells it where to, by the grant of `ReservedAt`."""
-
-    address: str = ""
-    engine_id: str = ""
-    keep: bool = False
-    """See `Take.keep`."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A request with all that its transfers are called and made of."""
-
-    request_id: str
-    prompt: Sequence[int] = ()
-    """Token ids; empty where it has none."""
-    adapter: str = ""
-    cache_salt: str = ""
-    transfer_key: bytes = b""
-    """Of what is given, or comes by push; a pull has that of its grant."""
-    take: Offer | Source | None = None
-    give: Give | None = None
-    target: bytes = b""
-    """The WRITE grant of the destination of a push, where a router brought it."""
-    label: str = ""
-    """The LLM request's id in traces and lists; empty: `request_id`."""
-    consumers: int = 1
-    on_abort: grants.OnAbort = grants.OnAbort.RELEASE
-    ttl_s: float | None = None
-    priority: int = 0
-    traceparent: str = ""
-    needs_all_outputs: bool = False
 
 
 @dataclass(eq=False)
@@ -145,13 +98,7 @@ class Scheduler:
         is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind; Unavailable (ENGINE_LOST)
         for one with a target while there is no lead. Then nothing has changed.
         """
-        arrival = Arrival(
-            wanted.request_id, len(wanted.prompt), self._offered(wanted), wanted.give, wanted.needs_all_outputs
-        )
-        if wanted.target:
-            _check_access(wanted.target, grants.Access.WRITE)
-        if wanted.give is not None or isinstance(wanted.take, Source):
-            check_key(wanted.transfer_key)
+        arrival = wanted.arrival(self.policy.rules)
         admitted = self.policy.admits(arrival)
         if wanted.request_id not in self.policy:
             handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
@@ -257,8 +204,8 @@ class Scheduler:
         wanted = handles.wanted
         assert isinstance(wanted.take, Offer)
         handles.take = self.engine.pull(
-            wanted.take.grant, self._content(wanted, wanted.prompt),
-            use_tokens=task.use_tokens, priority=wanted.priority, **_labels(wanted),
+            wanted.take.grant, wanted.content(wanted.prompt),
+            use_tokens=task.use_tokens, priority=wanted.priority, **wanted.labels,
         )  # fmt: skip
         self._of[handles.take] = wanted.request_id, Side.TAKE
 
@@ -270,19 +217,19 @@ class Scheduler:
         wanted = handles.wanted
         assert isinstance(wanted.take, Source)
         handles.take = self.engine.reserve(
-            task.blocks, self._content(wanted, wanted.prompt[: task.use_tokens]), transfer_key=wanted.transfer_key,
+            task.blocks, wanted.content(wanted.prompt[: task.use_tokens]), transfer_key=wanted.transfer_key,
             have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=wanted.take.address,
             source_engine_id=wanted.take.engine_id, priority=wanted.priority, after_step=task.after_step,
-            **_labels(wanted),
+            **wanted.labels,
         )  # fmt: skip
         self._of[handles.take] = wanted.request_id, Side.TAKE
 
     def _hand_over(self, handles: _Handles, task: HandOver) -> None:
         wanted = handles.wanted
         handles.give = self.engine.finished_blocks(
-            task.blocks, self._content(wanted, handles.given[: task.tokens]), transfer_key=wanted.transfer_key,
+            task.blocks, wanted.content(handles.given[: task.tokens]), transfer_key=wanted.transfer_key,
             ttl_s=wanted.ttl_s, consumers=wanted.consumers, on_abort=wanted.on_abort, after_step=task.after_step,
-            **_labels(wanted),
+            **wanted.labels,
         )  # fmt: skip
         self._of[handles.give] = wanted.request_id, Side.GIVE
 
@@ -290,8 +237,8 @@ class Scheduler:
         """Says something of a request's push. One of which nothing could be said does not begin."""
         wanted = handles.wanted
         push = handles.give or self.engine.push(
-            self._content(wanted, handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
-            on_abort=wanted.on_abort, priority=wanted.priority, **_labels(wanted),
+            wanted.content(handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
+            on_abort=wanted.on_abort, priority=wanted.priority, **wanted.labels,
         )  # fmt: skip
         assert isinstance(push, Push)
         say(push)
@@ -369,28 +316,6 @@ class Scheduler:
                 del self._of[event.transfer]
                 self.policy.returned(request_id, side)
 
-    # -- what is said of a request
-
-    def _offered(self, wanted: Wanted) -> Take | None:
-        if isinstance(wanted.take, Offer):
-            claims = _check_access(wanted.take.grant, grants.Access.READ)
-            return Take(Mode.PULL, claims.token_count)
-        if isinstance(wanted.take, Source):
-            return Take(Mode.PUSH, without_backoff(self.policy.rules, len(wanted.prompt)), wanted.take.keep)
-        return None
-
-    def _content(self, wanted: Wanted, ids: Sequence[int]) -> Content:
-        return content(ids, adapter=wanted.adapter, cache_salt=wanted.cache_salt)
-
-
-def _check_access(grant: bytes, access: grants.Access) -> grants.Claims:
-    claims = grants.read_claims(grant)
-    if claims.access is not access:
-        raise PreconditionFailed(
-            Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.value} grant; a {access.value} grant is needed here"
-        )
-    return claims
-
 
 def _unnamed(handle: Handle) -> bool:
     """Whether the lead is still to name its transfer. One that died does not."""
@@ -399,8 +324,3 @@ def _unnamed(handle: Handle) -> bool:
 
 def _loss(event: Failed) -> Loss:
     return Loss(event.reason, event.message, event.next, event.phase, event.side, event.rank)
-
-
-def _labels(wanted: Wanted) -> dict[str, Any]:
-    """What its transfers are called."""
-    return {"request_id": wanted.label or wanted.request_id, "traceparent": wanted.traceparent}

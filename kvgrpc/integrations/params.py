@@ -16,7 +16,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from kvgrpc.core import grants
 from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.core.policy_values import Give, Mode
-from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.engine.wanted import Offer, Source, Wanted
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.v1.common_pb2 import (
     ON_ABORT_KEEP,

@@ -49,7 +49,7 @@ COMPARED = 0.25
 CORRUPT = 0.03
 """and so many of their postings bring a cell as something else."""
 
-IMPATIENT = 0.5
+IMPATIENT = 0.25
 """Of the worlds take little memory in quarantine for too much:"""
 BUDGETS = (0.0, 0.05, 0.1)
 """at most so much of each group,"""

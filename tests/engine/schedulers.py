@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.core.policy_values import Give, Mode, News, Outcome, Rules
-from kvgrpc.engine.scheduler import TAKEN_BACK_S, Scheduler, Wanted
+from kvgrpc.engine.scheduler import TAKEN_BACK_S, Scheduler
+from kvgrpc.engine.wanted import Wanted
 from tests.engine.support import WAIT_S, Side, new_key, tokens
 from tests.service.engines import wait_until
 

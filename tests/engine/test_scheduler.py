@@ -24,7 +24,8 @@ from kvgrpc.core.policy_values import (
 )
 from kvgrpc.core.transfers import Side as End
 from kvgrpc.engine import Engine
-from kvgrpc.engine.scheduler import Offer, Scheduler, Source, Wanted
+from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.wanted import Offer, Source, Wanted
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout

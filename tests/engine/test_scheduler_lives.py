@@ -8,7 +8,8 @@ import pytest
 
 from kvgrpc.core.policy_values import Give, Mode, Outcome, SendEnded
 from kvgrpc.engine import Engine, Rank, content, scheduler
-from kvgrpc.engine.scheduler import Offer, Scheduler, Wanted
+from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.wanted import Offer, Wanted
 from kvgrpc.errors import Reason, Unavailable
 from tests.engine.conftest import Attach
 from tests.engine.made import layout

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
-from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.engine.wanted import Offer, Source, Wanted
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.schedulers import COMPLETE, PROMPT, TARGET, At, R, give

@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core import grants
 from kvgrpc.core.policy_values import Give, Mode
-from kvgrpc.engine.scheduler import Offer, Source, Wanted
+from kvgrpc.engine.wanted import Offer, Source, Wanted
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.integrations.params import Defaults, answered, offered, wanted
 from tests.engine.support import refused

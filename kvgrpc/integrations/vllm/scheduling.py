@@ -13,7 +13,8 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
 from kvgrpc.engine import Engine, LeadDied
-from kvgrpc.engine.scheduler import Scheduler, Wanted
+from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.wanted import Wanted
 from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
