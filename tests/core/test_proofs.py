@@ -341,6 +341,17 @@ def test_too_much_in_quarantine_for_longer_than_the_grace_leads_to_a_rekey() -> 
     assert lead.memory() is Disposition.RETURNED
 
 
+def test_what_is_no_more_than_the_budget_when_the_grace_is_over_leads_to_none() -> None:
+    lead = Written(quarantine_share=0.04)
+    for number in (10, 11):
+        lead.push(3 + 2 * number, 4 + 2 * number, number=number)
+    lead.tick(9.0)
+    assert lead.close(lead.peer, 10)
+    lead.tick(30.0)
+    assert not lead.state.rekeying
+    assert sum(lead.state.pins.quarantined) == 2
+
+
 def test_what_came_later_into_quarantine_has_its_own_grace() -> None:
     lead = Written(quarantine_share=0.04)
     for number in (10, 11):
