@@ -1,7 +1,9 @@
 """The steps of a modelled engine: work that is queued now and done when its step is over, rank by rank."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from kvgrpc.core.events import StepDone
@@ -35,6 +37,8 @@ class Steps:
         self._report = report
         self._number = 0
         self._works: list[Work] = []
+        self._ends: list[deque[Callable[[], None]]] = [deque() for _ in range(ranks)]
+        """Of each rank: its steps are over in their order, however late each is."""
 
     def queue(self, work: Work) -> int:
         """Does the work in the step that is being put together; its number."""
@@ -57,5 +61,6 @@ class Steps:
             for work in works if not left else ():
                 work.then()
 
-        for rank in range(self._ranks):
-            self._later(self._rng.uniform(0.0, LAG_S), lambda rank=rank: end(rank))  # type: ignore[misc]
+        for rank, ends in enumerate(self._ends):
+            ends.append(partial(end, rank))
+            self._later(self._rng.uniform(0.0, LAG_S), lambda ends=ends: ends.popleft()())  # type: ignore[misc]
