@@ -103,7 +103,7 @@ def test_an_idle_agent_costs_no_processor_time(rank: Rank, peer: NixlPeer) -> No
     assert finish(remote.read(runs_over(1 << 20), nothing)) is PostingState.DONE
     before, began = time.process_time(), time.monotonic()
     threading.Event().wait(0.5)
-    assert time.process_time() - before < 0.1 * (time.monotonic() - began)
+    assert time.process_time() - before < 0.02 * (time.monotonic() - began)
 
 
 # ---- connecting: nothing of a peer's is believed

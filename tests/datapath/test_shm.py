@@ -266,7 +266,7 @@ def test_a_peer_that_does_not_answer_is_given_up_after_the_bound(reader: ShmPath
     began = time.monotonic()
     with pytest.raises(DataPathUnavailable, match="no answer"):
         reader.connect(endpoint)
-    assert time.monotonic() - began > CONNECT_S * 0.9
+    assert CONNECT_S * 0.9 < time.monotonic() - began < CONNECT_S * 10
     os.kill(peer.process.pid, signal.SIGCONT)
     peer.close()
 
@@ -359,4 +359,4 @@ def test_an_idle_socket_costs_nothing(reader: ShmPath, source: ShmPath) -> None:
     clock = time.pthread_getcpuclockid(thread.ident)
     before, began = time.clock_gettime(clock), time.monotonic()
     threading.Event().wait(0.3)
-    assert time.clock_gettime(clock) - before < 0.1 * (time.monotonic() - began)
+    assert time.clock_gettime(clock) - before < 0.016 * (time.monotonic() - began)

@@ -23,7 +23,7 @@ from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, ne
 from tests.service.engines import wait_until
 
 PROMPT = tokens(40)
-AT_ONCE_S = 15.0
+AT_ONCE_S = 5.0
 """Milliseconds, on a machine that does nothing else; below the grace and any TTL here."""
 Leads = tuple[Lead, Lead]
 
