@@ -57,11 +57,8 @@ from kvgrpc.sim.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.memory import Memory
 from kvgrpc.sim.overdue import Overdue
 from kvgrpc.sim.proven import Proven
-from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.waits import Waits
-
-SLACK_S = 1e-6
-"""For the rounding of virtual time."""
 
 Uses = Callable[[int, int], bool]
 """Whether an engine has a use for a block of a group."""

@@ -7,10 +7,7 @@ from kvgrpc.core.actions import Renewed
 from kvgrpc.core.events import LeaseRef, RenewLeases
 from kvgrpc.core.state import NodeState
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.rules import Rule, broken
-
-SLACK_S = 1e-6
-"""For the rounding of virtual time."""
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
 class LeaseTimes:

@@ -18,10 +18,8 @@ from kvgrpc.core.proofs import ANSWER_S
 from kvgrpc.core.state import ENGINE
 from kvgrpc.core.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
-SLACK_S = 1e-6
-"""For the rounding of virtual time."""
 NEVER = float("inf")
 
 Give = Callable[[Answer | KVGrpcError], None]

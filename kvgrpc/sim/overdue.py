@@ -9,10 +9,8 @@ from kvgrpc.core.actions import Action
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.rank_actions import Rekey
 from kvgrpc.core.state import NodeState
-from kvgrpc.sim.rules import Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
-SLACK_S = 1e-6
-"""For the rounding of virtual time."""
 NEVER = float("inf")
 
 

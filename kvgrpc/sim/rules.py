@@ -7,6 +7,9 @@ The rules are those of docs/reliability.md. A check that fails raises `Violated`
 from enum import StrEnum
 from typing import NoReturn
 
+SLACK_S = 1e-6
+"""What a bound is passed by before it is broken: virtual time is rounded."""
+
 
 class Rule(StrEnum):
     """The rules, by number; `END` is what holds when nothing is left to do."""

@@ -9,10 +9,7 @@ destination for a source that opens its access, at the source for a part.
 from kvgrpc.core.events import PullBlocks
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.transfers import Direction, Transfer
-from kvgrpc.sim.rules import Rule, broken
-
-SLACK_S = 1e-6
-"""For the rounding of virtual time."""
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
 class Waits:
