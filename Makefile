@@ -191,16 +191,19 @@ vllm-test: vllm ## Run the tests with real vLLM engines (ARGS="-k push" for some
 bench-vllm: vllm ## Measure the vLLM connector against vLLM's own NixlConnector (ARGS=--json; VLLM_VENV as above)
 	@PYTHONPATH=. timeout -k 60 2400 $(VLLM_VENV)/bin/python -m bench.connectors $(ARGS)
 
-# What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed.
+# What it does not find in ten thousand inputs: a million, or as many as fit. Other ones with every seed, so that the
+# inputs of several runs add up. Every worker has servers of its own, so any of them may take a test; twice as many as
+# elsewhere, because an input is mostly waited for.
 FUZZ_INPUTS ?= 1000000
 FUZZ_S ?= 14400
 FUZZ_SEED ?= $(shell date +%s)
+FUZZ_WORKERS ?= 4
 
 .PHONY: fuzz
 fuzz: venv ## Give servers a million inputs that nobody meant (FUZZ_INPUTS, FUZZ_S to bound it, FUZZ_SEED to repeat)
 	@echo "seed $(FUZZ_SEED)"
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_S=$(FUZZ_S) FUZZ_SEED=$(FUZZ_SEED) \
-	  $(BIN)/pytest -q tests/fuzz -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	  $(BIN)/pytest -q tests/fuzz -n $(FUZZ_WORKERS) --dist worksteal $(ARGS)
 
 # Where `make sim-long` begins, and how long it goes on. It says with which seed to go on after it.
 SIM_SEED ?= 0

@@ -26,7 +26,7 @@ from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
 from kvgrpc.core.operation import Operation
 from kvgrpc.core.transfers import Transfer
-from kvgrpc.datapath.local_rank import DataPathStatus, LocalRank, make_paths
+from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.memory import SharedMemory
 from kvgrpc.errors import (
     InvalidRequest,
@@ -97,7 +97,7 @@ class Server:
             checksums=self.config.checksums,
         )
         self._runner = Runner(self._node)
-        self._ranks = Ranks()
+        self._ranks = Ranks(UNAIDED)
         self._sessions: Sessions | None = None
         self._local: list[SharedRank] = []
         self._paths: list[DataPathStatus] = []

@@ -6,6 +6,7 @@ What it asks of its ranks is in `rank_actions`; all actions can be imported from
 from dataclasses import dataclass
 
 from kvgrpc.core.accesses import Opening, Verdict
+from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import Closing, LayerRange, Opened, ReadyPart, Settling
 from kvgrpc.core.leases import LeaseState
@@ -154,6 +155,8 @@ class PeerConnected:
 class Introduced:
     """Answer to a received handshake."""
 
+    engine: EngineDescription
+    """This one, as it was when the endpoints were made: a later memory generation has others."""
     endpoints: tuple[RankEndpoint, ...]
     protocol: int
 
@@ -247,6 +250,8 @@ class SendClose:
     incarnation: int
     """Our life that opened the access: a lead closes the accesses of its earlier lives."""
     trace: str
+    proves: bool = False
+    """It says that nothing of ours writes there any more: blocks of the peer may wait for that."""
 
 
 @dataclass(frozen=True)
@@ -301,7 +306,7 @@ class TransferChanged:
 
 @dataclass(frozen=True)
 class PullOpened:
-    """For the engine: how many tokens a pull will bring."""
+    """For the engine: how many tokens a pull will bring that waits for its blocks."""
 
     transfer_id: str
     request_id: str

@@ -102,6 +102,8 @@ def _only(blocks: Blocks, group: int, first: int, end: int) -> Blocks:
 def plan_chunks(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLayout) -> Runs:
     """What each rank moves. Raises as `plan_runs`."""
     runs = [plan_runs(source, destination, c.source, c.destination, c.layers) for c in chunks]
+    if len(runs) == 1:
+        return runs[0]
     return Runs(*(np.concatenate([getattr(some, name) for some in runs]) for name in ("src", "dst", "nbytes")))
 
 

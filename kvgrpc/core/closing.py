@@ -2,7 +2,8 @@
 
 An issuer that does not know that a reader is gone would keep its blocks until the lease runs out; one that does not
 know that a writer is gone, for ever. An issuer that was taken for dead may live and have missed nothing: its closings
-wait for it to come back.
+wait for it to come back. For one whose blocks may wait for our word that we write no more it is reached for, a few
+times: nobody else might have a reason to.
 """
 
 from dataclasses import replace
@@ -10,18 +11,22 @@ from dataclasses import replace
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import CloseAnswered, Closing
 from kvgrpc.core.moves import Move, Stage
+from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 
 RETRY_DELAY_S = 1.0
+KNOCKS = 10
+"""So often somebody who was taken for dead is reached for, each time after twice the delay: for 17 minutes."""
 
 
 class Closings:
     """Closings that no issuer has answered yet."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, peering: Peering) -> None:
         self._state = state
+        self._peering = peering
         self._sent: dict[bytes, SendClose] = {}
         self._following: dict[bytes, SendClose] = {}
         """What is to be said of an access once the closing under way is answered: an answer names no more than that."""
@@ -29,19 +34,21 @@ class Closings:
         """By address, for issuers that are still being reached; those that name a life reached it before."""
         self._parked: dict[str, dict[bytes, SendClose]] = {}
         """By life, for issuers that were taken for dead."""
+        self._knocks: dict[str, int] = {}
+        """How often those of them were reached for that may wait for a proof."""
 
     def close(self, move: Move, *, dropped: bool, message: str = "") -> None:
         """Closes a move's access. A drop is worth a connection that is under way; a failure only an access that may be
         open.
         """
-        access_id = move.access_id or (move.registration_id if move.peer else b"")
+        address = move.claims.address
+        access_id = move.access_id or (move.registration_id if address else b"")
         if not access_id:
             return
-        closing = Closing(
-            access_id, dropped, quiesced=not (move.postings or move.outlived), token=move.token, message=message
-        )
-        address = move.claims.address
-        send = SendClose(move.peer or move.asked_of, closing, self._state.incarnation, move.trace)
+        rests = not (move.postings or move.outlived)
+        closing = Closing(access_id, dropped, quiesced=rests, token=move.token, message=message)
+        peer, incarnation = move.peer or move.asked_of, self._state.incarnation
+        send = SendClose(peer, closing, incarnation, move.trace, proves=rests and move.writes)
         reached = move.stage is Stage.ENDED and access_id not in self._unsent.get(address, {})
         if move.peer or reached:
             self._tell(send)
@@ -87,16 +94,32 @@ class Closings:
         for access_id in parked:
             del self._sent[access_id]
             self._state.timers.clear(Timer.CLOSE_RETRY, access_id.hex())
-        self._parked.setdefault(peer, {}).update(parked)
+        for send in parked.values():
+            self._park(send)
 
     def peer_back(self, peer: str) -> None:
         """It shook hands again: it may still have what was opened before."""
+        self._state.timers.clear(Timer.KNOCK, peer)
+        self._knocks.pop(peer, None)
         for send in self._parked.pop(peer, {}).values():
             self._send(send)
 
     def peer_gone(self, peer: str) -> None:
         """It is forgotten."""
+        self._state.timers.clear(Timer.KNOCK, peer)
+        self._knocks.pop(peer, None)
         self._parked.pop(peer, None)
+
+    def knock(self, peer: str) -> None:
+        """Time to reach for an issuer that was taken for dead."""
+        life = self._state.peers[peer]
+        if life.replaced_by:
+            return
+        there = life.description
+        self._peering.want(there.address, there.engine_id, there.incarnation, "")
+        self._knocks[peer] += 1
+        if self._knocks[peer] < KNOCKS:
+            self._await_knock(peer)
 
     def clear(self) -> None:
         """The incarnation ends; what was sent was sent."""
@@ -104,6 +127,9 @@ class Closings:
         self._following.clear()
         self._unsent.clear()
         self._parked.clear()
+        for peer in self._knocks:
+            self._state.timers.clear(Timer.KNOCK, peer)
+        self._knocks.clear()
 
     def _tell(self, send: SendClose) -> None:
         """Tells a life now, or when it is back; not one that is forgotten."""
@@ -111,9 +137,19 @@ class Closings:
         if peer is None:
             return
         if peer.state is PeerState.DEAD:
-            self._parked.setdefault(send.peer, {})[send.closing.access_id] = send
+            self._park(send)
         else:
             self._send(send)
+
+    def _park(self, send: SendClose) -> None:
+        self._parked.setdefault(send.peer, {})[send.closing.access_id] = send
+        if send.proves:
+            self._knocks[send.peer] = 0
+            self._await_knock(send.peer)
+
+    def _await_knock(self, peer: str) -> None:
+        delay_s = RETRY_DELAY_S * 2 ** self._knocks[peer]
+        self._state.timers.set(Timer.KNOCK, peer, self._state.now + delay_s)
 
     def _send(self, send: SendClose) -> None:
         if send.closing.access_id in self._sent:

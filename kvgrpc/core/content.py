@@ -126,15 +126,17 @@ def chain(
     touching = _touching(items, len(token_ids))
     digests = []
     partial = None
+    also_in = also_at // UNIT_TOKENS if also_at % UNIT_TOKENS else -1
     sha256 = hashlib.sha256
-    for start in range(0, len(token_ids), UNIT_TOKENS):
-        if not touching and (not also_at or also_at % UNIT_TOKENS == 0):
+    for unit in range(-(-len(token_ids) // UNIT_TOKENS)):
+        start = unit * UNIT_TOKENS
+        if unit != also_in and unit not in touching:
             # As below: long prompts have thousands of units, and most have nothing but tokens in them.
             previous = sha256(previous + packed[4 * start : 4 * (start + UNIT_TOKENS)]).digest()
             digests.append(previous)
             continue
         end = min(start + UNIT_TOKENS, len(token_ids))
-        here = touching.get(start // UNIT_TOKENS, [])
+        here = touching.get(unit, [])
         if start < also_at < end:
             partial = (also_at, _digest(previous, packed, here, (start, also_at)))
         previous = _digest(previous, packed, here, (start, end))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvgrpc.core import content as contents
 from kvgrpc.core.accesses import Access, AccessState, Verdict
-from kvgrpc.core.actions import Expect, Reserved, Widened
+from kvgrpc.core.actions import Reserved, Widened
 from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import (
     Closing,
@@ -205,7 +205,7 @@ class Deliveries:
             self._replace(landing)
         peer = state.peers[access.peer]
         access.move(AccessState.OPEN)
-        state.emit(Expect(access.owner, open=True))
+        state.expect(access, open_=True)
         landing.write_access = access.id
         landing.part_epoch = opening.part_epoch
         self._table.bind(landing, peer.key)
@@ -375,7 +375,7 @@ class Deliveries:
     def _close(self, access: Access) -> None:
         state = self._state
         access.move(AccessState.CLOSED)
-        state.emit(Expect(access.owner, open=False))
+        state.expect(access, open_=False)
         kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
         state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
 

@@ -14,6 +14,8 @@ from kvgrpc.core.layout import PoolLayout, Region
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
 Ids = NDArray[np.int64]
+FEW_IDS = 64
+"""Up to so many ids, as most requests have, a loop is faster than numpy's calls."""
 TABLE_BLOCKS_PER_ID = 64
 """Ids are told apart by a table up to this size: for thousands of ids 8 to 20 times as fast as by sorting. The bound of
 the ids may come from a peer, so that a table of any size is not ours to make.
@@ -78,13 +80,30 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
     return ids
 
 
-def to_runs(ids: Ids) -> tuple[list[int], list[int]]:
+def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
     """Inverse of `expand_runs`: maximal runs of consecutive ids, in order."""
-    if not len(ids):
-        return [], []
+    if isinstance(ids, np.ndarray):
+        if len(ids) > FEW_IDS:
+            first, length = runs_of(ids)
+            return first.tolist(), length.tolist()
+        ids = ids.tolist()
+    starts, counts = list[int](), list[int]()
+    expected: int | None = None
+    for block in ids:
+        if block == expected:
+            counts[-1] += 1
+        else:
+            starts.append(block)
+            counts.append(1)
+        expected = block + 1
+    return starts, counts
+
+
+def runs_of(ids: Ids) -> tuple[Ids, Ids]:
+    """As `to_runs`, for many ids: at least one."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     edges = np.concatenate(([0], breaks, [len(ids)]))
-    return ids[edges[:-1]].tolist(), np.diff(edges).tolist()
+    return ids[edges[:-1]], np.diff(edges)
 
 
 def check_ids(ids: Ids, blocks: int, field: str) -> None:
@@ -158,13 +177,17 @@ def plan_runs(
         check_ids(src, source.groups[i].blocks, f"source group {i}")
         check_ids(dst, destination.groups[i].blocks, f"destination group {i}")
     parts = []
+    joined: dict[tuple[int, int, int, int], tuple[Ids, Ids, Ids]] = {}
     for here, there in zip(source.regions, destination.regions, strict=True):
         if layers and not holds(here, layers):
             continue
-        src, dst = source_blocks[here.group], destination_blocks[here.group]
-        parts.append(
-            _coalesce(here.offset + src * here.stride_bytes, there.offset + dst * there.stride_bytes, here.block_bytes)
-        )
+        # Which blocks are neighbours is the same in all layers of a group that are laid out alike.
+        alike = here.group, here.stride_bytes, there.stride_bytes, here.block_bytes
+        if alike not in joined:
+            src, dst = source_blocks[here.group], destination_blocks[here.group]
+            joined[alike] = _coalesce(src * here.stride_bytes, dst * there.stride_bytes, here.block_bytes)
+        at, to, nbytes = joined[alike]
+        parts.append((here.offset + at, there.offset + to, nbytes))
     if not parts:
         empty = np.empty(0, dtype=np.int64)
         return Runs(empty, empty, empty)

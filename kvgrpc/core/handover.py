@@ -180,16 +180,19 @@ class HandOver:
             self.end(lease, LeaseState.EXPIRED)
 
     def count(self, lease: Lease) -> None:
-        """Counts the consumers that are done; the last one declared ends the lease."""
+        """Counts the consumers that are done; the last one declared ends the lease. Who is done with parts of a push
+        that were replaced is done with those that replaced them.
+        """
+        transfer = self._state.transfers.find(lease.transfer_id)
+        if transfer is not None and not lease.live:
+            lease = self._state.leases.find(transfer.lease_id) or lease
         if not lease.live:
             return
         done = lease.done
         if done >= lease.consumers:
             self.end(lease, LeaseState.DONE)
-        elif lease.transfer_id:
-            transfer = self._state.transfers.get(lease.transfer_id)
-            if (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
-                self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
+        elif transfer and (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
+            self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
 
     def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None, *, cancelled: bool = False) -> None:
         """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""

@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from kvgrpc.core.accesses import Opening
-from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle
-from kvgrpc.core.chunks import Slice, batches, pieces_of, place_of, plan_chunks, slices_of
+from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle, Sum
+from kvgrpc.core.chunks import Chunk, Pieces, Slice, Summing, batches, pieces_of, place_of, plan_chunks, slices_of
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Comparing, Move, MoveTable, Stage, posting_name
@@ -19,13 +19,10 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.core.peering import Peering
 from kvgrpc.core.peers import Peer
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.sums import begin
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Phase, State, TransferPath
 from kvgrpc.errors import KVGrpcError, Reason
 
-SUMMED_BYTES = 64 * 1024 * 1024
-"""Of a slice that is summed up by itself: some milliseconds of work, which goes on beside the next slice's bytes."""
 ANSWER_BYTES = 64 * 1024
 """Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
 
@@ -110,13 +107,6 @@ class MoveSteps(ABC, Generic[M]):
 
     def moved(self, move: M) -> None:
         """Everything that was posted has moved."""
-        comparing = move.comparing
-        if comparing is not None and comparing.under_way is not None:
-            name = f"{comparing.name}.{len(comparing.here)}"
-            part = comparing.under_way
-            pieces = pieces_of(self._state.pool.pool, [(part.destination, part.layers)])
-            comparing.here.append(begin(self._state, name, pieces))
-            comparing.under_way = None
         if move.left is None:
             self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
@@ -136,8 +126,8 @@ class MoveSteps(ABC, Generic[M]):
         """Settles once the checksums of both sides are there and the same."""
         comparing = move.comparing
         assert comparing is not None
-        waits = move.left is not None or comparing.under_way is not None or any(part.left for part in comparing.here)
-        if waits or not comparing.all_there:
+        moves = move.left is not None or move.busy
+        if moves or any(part.left for part in comparing.here) or not comparing.all_there:
             return
         here, there = comparing.both()
         if comparing.error:
@@ -265,7 +255,7 @@ class MoveSteps(ABC, Generic[M]):
         )
         if state.checksums and self.operation is Operation.READ:
             most = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * len(ranks)), 1))
-            parts = slices_of(chunks, source, min(SUMMED_BYTES, state.limits.in_flight_bytes), most)
+            parts = slices_of(chunks, source, state.limits.in_flight_bytes, most)
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
             move.left = [Slice(None, part) for part in parts]
             self.ask_checksums(move)
@@ -283,15 +273,25 @@ class MoveSteps(ABC, Generic[M]):
         runs, rest = planned.split(state.limits.in_flight_bytes)
         if rest is not None:
             move.left.insert(0, Slice(rest, first.part))
-        elif move.comparing is not None:
-            move.comparing.under_way = first.part
+        name, pieces = "", None
+        if rest is None and first.part is not None:
+            name, pieces = self._summing(move, first.part)
         move.left = move.left or None
         state.turns.began(move.name, runs.total_bytes)
         move.posted_at = state.now
         for rank in range(state.pool.world_size):
             posting_id = posting_name(move.name, rank)
             self._moves.posted(move, posting_id)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills))
+            summed = None if pieces is None else Sum(rank, name, pieces)
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills, summed))
+
+    def _summing(self, move: M, part: Chunk) -> tuple[str, Pieces]:
+        """What all ranks are to sum up of what they post now, by its name."""
+        comparing = move.comparing
+        assert comparing is not None
+        name = f"{comparing.name}.{len(comparing.here)}"
+        comparing.here.append(Summing(set(range(self._state.pool.world_size))))
+        return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers)])
 
     def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
         """Where its bytes come from, and where they go."""

@@ -80,10 +80,8 @@ class Comparing:
     name: str
     asks: list[list[Chunk]]
     """What the source is asked for at once: one after the other."""
-    under_way: Chunk | None = None
-    """To be summed up when what is in flight has moved."""
     here: list[Summing] = field(default_factory=list)
-    """Part by part, as they moved."""
+    """Part by part, as they were posted."""
     there: list[tuple[bytes, ...]] = field(default_factory=list)
     """The answers so far."""
 
@@ -146,6 +144,8 @@ class Move(ABC):
     """Those that may still access memory."""
     unproved: set[str] = field(default_factory=set, kw_only=True)
     """Those of them that have ended, without proof that no access follows."""
+    writes: bool = field(default=False, kw_only=True)
+    """Its postings write into the peer's blocks."""
     outlived: bool = field(default=False, kw_only=True)
     """What one of its writes sent may still land at the peer, though nothing of it is in flight here."""
     posted_at: float = field(default=0.0, kw_only=True)
@@ -274,6 +274,12 @@ class MoveTable(Generic[M]):
         self._by_access.pop(move.access_id, None)
         move.access_id = b""
 
+    def over(self, move: M) -> None:
+        """The move waits for nothing any more, though its postings may go on."""
+        self._stepping.pop(move.name, None)
+        address = move.claims.address
+        _take_out(move.name, (self._by_address, address), (self._unmapped, address))
+
     def remove(self, move: M) -> None:
         """Forgets a move."""
         del self._by_name[move.name]
@@ -364,9 +370,14 @@ class MoveTable(Generic[M]):
 
     def _leave(self, move: M) -> None:
         address = move.claims.address
-        for index, name in ((self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer)):
-            moves = index.get(name)
-            if moves is not None:
-                moves.pop(move.name, None)
-                if not moves:
-                    del index[name]
+        _take_out(move.name, (self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer))
+
+
+def _take_out(name: str, *places: tuple[dict[str, dict[str, M]], str]) -> None:
+    """A move's name, from each index and its row there; no row is left empty."""
+    for index, row in places:
+        moves = index.get(row)
+        if moves is not None:
+            moves.pop(name, None)
+            if not moves:
+                del index[row]

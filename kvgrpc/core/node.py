@@ -99,7 +99,7 @@ class Node:
         self.handover = HandOver(self.state)
         self._lives = Lives(self.state)
         self._peering = Peering(self.state, self._lives)
-        closings = Closings(self.state)
+        closings = Closings(self.state, self._peering)
         self._pulls = Pulls(self.state, self._peering, self._lives, closings)
         self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
         self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes)

@@ -7,7 +7,7 @@ bounded time. What waits is found by what it misses, so that an event looks only
 from dataclasses import dataclass
 
 from kvgrpc.core.accesses import Access, AccessState, Opening
-from kvgrpc.core.actions import Expect, Openings
+from kvgrpc.core.actions import Openings
 from kvgrpc.core.content import check
 from kvgrpc.core.delivering import Deliveries
 from kvgrpc.core.events import OpenAccess, Opened
@@ -199,7 +199,7 @@ class OpenAccesses:
         lease.opened(access.id, access.consumer)
         blocks = tuple(ids for _, ids in self._opened(access, lease).blocks)
         state.pins.add(access.owner, PinKind.ACCESS, blocks, state.now)
-        state.emit(Expect(access.owner, open=True))
+        state.expect(access, open_=True)
         if not lease.transfer_id:
             return
         transfer = state.transfers.get(lease.transfer_id)

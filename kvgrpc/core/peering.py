@@ -142,7 +142,7 @@ class Peering:
             assert isinstance(shake, Admission)
             self._state.timers.clear(Timer.ADMIT, shake.key)
             shake.peer.told = generation
-            self._state.reply(shake.call_id, Introduced(shake.endpoints(), shake.protocol))
+            self._state.reply(shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol))
 
     def mapped(self, event: PeerMapped) -> None:
         """A rank tried to reach its peer."""

@@ -75,6 +75,7 @@ class PullEnds:
         if not closed:
             self._closings.close(pull, dropped=dropped, message=failure.message)
         pull.move(Stage.ENDED)
+        self._pulls.over(pull)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if pull.busy:
             if not pull.moves_nothing:

@@ -65,8 +65,8 @@ class PullSteps(MoveSteps[Pull]):
             waiting_for="blocks" if pull.destination is None else "step",
             peer_transfer_id=opened.transfer_id,
         )
-        state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, pull.claim.tokens))
         if pull.destination is None:
+            state.tell(transfer.owner, PullOpened(transfer.id, transfer.request_id, pull.claim.tokens))
             state.timers.clear(Timer.QUEUE, pull.name)
             state.timers.set(Timer.BLOCKS, pull.name, transfer.created + state.limits.lease_cap_s)
         self.renewals.start(pull)

@@ -166,6 +166,9 @@ class Pulls(Moving[Pull]):
         if timer is Timer.CLOSE_RETRY:
             self._closings.due(name)
             return
+        if timer is Timer.KNOCK:
+            self._closings.knock(name)
+            return
         pull = self._table.find(name)
         assert pull is not None
         if timer is Timer.RENEW:

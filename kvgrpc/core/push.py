@@ -75,7 +75,6 @@ class Registration(Move):
     push: Push = field(kw_only=True)
     reverse_id: bytes = field(kw_only=True)
     """The READ access for the destination, should it move the bytes."""
-    writes: bool = False
     opened: Opened | None = None
     progress: Progress | None = None
     """How far the destination's target is filled, where this side moves."""

@@ -6,7 +6,7 @@ or dies, is a consumer that is done, if the hand-over says so (RELEASE).
 """
 
 from kvgrpc.core.accesses import AccessState
-from kvgrpc.core.actions import BlocksReturned, Expect, Failed, PartsReturned
+from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
 from kvgrpc.core.closing import Closings
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.handover import HandOver
@@ -47,13 +47,16 @@ class PushEnds:
             self._pushes.drop_access(move)
         failure = move_failure(move, reason, message, rank)
         self._over(move, failure.message)
-        push = move.push
-        push.trouble = f"engine {move.claims.engine_id}: {message}"
+        self.failed(move.push, move.claims.engine_id, reason, message)
+
+    def failed(self, push: Push, engine_id: str, reason: Reason, message: str) -> None:
+        """A destination takes nothing of a push, or nothing more."""
+        push.trouble = f"engine {engine_id}: {message}"
         lease = self._state.leases.find(push.lease_id)
         if reason in GAVE_UP:
-            push.dropped.add(move.claims.engine_id)
+            push.dropped.add(engine_id)
             if lease is not None and lease.on_abort is OnAbort.RELEASE:
-                push.finished.add(move.claims.engine_id)
+                push.finished.add(engine_id)
         if lease is not None:
             lease.trouble = push.trouble
             self._handover.count(lease)
@@ -185,6 +188,7 @@ class PushEnds:
             self._closings.close(move, dropped=True, message=message)
         self._shut(move, Reason.LEASE_RELEASED)
         move.move(Stage.ENDED)
+        self._pushes.over(move)
         if not move.postings:
             self._state.pins.drop(move.name, PinKind.ACCESS)
             self._pushes.remove(move)
@@ -196,7 +200,7 @@ class PushEnds:
             self._handover.outdate(access, reason)
             if move.stage not in AT_ISSUER:  # the destination never learned of it
                 access.move(AccessState.CLOSED)
-                self._state.emit(Expect(access.owner, open=False))
+                self._state.expect(access, open_=False)
                 forget = self._state.now + self._state.limits.settle_timeout_s
                 self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), forget)
 

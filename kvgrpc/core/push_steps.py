@@ -7,7 +7,7 @@ What it has in common with a pull is in `move_steps`; ends are in `push_ends`.
 """
 
 from kvgrpc.core.accesses import Access, AccessState, Opening
-from kvgrpc.core.actions import Expect, SendParts
+from kvgrpc.core.actions import SendParts
 from kvgrpc.core.compatibility import READS_PUSHES
 from kvgrpc.core.events import Opened
 from kvgrpc.core.handover import HandOver
@@ -187,7 +187,7 @@ class PushSteps(MoveSteps[Registration]):
         lease.opened(access.id, access.consumer)
         nothing = tuple(ids[:0] for ids in lease.blocks)
         state.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
-        state.emit(Expect(access.owner, open=True))
+        state.expect(access, open_=True)
 
     def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> Opening:
         reverse = b"" if move.writes else move.reverse_id

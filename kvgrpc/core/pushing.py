@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvgrpc.core.accesses import Access
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
+from kvgrpc.core.calls import Call
 from kvgrpc.core.closing import Closings
 from kvgrpc.core.content import Content
 from kvgrpc.core.events import Closing, FinishedBlocks, Opened, PartsAnswered, RegisterPush, Settling
@@ -29,7 +30,7 @@ from kvgrpc.core.push_steps import PushSteps
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
-from kvgrpc.errors import AlreadyExists, InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 
 
 class Pushes(Moving[Registration]):
@@ -60,10 +61,8 @@ class Pushes(Moving[Registration]):
             return
         state.check_key(claims.transfer_key)
         if push is None:
-            self._check_alone(claims.transfer_key)
-            state.check_open()
-            state.check_room()
-            push = self._new(event, claims.transfer_key, "parts")
+            self._check_new(claims.transfer_key)
+            push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
         else:
             self._check_wanted(push)
         move = self._add(push, event, claims)
@@ -93,7 +92,7 @@ class Pushes(Moving[Registration]):
             state.reply(event.call.id, HandedOver(self._handover.view(lease), None, b""))
             return
         if push is None:
-            push = self._new(event, event.key, "registration")
+            push = self._new(event.call, event.request_id, event.key, "registration")
         if first:
             self._begin_epoch(push, event, parts, content, lease)
         parts.add(part)
@@ -150,10 +149,12 @@ class Pushes(Moving[Registration]):
         elif push is not None:
             self._push_ends.start_over(push, LeaseState.VOIDED)
 
-    def refused(self, peer: str, row: Closing) -> bool:
+    def refused(self, call: Call, peer: str, row: Closing) -> bool:
         """The destination ends an access that we opened there. False: it is none of ours."""
         move = self._table.of_access(row.access_id) or self._pushes.with_token(row.token)
-        if move is None or peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
+        if move is None:
+            return row.dropped and self._never_comes(call, peer, row)
+        if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
             return False
         if move.stage is not Stage.ENDED:
             reason = Reason.CANCELLED if row.dropped else Reason.PEER_FAILED
@@ -234,14 +235,14 @@ class Pushes(Moving[Registration]):
             if (move.posted if move.stage in AT_ISSUER else move.postings and pins.has(move.name, PinKind.ACCESS))
         }
 
-    def _new(self, event: RegisterPush | FinishedBlocks, key: bytes, waiting_for: str) -> Push:
+    def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
         state = self._state
         transfer = state.create(
             direction=Direction.SEND,
             key=key,
-            owner=event.call.principal,
-            request_id=event.request_id,
-            trace=event.call.trace,
+            owner=call.principal,
+            request_id=request_id,
+            trace=call.trace,
             waiting_for=waiting_for,
             phases=(Phase("rendezvous", state.now),),
             consumers=1,
@@ -250,6 +251,24 @@ class Pushes(Moving[Registration]):
         self._pushes.begin(push)
         state.timers.set(Timer.REGISTRATION, transfer.id, state.now + state.limits.registration_timeout_s)
         return push
+
+    def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
+        """A destination dropped its reservation before it was registered here. False: that row is of none."""
+        state = self._state
+        try:
+            claims = read_claims(row.token)
+            if claims.access is not AccessKind.WRITE or peer != peer_key(claims.engine_id, claims.incarnation):
+                return False
+            state.check_key(claims.transfer_key)
+            push = self._pushes.with_key(claims.transfer_key)
+            if push is None:
+                self._check_new(claims.transfer_key)
+        except KVGrpcError:
+            return False
+        if push is None:
+            push = self._new(call, "", claims.transfer_key, "parts")
+        self._push_ends.failed(push, claims.engine_id, Reason.CANCELLED, row.message or "it gave up")
+        return True
 
     def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
         assert len(event.access_id) == len(event.reverse_access_id) == ACCESS_ID_BYTES, "the event has random ids"
@@ -292,11 +311,13 @@ class Pushes(Moving[Registration]):
             self._ends.fail_with(move, Reason.TRANSFER_EXISTS, message)
         self._handover.count(lease)
 
-    def _check_alone(self, key: bytes) -> None:
+    def _check_new(self, key: bytes) -> None:
+        """Raises what refuses another push."""
         if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
-            raise PreconditionFailed(
-                Reason.WAITS_FOR_MISMATCH, "blocks were handed over to readers under this transfer key"
-            )
+            other = "blocks were handed over to readers under this transfer key"
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, other)
+        self._state.check_open()
+        self._state.check_room()
 
     def _check_again(self, push: Push, known: Registration) -> None:
         """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
@@ -311,22 +332,18 @@ class Pushes(Moving[Registration]):
         if len(push.registrations) >= most:
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{most} destinations came for this push already")
         if push.content is not None and len(push.live) >= push.consumers - len(push.finished):
-            raise AlreadyExists(
-                Reason.TRANSFER_EXISTS, f"this push has as many destinations as it declared: {push.consumers}"
-            )
+            declared = f"this push has as many destinations as it declared: {push.consumers}"
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, declared)
 
     def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Parts, Part, Content]:
         """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
         state = self._state
         state.check_key(event.key)
         if push is None:
-            self._check_alone(event.key)
-            state.check_open()
-            state.check_room()
+            self._check_new(event.key)
         elif event.part_epoch < push.part_epoch:
-            raise PreconditionFailed(
-                Reason.PREEMPTED, f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
-            )
+            replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
+            raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > state.limits.registrations:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")

@@ -49,6 +49,8 @@ class Post:
     operation: Operation = Operation.READ
     fills: str = ""
     """The peer's transfer whose blocks are filled, of a WRITE."""
+    sum: "Sum | None" = None
+    """Blocks of a READ that are there when it is DONE: the rank sums them up as they arrive."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Expect:
     open: bool
     writes: bool = False
     """It may write, or it is not proved that it does not: the memory is not at rest."""
+    paths: tuple[str, ...] = ()
+    """The data paths over which it says it will; empty: not known."""
 
 
 @dataclass(frozen=True)

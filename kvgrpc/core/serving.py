@@ -4,7 +4,8 @@ A verdict is given once. What an access meant for its lease is decided when it c
 """
 
 from kvgrpc.core.accesses import Access, AccessState, Opening, Verdict
-from kvgrpc.core.actions import Closings, Expect, Verdicts
+from kvgrpc.core.actions import Closings, Verdicts
+from kvgrpc.core.calls import Call
 from kvgrpc.core.delivering import Deliveries
 from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
 from kvgrpc.core.grants import Access as AccessKind
@@ -58,7 +59,7 @@ class Serving:
         for row in event.closings:
             self._deliveries.quiesced(event.engine_id, row)
         peer = self._caller(event.engine_id, event.incarnation)
-        rows = tuple(self._close_row(peer, row) for row in event.closings)
+        rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
     def checksum(self, event: ChecksumBlocks) -> None:
@@ -143,7 +144,7 @@ class Serving:
         self.spent.clear()
         for access in self._state.accesses.values():
             if access.held:
-                self._state.emit(Expect(access.owner, open=False))
+                self._state.expect(access, open_=False)
 
     def _caller(self, engine_id: str, incarnation: int) -> Peer:
         peer = self._state.peers.get(peer_key(engine_id, incarnation))
@@ -173,10 +174,10 @@ class Serving:
             self._close(access, received=verdict.valid)
         return verdict
 
-    def _close_row(self, peer: Peer, row: Closing) -> bool:
+    def _close_row(self, call: Call, peer: Peer, row: Closing) -> bool:
         access = self._state.accesses.get(row.access_id)
         if access is None:
-            if not self._pushes.refused(peer.key, row):
+            if not self._pushes.refused(call, peer.key, row):
                 self._tombstone(peer, row)
             return False
         if access.peer != peer.key:
@@ -221,7 +222,7 @@ class Serving:
             return
         if access.held:
             state.pins.drop(access.owner, PinKind.ACCESS)
-            state.emit(Expect(access.owner, open=False))
+            state.expect(access, open_=False)
             kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
         else:
             self._openings.dismiss(access, PreconditionFailed(Reason.ACCESS_CLOSED, "its opener closed this access"))
@@ -233,6 +234,7 @@ class Serving:
             return
         lease = state.leases.find(access.lease_id)
         if lease is not None:
+            lease.closed(access.id)
             if message:
                 lease.trouble = f"engine {access.consumer}: {message}"
             self._pushes.reader_gone(access, message, received=received)

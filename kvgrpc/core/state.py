@@ -15,6 +15,7 @@ from kvgrpc.core.actions import (
     Allocated,
     Answer,
     EngineNews,
+    Expect,
     GaveUp,
     HandedOver,
     Pulling,
@@ -122,6 +123,10 @@ class NodeState:
 
     def emit(self, action: Action) -> None:
         self.actions.append(action)
+
+    def expect(self, access: Access, *, open_: bool) -> None:
+        """The opener of an access may access our memory from now on, or no longer."""
+        self.emit(Expect(access.owner, open=open_, paths=access.opening.data_paths))
 
     def reply(self, call_id: int, answer: Answer) -> None:
         """Answers a call, and all that joined it."""

@@ -24,6 +24,7 @@ class Timer(Enum):
     SETTLE_RETRY = "settle_retry"
     OPEN_RETRY = "open_retry"
     CLOSE_RETRY = "close_retry"
+    KNOCK = "knock"
     RENEW = "renew"
     REGISTRATION = "registration"
     PARTS_RETRY = "parts_retry"

@@ -6,7 +6,7 @@ which is data, here; state and memory are two independent things: "it is over" a
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NotRequired, TypedDict, Unpack
 
@@ -176,7 +176,8 @@ class Transfer:
         """The phases with the running one ended."""
         if not self.phases or self.phases[-1].end is not None:
             return self.phases
-        return (*self.phases[:-1], replace(self.phases[-1], end=now))
+        last = self.phases[-1]
+        return (*self.phases[:-1], Phase(last.name, last.start, now))
 
 
 class NewTransfer(TypedDict):

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.operation import Operation
@@ -10,27 +11,40 @@ from kvgrpc.datapath.addresses import check_runs, slices
 from kvgrpc.datapath.base import Posting, PostingState
 from kvgrpc.datapath.links import Link, text
 from kvgrpc.datapath.reports import PostingEnded
+from kvgrpc.datapath.sums import Arrival
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
+_Slice = tuple[Runs, Callable[[], None] | None]
+_NOTHING: tuple[None, None] = None, None
+
+
+@dataclass(frozen=True, eq=False)
+class Submission:
+    """What is to be moved: see `Mover.post`."""
+
+    posting: str
+    peer: str
+    runs: Runs
+    operation: Operation
+    arrival: Arrival | None
 
 
 class Flight:
-    """One posting: moved as a whole, or in slices at the pace of a cap.
+    """One posting: moved as a whole, or in slices at the pace of a cap, or of what is summed up when it is there.
 
     Raises DataPathFailed when the link does not move bytes that way, or a run lies outside either
     memory: all runs are checked before the first slice moves.
     """
 
-    def __init__(
-        self, posting: str, link: Link, operation: Operation, runs: Runs, own_bytes: int, pace: Pace | None
-    ) -> None:
+    def __init__(self, asked: Submission, link: Link, own_bytes: int, pace: Pace | None) -> None:
+        runs, operation = asked.runs, asked.operation
         link.check_offers(operation)
         reads = operation is Operation.READ
         check_runs(runs, *((link.peer_bytes, own_bytes) if reads else (own_bytes, link.peer_bytes)))
         self.operation = operation
-        self.posting = posting
+        self.posting = asked.posting
         self.link = link
         self.wake: Callable[[], None] = lambda: None
         self.start_at: float | None = None
@@ -38,9 +52,12 @@ class Flight:
         self.news_at: float | None = None
         """When the slice under way was started; None while there is none."""
         self._pace = pace
-        whole: Sequence[Runs] = (runs,)
-        self._slices: Iterator[Runs] = iter(whole if pace is None else slices(runs, pace.slice_bytes))
-        self._next = next(self._slices, None)
+        self._arrival = asked.arrival
+        self._together = None if asked.arrival is None or pace is not None else link.together(asked.arrival, runs)
+        self._slices = self._cut(runs)
+        self._next: Runs | None
+        self._arrived: Callable[[], None] | None
+        self._next, self._arrived = next(self._slices, _NOTHING)
         self._current: Posting | None = None
         self._current_bytes = 0
         self._nbytes = 0
@@ -53,6 +70,9 @@ class Flight:
                 ended = self._look()
                 if ended is not None or self._current is not None:
                     return ended
+                if self._next is not None and self._pace is None:
+                    self.wake()  # others get a turn first
+                    return None
             if self._next is None:
                 return self._end(PostingState.DONE)
             if self._pace is not None and self.start_at is None:
@@ -76,7 +96,10 @@ class Flight:
         self.start_at = None
         self._next = None
         try:
-            self._current = self.link.start(runs, self.operation, self.wake)
+            if self._together is not None:
+                self._current = self.link.read_and_sum(*self._together, self.wake)
+            else:
+                self._current = self.link.start(runs, self.operation, self.wake)
         except KVGrpcError as error:
             return self._end(PostingState.FAILED, error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
@@ -105,8 +128,18 @@ class Flight:
             return self._end(PostingState.FAILED, error)
         self._current = None
         self._nbytes += self._current_bytes
-        self._next = next(self._slices, None)
+        if self._arrived is not None:
+            self._arrived()
+        self._next, self._arrived = next(self._slices, _NOTHING)
         return None
+
+    def _cut(self, runs: Runs) -> Iterator[_Slice]:
+        """What moves by itself, and what to call when it is there."""
+        arrival = None if self._together is not None else self._arrival
+        parts: Iterable[_Slice] = ((runs, None),) if arrival is None else arrival.slices(runs)
+        for part, arrived in parts:
+            pieces = [part] if self._pace is None else list(slices(part, self._pace.slice_bytes))
+            yield from ((piece, arrived if i == len(pieces) else None) for i, piece in enumerate(pieces, 1))
 
     def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
         self.link.lost |= not quiesced

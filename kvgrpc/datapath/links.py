@@ -28,6 +28,7 @@ from kvgrpc.datapath.base import (
 )
 from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
+from kvgrpc.datapath.sums import Arrival, Job, SummingRemote, Work
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
@@ -84,6 +85,15 @@ class Link:
             return self._remote.read(runs, wake)
         assert isinstance(self._remote, WritableRemote)  # see check_offers
         return self._remote.write(runs, wake)
+
+    def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
+        """What reads these runs and sums them up; None where they are to be summed up when they are there."""
+        return arrival.together(runs, self._remote.source) if isinstance(self._remote, SummingRemote) else None
+
+    def read_and_sum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
+        """Does what `together` returned."""
+        assert isinstance(self._remote, SummingRemote)
+        return self._remote.read_and_sum(job, works, wake)
 
     def take_process(self) -> PeerProcess | None:
         """The process of the peer, for whoever waits for its end, and closes it then; once."""

@@ -9,6 +9,7 @@ from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.events import Event
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.rank_actions import Sum
 from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
@@ -19,6 +20,9 @@ _log = logging.getLogger(__name__)
 
 DataPathStatus = tuple[str, bool, str]
 """Name, whether it can be used, why or why not."""
+
+UNAIDED = frozenset({"shm", "cma", "loopback"})
+"""Data paths over which peers read without any help of the rank that is read."""
 
 _KEPT: list[SharedMemory | PrivateMemory] = []
 """What is not at rest although its rank was closed."""
@@ -93,8 +97,9 @@ class LocalRank:
     def unmap_peer(self, peer: str, *, watch: bool = False) -> None:
         self._mover.disconnect(peer, watch=watch)
 
-    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
-        self._mover.post(posting_id, peer, runs, operation)
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None = None) -> None:
+        arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
+        self._mover.post(posting_id, peer, runs, operation, arrival)
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         if not self._makes_progress:

@@ -25,10 +25,11 @@ from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
 from kvgrpc.datapath import links
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, WrittenByPeers
-from kvgrpc.datapath.flight import Flight
+from kvgrpc.datapath.flight import Flight, Submission
 from kvgrpc.datapath.links import Attempt, Links
 from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.reports import Disconnected, Offered, PostingEnded, Rekeyed, Report
+from kvgrpc.datapath.sums import Arrival
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 
@@ -106,16 +107,18 @@ class Mover:
         """
         self._enqueue(partial(self._links.connect, Attempt(peer, endpoint, list(allowed), attempt)))
 
-    def post(self, posting: str, peer: str, runs: Runs, operation: Operation = Operation.READ) -> None:
+    def post(
+        self, posting: str, peer: str, runs: Runs, operation: Operation = Operation.READ, arrival: Arrival | None = None
+    ) -> None:
         """Reads the peer's `runs.src` into `runs.dst`, or writes the own into the peer's; `PostingEnded`, always.
 
-        A write fails where the data path to that peer offers none. Raises AlreadyExists while a posting
-        of that name has not ended.
+        What is read is summed up for `arrival`. A write fails where the data path to that peer offers none.
+        Raises AlreadyExists while a posting of that name has not ended.
         """
         with self._lock:
             if posting in self._postings:
                 raise AlreadyExists(Reason.ACCESS_REUSED, f"posting {posting} has not ended")
-            self._admit(partial(self._post, posting, peer, runs, operation))
+            self._admit(partial(self._post, Submission(posting, peer, runs, operation, arrival)))
             self._postings.add(posting)
 
     def disconnect(self, peer: str, *, watch: bool = False) -> None:
@@ -282,19 +285,19 @@ class Mover:
                 endpoint = outcome
         self._report(Offered(key, endpoint, tuple(left_out)))
 
-    def _post(self, posting: str, peer: str, runs: Runs, operation: Operation) -> None:
-        link = self._links.get(peer)
+    def _post(self, asked: Submission) -> None:
+        link = self._links.get(asked.peer)
         if link is None:
-            self._refuse(posting, f"the peer {peer} is not connected")
+            self._refuse(asked.posting, f"the peer {asked.peer} is not connected")
             return
         try:
-            item = Flight(posting, link, operation, runs, self._memory_bytes, self._pace)
+            item = Flight(asked, link, self._memory_bytes, self._pace)
         except DataPathFailed as error:
-            self._refuse(posting, error.message)
+            self._refuse(asked.posting, error.message)
             return
         item.wake = partial(self._inbox.put, partial(self._turn, item))
         link.flights += 1
-        self._flights[posting] = item
+        self._flights[asked.posting] = item
         self._turn(item)
 
     def _refuse(self, posting: str, why: str) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import hmac
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,13 @@ from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint, Segment, ShmEndpoint
 from kvgrpc.datapath import copying
 from kvgrpc.datapath.addresses import check_runs, groups, to_rows
-from kvgrpc.datapath.base import DataPathUnavailable, Memory
+from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.descriptor_socket import DescriptorServer, fetch_descriptor
 from kvgrpc.datapath.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
 from kvgrpc.datapath.process import ProcessEnd
+from kvgrpc.datapath.sums import Job, Work
 
 CONNECT_S = 2.0
 """Longest wait for the peer's descriptor."""
@@ -121,7 +122,7 @@ class ShmRemote:
     ) -> None:
         self._mapping = mapping
         self.process = process
-        self._source = (Segment(int(np.frombuffer(mapping, np.uint8).ctypes.data), nbytes),)
+        self.source: tuple[Segment, ...] = (Segment(int(np.frombuffer(mapping, np.uint8).ctypes.data), nbytes),)
         self._nbytes = nbytes
         self._destination = destination
         self._destination_bytes = memory_bytes(destination)
@@ -140,7 +141,7 @@ class ShmRemote:
         check_runs(runs, self._nbytes, self._destination_bytes)
         total = runs.total_bytes
         piece = piece_bytes(total, self._crew.size)
-        rows = to_rows(runs, self._source, self._destination, piece)
+        rows = to_rows(runs, self.source, self._destination, piece)
         method = self._method or copying.best(total / max(len(rows), 1))
         copy = copying.copier(method)
         if copy is None:
@@ -152,6 +153,16 @@ class ShmRemote:
             copy(rows[first:end])
 
         posting = PiecesPosting(len(ranges), copy_piece, wake)
+        self._crew.start(posting)
+        return posting
+
+    def read_and_sum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
+        def copy_piece(i: int) -> None:
+            job.run(works[i])
+            if job.error:
+                raise DataPathFailed(job.error)
+
+        posting = PiecesPosting(len(works), copy_piece, wake)
         self._crew.start(posting)
         return posting
 

@@ -1,18 +1,31 @@
-"""The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them."""
+"""The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them.
+
+What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
+sums up what it has just copied (`SummingRemote`); else the posting moves in slices, each summed up beside the next.
+"""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Ids
-from kvgrpc.datapath.base import Memory
-from kvgrpc.datapath.crc32c import Plan, Summer
+from kvgrpc.core.descriptors import Ids, Runs
+from kvgrpc.core.endpoints import Segment
+from kvgrpc.datapath.addresses import groups
+from kvgrpc.datapath.base import Memory, Posting
+from kvgrpc.datapath.crc32c import Summer
+from kvgrpc.datapath.crc32c import Sums as Values
 from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
+
+Work = Callable[[], None]
+ARRIVED_BYTES = 32 << 20
+"""Of a slice of a posting: some milliseconds of copying. See docs/performance.md for others."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,55 +57,185 @@ class Sums:
     def start(self, name: str, pieces: Pieces) -> None:
         """Never blocks. Pieces that do not lie in the memory are an error of the report."""
         try:
-            summer = self._summer = self._summer or Summer(self._memory.segments)
+            summer = self._made()
             pieces, places = in_order_of_addresses(pieces)
-            plan = summer.plan(pieces)
+            values = _zeros(pieces)
+            plan = summer.plan(pieces, values)
         except KVGrpcError as error:
             self._report(Summed(name, b"", error.message))
             return
-        if not plan.slices:
-            self._report(Summed(name, b""))
-            return
-        job = _Job(name, summer, plan, places, self._report)
+        works = [partial(plan.sum, first, end) for first, end in plan.slices]
+        job = Job(name, values, len(works), self._report, places)
+        for work in works:
+            self._submit(job, work)
+
+    def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
+        """What a posting brings; reported when all of it was summed up, and not if it fails. None, and reported at
+        once, where nothing can be summed up.
+        """
         try:
-            for first, end in plan.slices:
-                self._threads.submit(job.run, first, end)
-        except RuntimeError:  # closed: nobody is left to care
-            _log.debug("the rank is closed; %s is not summed up", name)
+            return Arrival(name, pieces, self._made(), self._submit, self._report)
+        except KVGrpcError as error:
+            self._report(Summed(name, b"", error.message))
+            return None
 
     def close(self) -> None:
         """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    def _made(self) -> Summer:
+        self._summer = self._summer or Summer(self._memory.segments)
+        return self._summer
 
-class _Job:
-    """What was asked for once, slice by slice."""
-
-    def __init__(self, name: str, summer: Summer, plan: Plan, places: Ids, report: Callable[[Summed], None]) -> None:
-        self._name = name
-        self._summer = summer
-        self._plan = plan
-        self._places = places
-        self._report = report
-        self._lock = threading.Lock()
-        self._left = len(plan.slices)
-        self._error = ""
-
-    def run(self, first: int, end: int) -> None:
-        """Sums up one slice; the last one to end reports."""
+    def _submit(self, job: "Job", work: Work) -> None:
         try:
-            self._summer.sum(self._plan, first, end)
+            self._threads.submit(job.run, work)
+        except RuntimeError:  # closed: nobody is left to care
+            _log.debug("the rank is closed; %s is not summed up", job.name)
+
+
+class Arrival:
+    """Sums of the blocks that one posting brings. Used by the mover's thread only: one of `together` and `slices`."""
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Pieces,
+        summer: Summer,
+        submit: Callable[["Job", Work], None],
+        report: Callable[[Summed], None],
+    ) -> None:
+        self._name = name
+        self._pieces = pieces
+        self._summer = summer
+        self._submit = submit
+        self._report = report
+
+    def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
+        """The work of copying and summing up at once, for who can address the source.
+
+        None where the runs are not just what is to be summed up. Raises DataPathFailed for pieces out of range.
+        """
+        offsets = sources_of(self._pieces, runs)
+        if offsets is None:
+            return None
+        values = _zeros(self._pieces)
+        plan = self._summer.plan(self._pieces, values, offsets, source)
+        works: list[Work] = [partial(plan.sum, first, end) for first, end in plan.slices]
+        return Job(self._name, values, len(works), self._report), works
+
+    def slices(self, runs: Runs) -> "Iterator[tuple[Runs, Callable[[], None]]]":
+        """The same bytes in slices of whole sums, and what to call when each is there. Raises DataPathFailed for
+        pieces out of range.
+        """
+        self._summer.check(self._pieces)
+        offsets, values = sources_of(self._pieces, runs), _zeros(self._pieces)
+        parts = [self._pieces] if offsets is None else _cut(self._pieces, ARRIVED_BYTES)
+        job = Job(self._name, values, len(parts), self._report)
+        piece = number = 0
+        for part in parts:
+            after, last = piece + len(part.offsets), number + len(part.counts)
+            work = partial(self._sum, part, values[number:last])
+            moved = runs if offsets is None else _joined(Runs(offsets[piece:after], part.offsets, part.nbytes))
+            yield moved, partial(self._submit, job, work)
+            piece, number = after, last
+
+    def _sum(self, pieces: Pieces, into: Values) -> None:
+        plan = self._summer.plan(pieces, into)
+        plan.sum(0, len(plan.rows))
+
+
+def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
+    """Where each piece comes from; None unless the runs bring just these pieces, none of them in two."""
+    if np.array_equal(pieces.offsets, runs.dst) and np.array_equal(pieces.nbytes, runs.nbytes):
+        return runs.src
+    if not len(runs) or runs.total_bytes != int(pieces.nbytes.sum()):
+        return None
+    # Both in order: to look up thousands of offsets in an order of their own takes six times as long.
+    order, wanted = np.argsort(runs.dst), np.argsort(pieces.offsets)
+    run = np.empty(len(wanted), dtype=np.int64)
+    run[wanted] = order[np.maximum(np.searchsorted(runs.dst[order], pieces.offsets[wanted], side="right") - 1, 0)]
+    skipped = pieces.offsets - runs.dst[run]
+    if ((skipped < 0) | (skipped + pieces.nbytes > runs.nbytes[run])).any():
+        return None
+    sources: Ids = runs.src[run] + skipped
+    return sources
+
+
+def _zeros(pieces: Pieces) -> Values:
+    return np.zeros(len(pieces.counts), dtype=np.uint32)
+
+
+def _cut(pieces: Pieces, most: int) -> list[Pieces]:
+    """The same sums in lists of about so many bytes."""
+    last = np.cumsum(pieces.counts)
+    ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[last]
+    found, first = [], 0
+    for _, end in groups(np.diff(ends, prepend=0), most, max(len(last), 1)):
+        taken = slice(int(last[first - 1]) if first else 0, int(last[end - 1]))
+        found.append(Pieces(pieces.offsets[taken], pieces.nbytes[taken], pieces.counts[first:end]))
+        first = end
+    return found
+
+
+def _joined(runs: Runs) -> Runs:
+    """The same bytes in the order of where they go, in as few runs as possible."""
+    order = np.argsort(runs.dst)
+    src, dst, nbytes = runs.src[order], runs.dst[order], runs.nbytes[order]
+    ends = np.cumsum(nbytes)
+    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1])
+    first = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+    lasts = np.append(first[1:], len(src)) - 1
+    return Runs(src[first], dst[first], np.diff(ends[lasts], prepend=0))
+
+
+class Job:
+    """What was asked for once, in pieces of work. Without any it is over when it is made."""
+
+    def __init__(
+        self, name: str, values: Values, works: int, report: Callable[[Summed], None], places: Ids | None = None
+    ) -> None:
+        self.name = name
+        self.error = ""
+        self._values = values
+        """What the work fills; sum i is the one that was asked for as number `places[i]`; None: as number i."""
+        self._left = works
+        self._report = report
+        self._places = places
+        self._lock = threading.Lock()
+        if not works:
+            report(Summed(name, b""))
+
+    def run(self, work: Work) -> None:
+        """One piece of it; the last one to end reports."""
+        try:
+            work()
         except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
-            _log.exception("%s could not be summed up", self._name)
-            self._error = self._error or f"{type(error).__name__}: {error}"
+            _log.exception("%s could not be summed up", self.name)
+            self.error = self.error or f"{type(error).__name__}: {error}"
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
-            self._report(Summed(self._name, b"" if self._error else self._values(), self._error))
+            self._report(Summed(self.name, b"" if self.error else self._in_order(), self.error))
 
-    def _values(self) -> bytes:
+    def _in_order(self) -> bytes:
         """In the order in which they were asked for; uint32, little-endian."""
-        values = np.empty(len(self._places), dtype="<u4")
-        values[self._places] = self._plan.values
+        values = self._values.astype("<u4")
+        if self._places is not None:
+            values[self._places] = self._values
         return values.tobytes()
+
+
+@runtime_checkable
+class SummingRemote(Protocol):
+    """A `Remote` whose peer's memory this process can address: it sums up what it has just copied."""
+
+    @property
+    def source(self) -> Sequence[Segment]:
+        """The peer's memory, by addresses of this process."""
+        ...
+
+    def read_and_sum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
+        """As `Remote.read` of the runs that this was made of (`Arrival.together`), which copies them, too."""
+        ...

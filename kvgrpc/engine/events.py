@@ -10,7 +10,9 @@ from kvgrpc.errors import Reason
 
 @dataclass(frozen=True)
 class PullOpened:
-    """The source said yes: `use_tokens` tokens of KV will come."""
+    """The source said yes, and the pull waits for its blocks: `use_tokens` tokens of KV will come. One that had them by
+    then is not spoken of before its end.
+    """
 
     transfer: Pull
     use_tokens: int

@@ -182,19 +182,8 @@ def check_key(transfer_key: bytes) -> None:
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:
-    """Ids as maximal runs of consecutive ones. A list of tens of ids is faster in a loop than as an array."""
-    if isinstance(ids, np.ndarray):
-        starts, counts = to_runs(ids)
-        return common_pb2.BlockRuns(starts=starts, counts=counts)
-    starts, counts = list[int](), list[int]()
-    expected: int | None = None
-    for block in ids:
-        if block == expected:
-            counts[-1] += 1
-        else:
-            starts.append(block)
-            counts.append(1)
-        expected = block + 1
+    """Ids as maximal runs of consecutive ones."""
+    starts, counts = to_runs(ids)
     return common_pb2.BlockRuns(starts=starts, counts=counts)
 
 

@@ -12,6 +12,7 @@ All hooks are those of the policy; each sends what it leads to with the next `st
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from kvgrpc.core.policy_values import (
     HandOver,
     Loss,
     Match,
+    Mode,
     News,
     Outcome,
     Part,
@@ -46,7 +48,7 @@ from kvgrpc.engine.handles import Handle, Pull
 from kvgrpc.engine.handles import HandOver as HandOverHandle
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.wanted import Offer, Source, Wanted
-from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
 
 TAKEN_BACK_S = 5.0
 """So long a preemption waits for blocks that cannot be taken back at once: a lead answers in a millisecond, unless its
@@ -108,6 +110,12 @@ class Scheduler:
         self.policy.arrived(arrival)
         self._settle()
         return admitted
+
+    def refused(self, wanted: Wanted, message: str) -> None:
+        """A request that this scheduler does not let in: whoever waits for its push learns that none comes."""
+        if wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill:
+            with suppress(InvalidRequest):  # of a key that is too short: nobody waits under one
+                self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
         return self.policy.match(request_id, computed_tokens)

@@ -21,6 +21,10 @@ from kvgrpc.wire.values import stated_error
 _log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
+UNSAID_MAX = 64
+"""Events of which the lead is not told that they were read, unless there is something else to say: it would wake up
+for nothing but that.
+"""
 
 
 class Session:
@@ -87,8 +91,8 @@ class Session:
         return answer
 
     def flush(self) -> None:
-        """Sends what is queued, and which events the engine was told. Raises LeadDied."""
-        if not self._outbox and self._acknowledged_event == self._told_event:
+        """Sends what is queued, and with it which events the engine was told. Raises LeadDied."""
+        if not self._outbox and self._told_event - self._acknowledged_event < UNSAID_MAX:
             return
         for pull in self._unsent:
             pull.unsent = None

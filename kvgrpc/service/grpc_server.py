@@ -1,5 +1,6 @@
 """The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
 
+import logging
 from typing import Any, cast
 
 import grpc
@@ -83,8 +84,25 @@ class _ByName:
         """Nothing: the same handlers come by the other method."""
 
 
+class _CallersThatLeft(logging.Filter):
+    """gRPC logs an answer whose caller leaves in that very moment as an error with a traceback. It is neither a defect
+    nor of use to anybody.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, grpc.aio.InternalError):
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+            record.exc_info = None
+        return True
+
+
+_CALLERS_THAT_LEFT = _CallersThatLeft()
+
+
 def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     """A server with all services, not yet bound; and its health."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_CALLERS_THAT_LEFT)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),

@@ -41,7 +41,6 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         lead = self._lead
         peer = description.engine_from_proto(request.engine, "engine")
         endpoints = description.endpoints_from_proto(request.endpoints)
-        here = lead.node.state.pool
         header, answer = await lead.ask(
             actions.Introduced,
             "Handshake",
@@ -51,10 +50,10 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         )
         return handshake_pb2.HandshakeResponse(
             header=header,
-            engine=description.engine_to_proto(here),
+            engine=description.engine_to_proto(answer.engine),
             endpoints=[description.endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
             protocol=answer.protocol,
-            differences=[description.difference_to_proto(difference) for difference in compare(here, peer)],
+            differences=[description.difference_to_proto(difference) for difference in compare(answer.engine, peer)],
         )
 
     @unary

@@ -132,7 +132,7 @@ class PeerStream:
             nbytes += call.ByteSize()
             if message.calls and (nbytes > MESSAGE_BYTES or len(message.calls) == CALLS_MAX):
                 break
-            message.calls.append(call)
+            message.calls.add().CopyFrom(call)  # append would write it out and read it again
         del self._unsent[: len(message.calls)]
         return message
 

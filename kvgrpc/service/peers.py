@@ -301,7 +301,8 @@ class PeerChannels:
             then(result)
 
         if channel.stream.usable:
-            row = peer_pb2.PeerCall(traceparent=trace, **{_FIELDS[call.method]: message})
+            row = peer_pb2.PeerCall(traceparent=trace)
+            getattr(row, _FIELDS[call.method]).CopyFrom(message)
             channel.stream.call(row, call.timeout_s, answered)
         else:
             channel.stream.start()

@@ -7,6 +7,7 @@ from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.rank_actions import Sum
 
 
 class Rank(Protocol):
@@ -18,7 +19,7 @@ class Rank(Protocol):
 
     def unmap_peer(self, peer: str, *, watch: bool) -> None: ...
 
-    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None: ...
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None) -> None: ...
 
     def expect(self, access: str, open_: bool, operation: Operation) -> None: ...
 
@@ -30,10 +31,14 @@ class Rank(Protocol):
 
 
 class Ranks:
-    """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation."""
+    """The RankPort of a lead: hands each command to its rank. `ranks` is replaced with every incarnation.
 
-    def __init__(self) -> None:
+    `unaided` are the data paths over which peers read without any help of the ranks.
+    """
+
+    def __init__(self, unaided: frozenset[str]) -> None:
         self.ranks: dict[int, Rank] = {}
+        self._unaided = unaided
 
     def offer(self, action: actions.MakeOffer) -> None:
         self.ranks[action.rank].offer(action.key)
@@ -47,9 +52,11 @@ class Ranks:
             rank.unmap_peer(action.peer, watch=action.watch)
 
     def post(self, action: actions.Post) -> None:
-        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation)
+        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation, action.sum)
 
     def expect(self, action: actions.Expect) -> None:
+        if action.paths and not action.writes and self._unaided.issuperset(action.paths):
+            return  # each rank would be woken twice in every read, and by one that also has other paths, poll for it
         operation = Operation.WRITE if action.writes else Operation.READ
         for rank in self.ranks.values():
             rank.expect(action.access, action.open, operation)

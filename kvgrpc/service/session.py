@@ -14,10 +14,10 @@ from typing import Protocol
 from kvgrpc.config import NAMES_BYTES_MAX, Config
 from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
-from kvgrpc.errors import AlreadyExists, KVGrpcError, PermissionDenied, Reason
+from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
-from kvgrpc.service.session_calls import answer_to_proto, call_to_event, refused_lease, sentence
+from kvgrpc.service.session_calls import call_to_event, put_answer, refused_lease, sentence
 from kvgrpc.service.session_return import Return
 from kvgrpc.service.session_socket import Frames, check_user, hung_up, listen, read_frames, remove
 from kvgrpc.service.session_workers import Workers, write, write_with_descriptor
@@ -77,19 +77,22 @@ class Session:
         self.page = VoidPage()
         self.over = asyncio.Event()
         self._event_id = 0
-        self._unsent: list[session_pb2.Event] = []
+        self._unsent = session_pb2.ServerFrame()
+        """Events are made inside the frame that will be sent: a message that is put into another one is copied."""
         self._unread: dict[int, str] = {}
         """Transfers whose end was told, by the event that told it, until the engine read on."""
 
-    def tell(self, event: session_pb2.Event, ended: str = "") -> None:
-        """One more event, sent with all others of the same turn of the loop; `ended`: the transfer whose end it is."""
+    def next_event(self, ended: str = "") -> session_pb2.Event:
+        """One more event, to be filled in now, and sent with all others of the same turn of the loop; `ended`: the
+        transfer whose end it is.
+        """
         self._event_id += 1
-        event.event_id = self._event_id
         if ended:
-            self._unread[event.event_id] = ended
-        if not self._unsent:
+            self._unread[self._event_id] = ended
+        unsent = self._unsent.events.events
+        if not unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(event)
+        return unsent.add(event_id=self._event_id)
 
     def read(self, event_id: int) -> tuple[str, ...]:
         """The engine has read all events up to this one: the transfers whose ends it knows now."""
@@ -105,9 +108,12 @@ class Session:
         self.page.close()
 
     def _flush(self) -> None:
-        rows, self._unsent = self._unsent, []
-        for frame in encode_rows(rows, _event_frame):
-            write(self.writer, frame)
+        frame, self._unsent = self._unsent, session_pb2.ServerFrame()
+        try:
+            write(self.writer, encode(frame))
+        except OutOfRange:
+            for part in encode_rows(frame.events.events, _event_frame):
+                write(self.writer, part)
 
 
 class Sessions:
@@ -161,7 +167,7 @@ class Sessions:
             ended = news.transfer_id if isinstance(news, actions.Received | actions.BlocksReturned) else ""
             if isinstance(news, actions.BlocksReturned | actions.PartsReturned):
                 self._session.page.ended(news.lease_id)
-            self._session.tell(wire.news_to_proto(news, 0), ended)
+            wire.put_news(news, self._session.next_event(ended))
 
     def voided(self) -> tuple[str, ...]:
         """Leases whose blocks the engine took back, as far as the node does not know it."""
@@ -275,8 +281,7 @@ class Sessions:
                 session.page.refused(call.finished_blocks.lease_id, self._lead.node.state.leases)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
-                made = answer_to_proto(self._lead, call.call_id, answer)
-                session.tell(session_pb2.Event(answer=made))
+                put_answer(self._lead, call.call_id, answer, session.next_event().answer)
 
         try:
             event = call_to_event(self._lead, call, number)

@@ -74,9 +74,9 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
     return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
 
 
-def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError) -> session_pb2.CallAnswer:
-    """The answer to a call."""
-    made = session_pb2.CallAnswer(call_id=call_id)
+def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer) -> None:
+    """The answer to a call; written in place, into a message that is empty."""
+    made.call_id = call_id
     now = lead.runner.now
     match answer:
         case KVGrpcError():
@@ -97,7 +97,6 @@ def answer_to_proto(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcErr
             _pool_answer(made, answer)
         case _:
             _handoff_answer(made, answer, now)
-    return made
 
 
 def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float) -> None:
@@ -107,11 +106,9 @@ def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: f
                 lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
             )
         case actions.HandedOver():  # without a transfer: validate_only
-            made.finished_blocks.CopyFrom(
-                handoff_pb2.FinishedBlocksResponse(
-                    lease=answers.lease(answer.lease), transfer=_transfer(answer.transfer, now)
-                )
-            )
+            made.finished_blocks.lease.CopyFrom(answers.lease(answer.lease))
+            if answer.transfer:
+                made.finished_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
         case actions.GaveUp():
             made.finished_blocks.CopyFrom(handoff_pb2.FinishedBlocksResponse(transfer=_transfer(answer.transfer, now)))
         case actions.Reserved():
@@ -123,7 +120,9 @@ def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: f
         case actions.Registered():
             made.register_push.CopyFrom(handoff_pb2.RegisterPushResponse(transfer=_transfer(answer.transfer, now)))
         case actions.Pulling():
-            made.pull_blocks.CopyFrom(handoff_pb2.PullBlocksResponse(transfer=_transfer(answer.transfer, now)))
+            made.pull_blocks.SetInParent()  # of validate_only nothing else is said
+            if answer.transfer:
+                made.pull_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
 
 
 def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | None:

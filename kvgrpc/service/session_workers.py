@@ -12,6 +12,7 @@ from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.rank_actions import Sum
 from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
 from kvgrpc.service.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -48,8 +49,8 @@ class WorkerRank:
     def unmap_peer(self, peer: str, *, watch: bool) -> None:
         self._send(wire.disconnect_command(peer, watch))
 
-    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation) -> None:
-        self._send(wire.post_command(posting_id, peer, runs, operation))
+    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None) -> None:
+        self._send(wire.post_command(posting_id, peer, runs, operation, summing))
 
     def expect(self, access: str, open_: bool, operation: Operation) -> None:
         self._send(wire.expect_command(access, open_, operation))
@@ -67,8 +68,9 @@ class WorkerRank:
         if self._writer is None:
             self._waiting.append(command)
             return
-        batch = session_pb2.RankCommandBatch(commands=[command])
-        write(self._writer, encode(session_pb2.ServerFrame(commands=batch)))
+        frame = session_pb2.ServerFrame()
+        frame.commands.commands.add().CopyFrom(command)
+        write(self._writer, encode(frame))
 
 
 class Workers:

@@ -350,7 +350,7 @@ class Host:
         life, description = self._life, self.node.state.description
         if description is not None and description is not life.description:
             # The memory has another generation.
-            life.description = world.lives[life.key] = description
+            life.description = description
         if watcher:
             watcher.actions(self.address, world.agenda.now, actions)
         if not self._doomed_in:

@@ -25,7 +25,6 @@ class Life:
     """By rank, those that are offered now."""
 
     def __post_init__(self) -> None:
-        self.world.lives[self.key] = self.description
         for rank in range(len(self.memories)):
             self._open_door(rank)
 

@@ -253,6 +253,8 @@ class Mover:
         if own:
             posting.source.let_go(posting.read, posting.post.posting_id)
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
+        if done and post.sum is not None:
+            self.sum(post.sum)
 
     def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
         """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""

@@ -43,6 +43,7 @@ from kvgrpc.core.events import (
     SettleAccess,
     SettleAnswered,
 )
+from kvgrpc.core.ids import peer_key
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
 from kvgrpc.sim.faults import OPEN_TIMEOUT_S
 from kvgrpc.sim.network import Lead, Network, Result
@@ -61,10 +62,9 @@ class Caller(Lead, Protocol):
 class PeerCalls:
     """The channels of one host."""
 
-    def __init__(self, host: Caller, network: Network, lives: dict[str, EngineDescription]) -> None:
+    def __init__(self, host: Caller, network: Network) -> None:
         self._host = host
         self._network = network
-        self._lives = lives
         self._rng = Random(host.address)  # noqa: S311 - a simulation, no secrets
 
     def dial(self, action: Dial) -> None:
@@ -76,11 +76,9 @@ class PeerCalls:
                 self._host.handle(DialFailed(action.address, result))
                 return
             assert isinstance(result, Introduced)
-            loopback = result.endpoints[0].loopback
-            assert loopback is not None
-            life = loopback.key.rpartition("/")[0]
-            if self._network.stream(self._host, life):
-                self._host.handle(PeerAnswered(action.address, self._lives[life], result.endpoints))
+            there = result.engine
+            if self._network.stream(self._host, peer_key(there.engine_id, there.incarnation)):
+                self._host.handle(PeerAnswered(action.address, there, result.endpoints))
             else:
                 lost = Unavailable(Reason.PEER_UNREACHABLE, f"no liveness stream to {action.address}")
                 self._host.handle(DialFailed(action.address, lost))

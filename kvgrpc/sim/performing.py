@@ -70,7 +70,7 @@ class Performing:
     def __init__(self, host: Lead, world: Surroundings) -> None:
         self._host = host
         self._world = world
-        peers = self._peers = PeerCalls(host, world.network, world.lives)
+        peers = self._peers = PeerCalls(host, world.network)
         self._deeds: dict[type[Action], Callable[[Any], None]] = {
             Reply: lambda action: host.ledger.answered(action.call_id, action.answer),
             Refuse: lambda action: host.ledger.answered(action.call_id, action.error),

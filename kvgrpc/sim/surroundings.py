@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvgrpc.core.actions import Action
-from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import Event
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.limits import Limits
@@ -43,7 +42,6 @@ class Surroundings:
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
     """Into the memory of all lives, by the key in their endpoints."""
-    lives: dict[str, EngineDescription] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     """What went wrong, by kind."""
     opened: set[bytes] = field(default_factory=set)

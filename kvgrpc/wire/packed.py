@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.descriptors import FEW_IDS, Ids, runs_of, to_runs
 from kvgrpc.v1 import common_pb2
 
 FEW = 1024
@@ -20,18 +20,17 @@ _COUNTS = bytes([2 << 3 | 2])
 
 def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
     """Writes maximal runs of consecutive ids, in order, into a message that is empty."""
-    if len(ids) <= 1:
-        into.starts.extend(ids.tolist())
-        into.counts.extend([1] * len(ids))
+    if len(ids) <= FEW_IDS:
+        starts, counts = to_runs(ids)
+        into.starts.extend(starts)
+        into.counts.extend(counts)
         return
-    breaks = np.flatnonzero(np.diff(ids) != 1) + 1
-    edges = np.concatenate(([0], breaks, [len(ids)]))
-    starts, counts = ids[edges[:-1]], np.diff(edges)
-    if len(starts) <= FEW:
-        into.starts.extend(starts.tolist())
-        into.counts.extend(counts.tolist())
+    first, length = runs_of(ids)
+    if len(first) <= FEW:
+        into.starts.extend(first.tolist())
+        into.counts.extend(length.tolist())
     else:
-        into.MergeFromString(_field(_STARTS, starts) + _field(_COUNTS, counts))
+        into.MergeFromString(_field(_STARTS, first) + _field(_COUNTS, length))
 
 
 def packed_sums(values: Sequence[int]) -> bytes:

@@ -1,6 +1,7 @@
 """Messages of a session to the core's commands, reports and news, and back."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.rank_actions import Sum
 from kvgrpc.errors import Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.bounds import note
@@ -16,33 +18,45 @@ from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import packed_sums, unpacked_sums
 from kvgrpc.wire.values import duration, failure, layer_ranges
 
+_News: TypeAlias = (
+    session_pb2.Received
+    | session_pb2.PullOpened
+    | session_pb2.LayersReceived
+    | session_pb2.Failed
+    | session_pb2.BlocksReturned
+    | session_pb2.PartsReturned
+)
 _OPERATION = {
     Operation.READ: rank_pb2.POST_OPERATION_READ,
     Operation.WRITE: rank_pb2.POST_OPERATION_WRITE,
 }
 
 
-def news_to_proto(news: actions.EngineNews, event_id: int) -> session_pb2.Event:
-    """One event for the engine."""
-    event = session_pb2.Event(event_id=event_id)
-    ids = {"transfer_id": news.transfer_id, "request_id": news.request_id}
+def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
+    """What happened, for the engine; written in place, into an event that is empty."""
+    row: _News
     match news:
         case actions.Received():
-            event.received.CopyFrom(session_pb2.Received(**ids, use_tokens=news.use_tokens))
+            row = into.received
+            row.use_tokens = news.use_tokens
         case actions.PullOpened():
-            event.opened.CopyFrom(session_pb2.PullOpened(**ids, use_tokens=news.use_tokens))
+            row = into.opened
+            row.use_tokens = news.use_tokens
         case actions.LayersReceived():
-            layers = layer_ranges(news.layers_done)
-            event.layers_received.CopyFrom(
-                session_pb2.LayersReceived(**ids, layers_done=layers, part_epoch=news.part_epoch)
-            )
+            row = into.layers_received
+            row.layers_done.extend(layer_ranges(news.layers_done))
+            row.part_epoch = news.part_epoch
         case actions.Failed():
-            event.failed.CopyFrom(session_pb2.Failed(**ids, failure=failure(news.failure), cancelled=news.cancelled))
+            row = into.failed
+            row.failure.CopyFrom(failure(news.failure))
+            row.cancelled = news.cancelled
         case actions.BlocksReturned():
-            event.blocks_returned.CopyFrom(session_pb2.BlocksReturned(**ids, lease_id=news.lease_id))
+            row = into.blocks_returned
+            row.lease_id = news.lease_id
         case actions.PartsReturned():
-            event.parts_returned.CopyFrom(session_pb2.PartsReturned(**ids, lease_id=news.lease_id))
-    return event
+            row = into.parts_returned
+            row.lease_id = news.lease_id
+    row.transfer_id, row.request_id = news.transfer_id, news.request_id
 
 
 def offer_command(key: str) -> rank_pb2.RankCommand:
@@ -64,18 +78,19 @@ def disconnect_command(peer: str, watch: bool) -> rank_pb2.RankCommand:
     return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch))
 
 
-def post_command(posting_id: str, peer: str, runs: Runs, operation: Operation) -> rank_pb2.RankCommand:
+def post_command(
+    posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None
+) -> rank_pb2.RankCommand:
     """Move bytes."""
-    return rank_pb2.RankCommand(
-        post=rank_pb2.PostCommand(
-            posting_id=posting_id,
-            peer=peer,
-            src=runs.src.tolist(),
-            dst=runs.dst.tolist(),
-            nbytes=runs.nbytes.tolist(),
-            operation=_OPERATION[operation],
-        )
-    )
+    command = rank_pb2.RankCommand()
+    post = command.post  # written in place: a message that is made for another one is copied, runs and all
+    post.posting_id, post.peer, post.operation = posting_id, peer, _OPERATION[operation]
+    post.src.extend(runs.src.tolist())
+    post.dst.extend(runs.dst.tolist())
+    post.nbytes.extend(runs.nbytes.tolist())
+    if summing is not None:
+        post.sum.CopyFrom(_sum_command(summing.name, summing.pieces))
+    return command
 
 
 def expect_command(access: str, open_: bool, operation: Operation) -> rank_pb2.RankCommand:
@@ -96,13 +111,12 @@ def rekey_command() -> rank_pb2.RankCommand:
 
 def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
     """Sum up blocks."""
-    return rank_pb2.RankCommand(
-        sum=rank_pb2.SumCommand(
-            name=name,
-            offsets=pieces.offsets.tolist(),
-            nbytes=pieces.nbytes.tolist(),
-            counts=pieces.counts.tolist(),
-        )
+    return rank_pb2.RankCommand(sum=_sum_command(name, pieces))
+
+
+def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
+    return rank_pb2.SumCommand(
+        name=name, offsets=pieces.offsets.tolist(), nbytes=pieces.nbytes.tolist(), counts=pieces.counts.tolist()
     )
 
 
@@ -125,6 +139,11 @@ def check_peer_rank(
 def runs_of(command: rank_pb2.PostCommand) -> Runs:
     """The runs of a posting."""
     return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
+
+
+def summing_of(rank: int, command: rank_pb2.PostCommand) -> Sum | None:
+    """What is summed up of what a posting brings."""
+    return Sum(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None
 
 
 def operation_of(command: rank_pb2.PostCommand) -> Operation:

@@ -137,7 +137,12 @@ class Player:
 
     def pids(self, part: str) -> int:
         """The process that plays that part."""
-        return {"lead": self.lead.process.pid, "scheduler": self.scheduler.pid, "worker": self.worker.pid}[part]
+        if part == "lead":
+            return self._pid_of_lead()
+        return {"scheduler": self.scheduler, "worker": self.worker}[part].pid
+
+    def _pid_of_lead(self) -> int:
+        return self.lead.process.pid
 
     def kill(self, victim: str) -> None:
         """All of them at once; they have ended then."""
@@ -279,6 +284,8 @@ class OwnLead(Lead):
 class Launched(Player):
     """One whose lead is a child of its engine's scheduler, which replaces it. Peers reach it without a proxy."""
 
+    _lead_pid: int
+
     def _begin_lead(self) -> None:
         config = self._folder / f"{self.name}.toml"
         config.write_text(self._setting.text)
@@ -294,8 +301,8 @@ class Launched(Player):
         self._know_lead()
         return ticket
 
-    def pids(self, part: str) -> int:
-        return self._lead_pid if part == "lead" else super().pids(part)
+    def _pid_of_lead(self) -> int:
+        return self._lead_pid
 
     def come_back(self, *, anew: bool) -> None:
         """It has a lead again; `anew`: with a new life of the engine."""

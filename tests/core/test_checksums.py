@@ -202,13 +202,18 @@ class Comparing(Lead):
         return found.state, found.memory, found.failure and found.failure.reason
 
 
+def summed(post: actions.Post) -> actions.Sum:
+    assert post.sum is not None
+    return post.sum
+
+
 def test_the_source_is_asked_while_the_bytes_move_and_settled_with_when_both_agree() -> None:
     lead = Comparing()
     ((blocks, layers),) = lead.asked.blocks
     assert ([found.tolist() for found in blocks], layers) == ([[3, 4]], None)
-    lead.here(1, 2)
+    (post,) = lead.posted
+    assert summed(post).pieces.offsets.tolist()[:1] == [8 * 8]
     lead.move()
-    assert lead.one(actions.Sum).pieces.offsets.tolist()[:1] == [8 * 8]
     assert lead.transfer(lead.pulled.id).waiting_for == "checksums"
     lead.here(1, 2)
     assert not lead.seen(actions.SendSettle)
@@ -216,15 +221,26 @@ def test_the_source_is_asked_while_the_bytes_move_and_settled_with_when_both_agr
     assert lead.one(actions.SendSettle)
 
 
-def test_slices_are_summed_up_one_by_one_while_the_next_one_moves() -> None:
+def test_sums_that_are_known_before_a_rank_has_said_that_its_posting_is_over_wait_for_that() -> None:
+    lead = Comparing(ranks=2)
+    lead.there((sums(1, 2), sums(3, 4)))
+    lead.here(1, 2)
+    lead.here(3, 4, rank=1)
+    assert not lead.seen(actions.SendSettle)
+    lead.move()
+    assert lead.one(actions.SendSettle)
+
+
+def test_what_may_be_in_flight_at_once_is_summed_up_by_itself() -> None:
     """Each of the two blocks has 8 bytes in each of its two layers."""
     lead = Comparing(in_flight_bytes=16)
     (first,) = lead.posted
     assert first.runs.total_bytes == 16
+    assert len(summed(first).pieces.counts) == 1
     lead.there((sums(1, 2),))
     lead.feed(events.PostingEnded(first.posting_id, done=True, nbytes=16))
-    (asked, second) = lead.one(actions.Sum), lead.one(actions.Post)
-    assert len(asked.pieces.counts) == 1
+    second = lead.one(actions.Post)
+    assert summed(second).name != summed(first).name
     lead.here(1)
     assert not lead.seen(actions.SendSettle)
     lead.feed(events.PostingEnded(second.posting_id, done=True, nbytes=16))
@@ -240,8 +256,8 @@ def test_a_block_that_is_larger_than_what_may_be_in_flight_is_summed_up_when_all
     for moved in range(4):
         (post,) = lead.posted
         assert post.runs.total_bytes == 8
+        assert (post.sum is not None) == moved % 2
         lead.feed(events.PostingEnded(post.posting_id, done=True, nbytes=8))
-        assert len(lead.seen(actions.Sum)) == moved % 2
         lead.posted = lead.seen(actions.Post)
     assert not lead.posted
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kvgrpc.core.actions import Dial, SendClose, SendOpen
+from kvgrpc.core.closing import KNOCKS
 from kvgrpc.core.events import (
     AccessAnswered,
     CancelTransfer,
@@ -16,6 +17,7 @@ from kvgrpc.core.events import (
     WaitsFor,
 )
 from kvgrpc.core.lives import DEAD_KEPT
+from kvgrpc.core.transfers import Disposition
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
 from tests.core.pairs import UNREACHABLE, WRITING, Pair
@@ -208,6 +210,69 @@ def test_a_write_that_comes_to_rest_is_told_whether_its_destination_is_being_rea
         pair.tick(1.0)
     sent = [action.closing.quiesced for _, action in pair.lost if isinstance(action, SendClose)]
     assert sent == [True] if reached else [False, True]
+
+
+def test_a_write_that_is_over_waits_for_no_connection_though_it_is_not_at_rest() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
+    pair.deaf = {SendClose, Dial}
+    pair.finish(32, (5, 6), part_epoch=1)
+    pair.call(pair.p, lambda c: CancelTransfer(c, pair.both()[0].id))
+    before = pair.both()[0]
+    pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
+    assert pair.both()[0] == before
+    assert before.memory is Disposition.QUARANTINED
+
+
+def parted() -> Pair:
+    """Source and destination took each other for dead; the source's write has come to rest since."""
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    for here, there in ((pair.p, pair.d), (pair.d, pair.p)):
+        pair.feed(here, PeerSilent(key_of(there.me)))
+    pair.deaf = {SendClose, Dial}
+    pair.tick(11.0)
+    pair.moved()
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+    return pair
+
+
+def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_taken_for_dead() -> None:
+    pair = parted()
+    pair.tick(0.9)
+    assert not pair.p.node._peering._dialling
+    pair.tick(0.1)
+    pair.deaf.clear()
+    pair.p._offer()
+    pair.feed(pair.p, PeerAnswered(pair.d.me.address, pair.d.me, endpoints(pair.d.me)))
+    assert pair.both()[1].memory is Disposition.RETURNED
+    pair.tick(3000.0)
+    assert not pair.p.node._peering._dialling
+
+
+def test_a_source_reaches_for_a_destination_that_may_be_gone_a_few_times_only() -> None:
+    pair = parted()
+    for number in range(KNOCKS):
+        pair.tick(2.0**number)
+        assert pair.p.node._peering._dialling
+        pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
+    pair.tick(2.0**KNOCKS)
+    assert not pair.p.node._peering._dialling
+    assert pair.p.node._pulls._closings._parked[key_of(pair.d.me)]
+
+
+@pytest.mark.parametrize("how", ["replaced", "over"])
+def test_a_source_reaches_for_no_life_of_a_destination_that_is_known_to_be_over(how: str) -> None:
+    pair = parted()
+    if how == "replaced":
+        pair.p.admit(describe("d", 7))
+    else:
+        pair.p.begin(describe("p", 8))
+    pair.tick(1.0)
+    assert not pair.p.node._peering._dialling
 
 
 def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:

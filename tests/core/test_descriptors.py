@@ -27,6 +27,12 @@ def test_runs_are_maximal_and_expand_to_the_ids_that_they_came_from(blocks: list
         assert start + count != following
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_runs_of_many_ids_are_those_of_few(step: int) -> None:
+    many = [*range(0, 100, step), *range(200, 300)]
+    assert to_runs(ids(*many)) == to_runs(many)
+
+
 def test_malformed_runs_are_refused() -> None:
     with refused(Reason.INVALID_FIELD, InvalidRequest):
         expand_runs([1, 2], [1], 100)

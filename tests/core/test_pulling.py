@@ -150,7 +150,7 @@ def test_the_life_of_a_pull() -> None:
     assert (send.opening.claim.tokens, send.opening.data_paths) == (32, ("loopback",))
 
     opened(lead)
-    assert lead.news() == [PullOpened(made.id, "r", 32)]
+    assert lead.news() == [], "it has its blocks: the engine needs to know nothing before the end"
     post = lead.one(Post)
     assert (post.peer, post.transfer_id, post.rank) == (key_of(P), made.id, 0)
     assert (post.runs.src.tolist(), post.runs.dst.tolist()) == ([0, 512], [32, 544])

@@ -10,9 +10,9 @@ from kvgrpc.core.actions import LayersReceived, PartsReturned, SendClose, SendOp
 from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Disposition, State
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, access_id, describe, refused
-from tests.core.pairs import READING, WRITING, Pair
+from tests.core.pairs import READING, UNREACHABLE, WRITING, Pair
 
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 HOW = pytest.mark.parametrize("void", [False, True], ids=["replaced", "taken back"])
@@ -62,6 +62,26 @@ def test_a_part_of_a_higher_epoch_replaces_all_before(writers: frozenset[str], v
     assert ended.state is (LeaseState.VOIDED if void else LeaseState.RELEASED)
     assert returned(pair) == [first]
     succeeds(pair, 5, 6)
+
+
+@HOW
+def test_a_destination_that_drops_the_parts_that_were_replaced_is_done_with_those_that_replace_them(void: bool) -> None:
+    pair = Pair(READING)
+    token = pair.reserve(32, (3, 4)).token
+    pair.register(token)
+    pair.finish(32, (1,), last=False)
+    pair.moved()
+    pair.deaf = {SendOpen, actions.Dial, SendClose}
+    start_over(pair, void)
+    asked = next(action.opening.access_id for _, action in pair.lost if isinstance(action, SendOpen))
+    pair.feed(pair.p, events.AccessAnswered(asked, PreconditionFailed(Reason.NO_HANDSHAKE, "")))
+    pair.feed(pair.p, events.DialFailed(pair.d.me.address, UNREACHABLE))
+    assert not pair.both()[0].over
+    row = events.Closing(access_id(11), dropped=True, quiesced=True, token=token)
+    me = pair.d.me.engine_id, pair.d.me.incarnation
+    pair.call(pair.p, lambda c: events.CloseAccess(c, *me, (row,)), "peer")
+    assert pair.both()[0].over
+    assert not len(pair.p.state.pins)
 
 
 @MODES

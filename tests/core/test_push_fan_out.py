@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.actions import SendClose
+from kvgrpc.core.actions import Dial, SendClose
 from kvgrpc.core.grants import Access, OnAbort
 from kvgrpc.core.transfers import State, Transfer
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, grant, key_of, refused
+from tests.core.nodes import KEY, Lead, access_id, endpoints, grant, key_of, refused
 from tests.core.pairs import READING, WRITING, Pair
 
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
@@ -182,6 +182,46 @@ def test_a_destination_that_gave_up_before_the_first_part_counts_when_the_hand_o
         assert not sent(pair).over
         pair.finish(32, (1, 2), on_abort=on_abort)
         assert sent(pair).over is (on_abort is OnAbort.RELEASE)
+
+
+@pytest.mark.parametrize("parts_first", [False, True])
+@pytest.mark.parametrize("on_abort", list(OnAbort))
+def test_a_destination_that_gave_up_before_it_reached_its_source_counts_too(
+    parts_first: bool, on_abort: OnAbort
+) -> None:
+    pair = Pair()
+    pair.d.state.peers[key_of(pair.p.me)].dialled = ""  # it has yet to reach its source
+    pair.deaf = {Dial}
+    if parts_first:
+        pair.finish(32, (1, 2), on_abort=on_abort)
+    reserved = pair.reserve(32, (3, 4), source=events.PushSource(pair.p.me.address, "p"))
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, reserved.transfer.id))
+    pair.d._offer()
+    pair.feed(pair.d, events.PeerAnswered(pair.p.me.address, pair.p.me, endpoints(pair.p.me)))
+    if not parts_first:
+        pair.finish(32, (1, 2), on_abort=on_abort)
+    assert sent(pair).over is (on_abort is OnAbort.RELEASE)
+    assert "cancelled" in pair.p.state.leases.get(sent(pair).lease_id).trouble
+
+
+def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves() -> None:
+    for wrong in ("engine", "grant", "failure", "key", "readers"):
+        pair = Pair()
+        token = pair.reserve(32, (3, 4)).token
+        if wrong == "key":
+            pair.call(pair.p, lambda c: events.CancelTransfer(c, key=KEY))
+        elif wrong == "readers":
+            pair.finish(32, (1, 2), waits_for=events.WaitsFor.READERS, last=True)
+        row = events.Closing(
+            access_id(77),
+            dropped=wrong != "failure",
+            quiesced=True,
+            token=token if wrong != "grant" else grant(pair.d.me),
+        )
+        before = len(list(pair.p.state.transfers))
+        me = (pair.e if wrong == "engine" else pair.d).me
+        pair.call(pair.p, lambda c: events.CloseAccess(c, me.engine_id, me.incarnation, (row,)), "peer")  # noqa: B023
+        assert len(list(pair.p.state.transfers)) == before, wrong
 
 
 def test_a_push_that_nobody_came_for_says_why_the_last_destination_failed() -> None:

@@ -26,7 +26,7 @@ _CLASSES = {kind.__name__: code for code, kind in BY_CODE.items()}
 def codes() -> dict[str, set[str]]:
     """Reason to codes, for all that are raised in the packages that answer."""
     found: dict[str, set[str]] = {}
-    for reason, code in {*raised(), *_ends_of_leases(), *_incompatible()}:
+    for reason, code in {*raised(), *_ends_of_leases(), *_outdated(), *_incompatible()}:
         found.setdefault(reason, set()).add(code)
     return found
 
@@ -56,6 +56,15 @@ def _ends_of_leases() -> Iterator[tuple[str, str]]:
     for state in END_REASON:
         error = ended_error(state, "l")
         yield error.reason, error.code
+
+
+def _outdated() -> Iterator[tuple[str, str]]:
+    """`outdate(access, Reason.X)`: raised for whoever asks about such an access."""
+    for tree in _trees("core"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "outdate":
+                for reason in _reasons(node.args[1]):
+                    yield reason.attr, PreconditionFailed.code
 
 
 def _incompatible() -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.docs.pages import DOCS, code
+from tests.docs.pages import DOCS, ROOT, code
 from tests.engine.test_minimal_engine_size import code_lines
 
 PAGE = DOCS / "integrating.md"
@@ -67,6 +67,13 @@ def test_what_an_engine_adds_has_as_many_lines_of_code_as_the_page_says() -> Non
     said = re.search(r"in (\d+) lines of code", PAGE.read_text())
     assert said is not None
     assert len(code_lines(program())) == int(said[1]) <= 50
+
+
+def test_every_file_of_the_whole_engine_has_a_step() -> None:
+    _, _, rest = PAGE.read_text().partition("## A whole engine\n")
+    named = set(re.findall(r"`(examples/minimal_engine/\w+\.py)`", rest.partition("\n## ")[0]))
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "examples/minimal_engine").glob("*.py")}
+    assert named == files - {"examples/minimal_engine/__init__.py"}
 
 
 def test_the_code_of_the_page_moves_a_prompt_and_gives_its_blocks_back(engines: tuple[OwnEngine, OwnEngine]) -> None:

@@ -14,7 +14,8 @@ LINE_MAX = 120
 
 # `kvgrpc/core/node.py`: `Node.handle`, `Node.check`
 _NAMED = re.compile(
-    r"`(kvgrpc/[\w/]+\.py)`(?:(?::|,| and)\s+((?:`[A-Za-z_][\w.]*`(?:,\s+(?=`[A-Za-z_])| and (?=`[A-Z]))?)+))?"
+    r"`((?:kvgrpc|examples)/[\w/]+\.py)`"
+    r"(?:(?::|,| and)\s+((?:`[A-Za-z_][\w.]*`(?:,\s+(?=`[A-Za-z_])| and (?=`[A-Z]))?)+))?"
 )
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:kvgrpc|proto|tests|scripts|clients|docs|examples)/[\w./-]*)`")

@@ -48,12 +48,12 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 class Lead:
     """A `kvgrpc serve` that waits for engines at a session socket."""
 
-    def __init__(self, folder: Path, name: str, *flags: str, settings: str = "") -> None:
+    def __init__(self, folder: Path, name: str, *flags: str, settings: str = "", **environment: str) -> None:
         self.name = name
         self.socket_path = str(folder / f"{name}.sock")
         self.process = ServeProcess(
             folder / name, "--listen", f"{HOME}:0", "--no-pool", "--engine-id", name, "--drain-s", "0",
-            "--session-socket", self.socket_path, *flags, settings=settings,
+            "--session-socket", self.socket_path, *flags, settings=settings, environment=environment,
         )  # fmt: skip
 
     def wait_ready(self) -> "Lead":

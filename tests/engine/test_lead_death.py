@@ -296,7 +296,7 @@ def test_a_peer_that_reads_from_an_engine_whose_lead_dies_uses_nothing_of_it(
     side.engine.flush()
     pull = slow_peer.engine.pull(handover.grant, content(PROMPT))
     pull.start(TARGET)
-    slow_peer.until(bool)
+    slow_peer.engine.flush()
     wait_until(lambda: bool(slow_peer.view[:, TARGET].any()))
     replaced(side, handover)
     side.fill(SOURCE, seed=4)  # they are its own

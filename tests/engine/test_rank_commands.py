@@ -108,7 +108,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
         for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
             before, sent = destination.copy(), source.copy()
             runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))
-            lead.command(wire.post_command("t", "p", runs, operation))
+            lead.command(wire.post_command("t", "p", runs, operation, None))
             ended = lead.report()
             assert isinstance(ended, events.PostingEnded)
             assert (ended.done, ended.nbytes, ended.quiesced) == (True, 164, True)

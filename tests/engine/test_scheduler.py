@@ -296,6 +296,34 @@ def test_a_prefill_that_fails_tells_the_destination_of_its_push(sides: tuple[At,
     assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
 
 
+@pytest.mark.parametrize("first", ["P", "D"])
+def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides: tuple[At, At], first: str) -> None:
+    p, d = sides
+    key = new_key()
+    refused = Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH))
+    if first == "P":
+        p.scheduler.refused(refused, "it has no name")
+        p.scheduler.step()
+    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.load()
+    d.scheduler.step()
+    if first == "D":
+        p.scheduler.refused(refused, "it has no name")
+        p.scheduler.step()
+    lost = d.told(LoadEnded).loss
+    assert lost.reason is Reason.SOURCE_FAILED
+    assert "it has no name" in lost.message
+
+
+def test_a_refusal_of_what_nobody_waits_for_is_told_to_nobody(sides: tuple[At, At]) -> None:
+    p, _ = sides
+    p.scheduler.refused(Wanted(R, PROMPT, transfer_key=b"short", give=Give(Mode.PUSH)), "its key is too short")
+    p.scheduler.refused(give(), "a pull has a grant, or none")
+    p.scheduler.refused(Wanted(R, PROMPT, take=Offer(b"nonsense")), "no grant")
+    assert p.scheduler.step() == []
+    assert p.side.lead.at_rest()
+
+
 def test_what_a_request_brings_is_checked_before_it_is_known(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
     p, d = sides
     grant = p.prefilled(give())

@@ -7,11 +7,14 @@ was at; with FUZZ_ONLY a test makes the one of that number and no other.
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from tests.fuzz import inside
+from tests.fuzz.inside import State
 from tests.fuzz.target import LIMITS, Target
 from tests.service.conftest import starting
 
@@ -32,11 +35,12 @@ def run(request: pytest.FixtureRequest, record_property: Callable[[str, object],
             if time.monotonic() > until:
                 break
             try:
+                taken += 1
                 take(Random(f"{seed} {request.node.name} {number}"))
             except BaseException as error:  # also what ends a test that takes too long
                 error.add_note(f"at input {number} of this test: FUZZ_SEED={seed} FUZZ_ONLY={number}")
+                record_property("inputs", taken)
                 raise
-            taken += 1
         record_property("inputs", taken)
 
     return inputs
@@ -47,10 +51,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """One server for all tests of a process, with a peer. On an address of their own: inputs name others to dial."""
     with starting(tmp_path_factory.mktemp("fuzz")) as start:
         where = ("--listen", "127.0.0.7:0")
-        engine, peer = start(where, where, settings=f'dial_allow = ["127.0.0.7"]\n{LIMITS}')
-        made = Target(engine, peer)
-        yield made
-        made.close()
+        engine, peer = start(where, where, settings=f'dial_allow = ["127.0.0.7"]\n{LIMITS}', **inside.ENVIRONMENT)
+        with closing(State(engine.process.pid)) as digest:
+            made = Target(engine, peer, digest)
+            yield made
+            made.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,7 +65,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = terminalreporter.getreports("passed")
-    inputs = sum(value for report in reports for name, value in report.user_properties if name == "inputs")
-    if inputs:
-        terminalreporter.write_line(f"{inputs:,} inputs")
+    """How many inputs, of which seed, and how fast, from the first one to the last: totals of several seeds add up."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
+    calls = [(report, dict(report.user_properties)) for report in reports if report.when == "call"]
+    taken = [(report, properties["inputs"]) for report, properties in calls if "inputs" in properties]
+    if taken:
+        inputs, seed = sum(count for _, count in taken), os.environ.get("FUZZ_SEED", "0")
+        seconds = max(report.stop for report, _ in taken) - min(report.start for report, _ in taken)
+        rate = f"{inputs / seconds:,.0f} a second"
+        terminalreporter.write_line(f"{inputs:,} inputs of seed {seed} in {seconds:,.0f} s, {rate}")

@@ -12,10 +12,11 @@ from grpc_reflection.v1alpha import reflection_pb2
 from kvgrpc.v1 import lease_pb2
 from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Maker
-from tests.fuzz.target import Target, digest, readable
+from tests.fuzz.scene import TOKENS
+from tests.fuzz.target import Target, readable
 from tests.service.test_replies import SERVICES
 from tests.service.test_standard_services import OURS
-from tests.service.values import dur
+from tests.service.values import content, dur, group
 
 STOCK: list[ServiceDescriptor] = [
     health_pb2.DESCRIPTOR.services_by_name["Health"],
@@ -45,13 +46,25 @@ def test_there_is_a_valid_request_of_every_rpc_of_every_service_that_is_served(t
     assert target.first.requests.keys() == {method.name for service in SERVICES for method in service.methods}
 
 
-def test_a_renewal_shows_in_the_state_and_the_passing_of_time_does_not(target: Target) -> None:
-    api = target.engine.api
-    before = digest(api)
-    assert digest(api) == before
-    ref = lease_pb2.LeaseRef(lease_id=api.leases.ListLeases(lease_pb2.ListLeasesRequest()).leases[0].lease_id)
-    api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref], ttl=dur(500)))
-    assert digest(api) != before
+def test_every_change_shows_in_the_state_and_the_passing_of_time_does_not(target: Target) -> None:
+    engine, api = target.engine, target.engine.api
+    blocks = engine.allocate(3)
+    granted = api.leases.GrantLease(lease_pb2.GrantLeaseRequest(blocks=[group(blocks)], content=content(TOKENS)))
+    ref = lease_pb2.LeaseRef(lease_id=granted.lease.lease_id)
+    handed = engine.hand_over(TOKENS, blocks)
+    seen = [target.digest()]
+    assert target.digest() == seen[0]
+    for change in (
+        lambda: api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref], ttl=dur(500))),
+        lambda: engine.allocate(1),
+        lambda: engine.pull(handed.grant, TOKENS, None),
+        lambda: engine.cancel(handed.transfer.transfer_id),
+        lambda: engine.release(ref.lease_id),
+        lambda: engine.free(blocks),
+    ):
+        change()
+        seen.append(target.digest())
+    assert len(set(seen)) == len(seen)
     target.check_sound()
 
 

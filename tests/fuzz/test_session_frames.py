@@ -3,7 +3,7 @@
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from random import Random
 from typing import Any
@@ -16,9 +16,11 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.frames import encode
 from tests.engine.support import Lead, Side, received, tokens
 from tests.engine.test_session_socket import ATTACH, Client
+from tests.fuzz import inside
 from tests.fuzz.conftest import Run
+from tests.fuzz.inside import ANSWER_S, State
 from tests.fuzz.messages import Known, Maker
-from tests.fuzz.target import ANSWER_S, LIMITS, SCENE_INPUTS, changes_nothing, digest
+from tests.fuzz.target import LIMITS, SCENE_INPUTS, after_refusal, changes_nothing
 from tests.service.engines import wait_until
 from tests.service.footprint import Footprint, footprint
 from tests.service.values import content as content_message
@@ -60,8 +62,8 @@ def valid_calls(offer: bytes) -> dict[str, Any]:
 class Target:
     """A lead with whatever engine is attached to it, and a sound engine on another lead."""
 
-    def __init__(self, lead: Lead, peer: Side) -> None:
-        self._lead, self._peer, self._probes = lead, peer, count(PROBE)
+    def __init__(self, lead: Lead, peer: Side, digest: State) -> None:
+        self._lead, self._peer, self._digest, self._probes = lead, peer, digest, count(PROBE)
         offer = peer.hand_over([1, 2, 3], PROMPT, consumers=1000, ttl_s=300.0).grant
         self.calls = [session_pb2.Call(call_id=1, **{name: row}) for name, row in valid_calls(offer).items()]
         self.known = Known()
@@ -123,17 +125,17 @@ class Target:
     def call(self, call: session_pb2.Call) -> None:
         """A call; when it is refused, it changed nothing."""
         self._attached()
-        before = digest(self._lead.api)
+        before = self._digest()
         refusals = self.say(encode(batch(call)))
         if refusals and self.scheduler is not None:
             assert "a defect" not in refusals[0].failure.message, refusals
-            if digest(self._lead.api) != before:
+            if after_refusal(self._digest) != before:
 
                 def refused() -> bool:
                     answers = self.say(encode(batch(call)))
                     return bool(answers) and answers[0].failure.reason == refusals[0].failure.reason
 
-                sound = changes_nothing(self._lead.api, refused, self._begin_anew)
+                sound = changes_nothing(self._digest, refused, self._begin_anew)
                 assert sound, f"refused with {refusals}, and changed the state"
 
     def report(self, frame: bytes) -> None:
@@ -239,13 +241,13 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("sessions")
     flags = ("--data-paths", "shm")
     with ExitStack() as stack:
-        leads = [Lead(folder, name, *flags, settings=LIMITS) for name in ("P", "D")]
+        leads = [Lead(folder, name, *flags, settings=LIMITS, **inside.ENVIRONMENT) for name in ("P", "D")]
         for lead in leads:
             stack.callback(lead.close)
         tried, other = (lead.wait_ready() for lead in leads)
         peer = Side(other)
         stack.callback(peer.close)
-        made = Target(tried, peer)
+        made = Target(tried, peer, stack.enter_context(closing(State(tried.process.pid))))
         yield made
         made.close()
 

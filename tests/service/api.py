@@ -51,10 +51,10 @@ class Api:
 
     def __init__(self, address: str) -> None:
         self._deadlines = _Deadlines()
-        self._plain = grpc.insecure_channel(
+        self.plain = grpc.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
-        channel = grpc.intercept_channel(self._plain, self._deadlines)
+        channel = grpc.intercept_channel(self.plain, self._deadlines)
         self.channel = channel
         self.handshake = handshake_pb2_grpc.HandshakeServiceStub(channel)
         self.handoff = handoff_pb2_grpc.HandoffServiceStub(channel)
@@ -81,7 +81,7 @@ class Api:
         raise AssertionError(f"not refused: {str(answer)[:500]}")
 
     def close(self) -> None:
-        self._plain.close()
+        self.plain.close()
 
 
 def read_refusal(method: str, error: grpc.RpcError) -> Refusal:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -192,10 +192,11 @@ class Engine:
         start = int(pool.partition("-")[0], 16)
         fd = os.open(f"/proc/{self.process.pid}/mem", os.O_RDWR)
         try:
-            use(fd, start + (layer * self._blocks() + block) * LAYER_BYTES)
+            use(fd, start + (layer * self._blocks + block) * LAYER_BYTES)
         finally:
             os.close(fd)
 
+    @cached_property
     def _blocks(self) -> int:
         described = self.api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
         return described.pools[0].groups[0].blocks
@@ -294,12 +295,19 @@ class Engine:
                     raise
         for lease in self.api.leases.ListLeases(lease_pb2.ListLeasesRequest(page_size=1000)).leases:
             self.release(lease.lease_id)
-        for block in sorted(self._allocated):
-            with contextlib.suppress(grpc.RpcError):  # the test has freed it
-                self.free([block])
+        self._free_all(sorted(self._allocated))
         self._allocated.clear()
         counts = self.counts()
         assert counts.free == counts.blocks, f"blocks were lost: {counts} {self.pins()}"
+
+    def _free_all(self, ids: Sequence[int]) -> None:
+        """Those of them that the test has not freed, in few calls: all or none are freed by one."""
+        try:
+            self.free(ids)
+        except grpc.RpcError:
+            if len(ids) > 1:
+                self._free_all(ids[: len(ids) // 2])
+                self._free_all(ids[len(ids) // 2 :])
 
     def close(self) -> None:
         self.api.close()

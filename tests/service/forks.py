@@ -6,6 +6,7 @@ process of the tests adopts it (PR_SET_CHILD_SUBREAPER), and so can wait for it 
 
 import atexit
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -19,6 +20,8 @@ from typing import NoReturn
 
 MESSAGE_BYTES_MAX = 64 * 1024
 START_S = 90.0
+INSIDE = "TESTS_INSIDE"
+"""In a server's environment: a module of the tests whose `install` it calls before it is a server."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -102,6 +105,8 @@ def _serve(line: dict[str, object], output: int) -> NoReturn:
     sys.argv = ["kvgrpc", *line["arguments"]]  # type: ignore[misc]
     from kvgrpc.cli import main
 
+    if module := os.environ.get(INSIDE):
+        importlib.import_module(module).install()
     main()
     sys.exit(0)
 

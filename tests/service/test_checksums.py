@@ -54,3 +54,15 @@ def test_other_blocks_and_accesses_of_nobody_are_refused(source: Engine) -> None
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
     with refused(source.api, "FAILED_PRECONDITION", "ACCESS_CLOSED"):
         peer.ChecksumBlocks(asked(consumer, access, blocks[:1]))
+
+
+def test_an_access_whose_lease_ended_under_it_is_refused_with_the_reason(source: Engine) -> None:
+    consumer, access = Consumer(source), new_key()
+    consumer.handshake()
+    blocks = source.allocate(1)
+    handed = source.hand_over(TOKENS[:16], blocks)
+    consumer.open(handed.grant, TOKENS[:16], access)
+    source.release(handed.lease.lease_id)
+    with refused(source.api, "FAILED_PRECONDITION", "LEASE_RELEASED"):
+        source.api.peer.ChecksumBlocks(asked(consumer, access, blocks))
+    consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)

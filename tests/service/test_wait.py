@@ -1,9 +1,13 @@
 """WaitTransfer and GetTransfer: for callers without a stream."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
 
+from kvgrpc.service.grpc_server import _CallersThatLeft
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
@@ -87,6 +91,24 @@ def test_an_unknown_transfer_is_not_found(source: Engine, transfer_id: str) -> N
             source.get(transfer_id)
         with refused(source.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
             wait(source, transfer_id, UNTIL[0], 1.0)
+
+
+def test_callers_that_leave_while_they_are_answered_are_no_defect(source: Engine) -> None:
+    handed = source.hand_over(prompt(16))
+    request = transfer_pb2.WaitTransferRequest(transfer_id=handed.transfer.transfer_id, timeout=dur(0.02))
+    for _ in range(20):  # about one in a thousand leaves in the very moment
+        patiences_s = [0.02 + i / 10_000 for i in range(-10, 30)]
+        calls: list[Any] = [source.api.transfers.WaitTransfer.future(request, timeout=s) for s in patiences_s]
+        codes = {call.code() for call in calls}
+        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}
+    source.process.check_log()
+
+
+def test_what_else_grpc_tells_of_stays_an_error() -> None:
+    error = ValueError("a defect")
+    record = logging.LogRecord("grpc", logging.ERROR, "", 0, "failed", (), (ValueError, error, None))
+    assert _CallersThatLeft().filter(record)
+    assert (record.levelno, record.exc_info) == (logging.ERROR, (ValueError, error, None))
 
 
 def acknowledge(engine: Engine, *ids: str) -> int:

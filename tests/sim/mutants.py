@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant("leases never expire", handover.HandOver, "due", bugs.always(None), Rule.R8),
     Mutant("an expired lease is revived", handover.HandOver, "_renew_one", bugs.revived, Rule.R8),
-    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 60),
+    Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 120),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
     Mutant("a cancel is lost", state.NodeState, "bury_key", bugs.always(None), Rule.R5),
     Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", bugs.always(False), Rule.R5),

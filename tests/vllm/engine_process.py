@@ -4,13 +4,14 @@ The first argument is the number of a socket, which gives for each engine its ar
 a socket of its own, for JSON lines, and its log. The answer is its process id.
 
     {"op": "generate", "prompt", "max_tokens", "params",
-     "salt", "n"}                                          ->  {"tokens", "finish", "params", "cached", "others"}
+     "salt", "n", "adapter"}                               ->  {"tokens", "finish", "params", "cached", "others"}
+    {"op": "load", "adapter"}                              ->  {}        the adapter, in place of one with its number
     {"op": "abort", "of"}                                  ->  {}        the request of that line's id
     {"op": "counts"}                                       ->  {...}     what vLLM counted since the start
     {"op": "reset", "connector"}                           ->  {"free"}  the prefix cache is empty: no block in use
 
-Each line has an "id", and so has its answer; they come in any order. A line that fails is answered with {"error"}. The
-end of the input ends the engine.
+An "adapter" is [number, folder]. Each line has an "id", and so has its answer; they come in any order. A line that
+fails is answered with {"error"}. The end of the input ends the engine.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.utils import system_utils
 from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -51,6 +53,8 @@ class Counting(StatLoggerBase):
         COUNTS["busy_steps"] += scheduler_stats.num_running_reqs > 0
         if iteration_stats is not None:
             COUNTS["preempted"] += iteration_stats.num_preempted_reqs
+            for left in iteration_stats.finished_requests:
+                COUNTS["preempted_prefills"] += left.num_preemptions if left.max_tokens_param == 1 else 0
             COUNTS["new_tokens"] += iteration_stats.num_generation_tokens
         COUNTS["local_hits"] += scheduler_stats.prefix_cache_stats.hits
 
@@ -80,19 +84,21 @@ class Lines:
         del self._tasks[line["id"]]
 
     async def generate(self, line: dict[str, Any]) -> dict[str, Any]:
-        params = line.get("params")
+        params, answers = line.get("params"), line.get("n", 1)
         sampling = SamplingParams(
             max_tokens=line["max_tokens"],
-            temperature=0,
+            temperature=1 if answers > 1 else 0,
+            top_k=1,  # the same tokens; vLLM gives one answer only at temperature 0
             detokenize=False,
             ignore_eos=True,
-            n=line.get("n", 1),
+            n=answers,
             extra_args={"kv_transfer_params": params} if params is not None else None,
         )
         prompt = {"prompt_token_ids": line["prompt"]} | ({"cache_salt": line["salt"]} if line.get("salt") else {})
         tokens: dict[int, list[int]] = {}
         finish: dict[int, str | None] = {}
-        async for output in self._engine.generate(prompt, sampling, f"line-{line['id']}"):
+        adapter = _adapter(*line["adapter"]) if "adapter" in line else None
+        async for output in self._engine.generate(prompt, sampling, f"line-{line['id']}", lora_request=adapter):
             for one in output.outputs:
                 tokens[one.index], finish[one.index] = list(one.token_ids), one.finish_reason
         first, *others = [tokens[index] for index in sorted(tokens)]
@@ -103,6 +109,10 @@ class Lines:
             "cached": output.num_cached_tokens,
             "others": others,
         }
+
+    async def load(self, line: dict[str, Any]) -> dict[str, Any]:
+        assert await self._engine.add_lora(_adapter(*line["adapter"], load_inplace=True))
+        return {}
 
     async def abort(self, line: dict[str, Any]) -> dict[str, Any]:
         """As when a client hangs up."""
@@ -117,6 +127,10 @@ class Lines:
 
     async def reset(self, line: dict[str, Any]) -> dict[str, Any]:
         return {"free": await self._engine.reset_prefix_cache(reset_connector=line["connector"])}
+
+
+def _adapter(number: int, folder: str, **more: Any) -> LoRARequest:
+    return LoRARequest(f"adapter-{number}", number, folder, **more)
 
 
 async def serve(arguments: dict[str, Any], lines_socket: socket.socket) -> None:
@@ -150,7 +164,7 @@ def fork_on_request(become: Callable[[dict[str, Any], socket.socket], None]) -> 
     while True:
         request, descriptors, _, _ = socket.recv_fds(control, 2**16, 2)
         if not request:
-            return
+            os._exit(0)  # to take apart all that it imported takes long on a busy machine
         lines_fd, log = descriptors
         pid = os.fork()
         if pid == 0:

@@ -39,6 +39,8 @@ HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinn
 """Of a lead's counts, those that are 0 at rest."""
 
 Params = Mapping[str, Any]
+Adapter = tuple[int, str]
+"""Its number, and its folder."""
 
 
 def write_model(folder: Path) -> None:
@@ -229,7 +231,9 @@ class Engine:
     def begin(
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> int:
-        """A request on its way; see `answer`. `more`: the `salt` of its cache, or the number `n` of its answers."""
+        """A request on its way; see `answer`. `more`: the `salt` of its cache, the number `n` of its answers, or its
+        `adapter`.
+        """
         return self._write(op="generate", prompt=list(prompt), params=params, max_tokens=max_tokens, **more)
 
     def answer(self, line_id: int) -> Answer:
@@ -239,6 +243,12 @@ class Engine:
         self, prompt: Sequence[int], params: Params | None = None, max_tokens: int = MAX_TOKENS, **more: Any
     ) -> Answer:
         return self.answer(self.begin(prompt, params, max_tokens, **more))
+
+    def begin_load(self, adapter: Adapter) -> int:
+        """An adapter is on its way to the engine, in place of the one with its number."""
+        line_id = self._write(op="load", adapter=adapter)
+        self.counts()  # lines are begun in order
+        return line_id
 
     def abort(self, line_id: int) -> None:
         self._read(self._write(op="abort", of=line_id))

@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 from tests.vllm.engines import CHUNK_TOKENS, LEAD, PREFILL, WORKER, Pair, prompt_of, wait_until
 
 PROMPT = prompt_of(3 * CHUNK_TOKENS, seed=7)
@@ -39,6 +41,38 @@ def test_an_engine_that_gets_no_lead_any_more_goes_on_alone(pair: Pair) -> None:
     assert pair.d.ask(PROMPT, params).failed
     assert pair.d.ask(PROMPT).tokens == expected
     pair.d.kill()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_pull_whose_source_dies_fails_where_that_is_configured(pair: Pair, *, opened: bool) -> None:
+    """Before its source answered, and when its bytes may move: some of them have, or are read from the dead."""
+    expected = pair.expected(PROMPT)
+    assert not pair.pull(prompt_of(50, seed=11)).failed  # they have met
+    params = pair.prefilled(PROMPT)
+    (worker,), (lead,) = pair.d.tree(WORKER), pair.p.tree(LEAD)
+    stopped = worker if opened else lead
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        line = pair.d.begin(PROMPT, params)
+        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+        if opened:
+            wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+    finally:
+        pair.p.kill()
+        if opened:
+            os.kill(worker, signal.SIGCONT)
+    assert pair.d.answer(line).failed
+    assert pair.d.ask(PROMPT).tokens == expected
+
+
+def test_a_push_whose_source_dies_after_its_first_part_fails_where_that_is_configured(pair: Pair) -> None:
+    prompt = prompt_of(1900, seed=10)
+    expected = pair.expected(prompt)
+    legs = pair.begin_push(prompt)
+    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)
+    pair.p.kill()
+    assert pair.d.answer(legs["D"]).failed
+    assert pair.d.ask(prompt).tokens == expected
 
 
 def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None:

@@ -100,6 +100,31 @@ def test_a_request_that_decode_refuses_leaves_its_source_to_the_lease(
     wait_until(lambda: p.held() == {}, p.held)
 
 
+def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers: tuple[Server, Server]) -> None:
+    p, d = servers
+    wait_until(lambda: [server.held() for server in servers] == [{}, {}])
+    for server in servers:  # what came before this test is counted with the next request
+        complete(server.url, [5, 6, 7], max_tokens=1)
+    names = [(p, "sent"), (p, "unsent"), (d, "received"), (d, "lost"), (d, "refused")]
+    before = [server.counted(f"vllm:kvgrpc_{name}_total") for server, name in names]
+
+    def grown() -> list[float]:
+        """An idle engine hears of what came back with its next request."""
+        complete(p.url, [5, 6, 7], max_tokens=1)
+        after = [server.counted(f"vllm:kvgrpc_{name}_total") for server, name in names]
+        return [now - then for now, then in zip(after, before, strict=True)]
+
+    prompt = prompt_of(100, 106)
+    asks = [PREFILL, {**PREFILL, "kvgrpc_intent": {"ttl": "0.2s"}}]
+    good, late = [answer_of(p.url, prompt, max_tokens=1, kv_transfer_params=ask)["kv_transfer_params"] for ask in asks]
+    complete(d.url, prompt, kv_transfer_params=good)
+    wait_until(lambda: p.held() == {}, p.held)
+    for params in (late, {**late, "kvgrpc_grant": "nonsense"}):
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            complete(d.url, prompt, kv_transfer_params=params)
+    wait_until(lambda: grown() == [1, 1, 1, 1, 1], grown)
+
+
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_the_example_router_gives_the_tokens_of_one_engine_and_cleans_up_when_a_client_hangs_up(
     servers: tuple[Server, Server], model_folder: Path, mode: str

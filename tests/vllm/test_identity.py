@@ -9,7 +9,9 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from tests.vllm.cores import PROMPT, Core, request_of
-from tests.vllm.engines import PREFILL, Pair, prompt_of, wait_until
+from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
+
+KEY = b"k" * 16
 
 
 def adapter_in(folder: Path, weights: bytes, suffix: str = "safetensors") -> Path:
@@ -100,6 +102,99 @@ def test_an_adapter_that_changes_while_it_computes_gives_nothing(
     assert p.left(request, blocks) == {}
     p.step()
     assert p.used() == 0
+
+
+@pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
+@pytest.mark.parametrize("from_the_same_folder", [True, False])
+def test_an_adapter_that_is_replaced_in_place_while_it_computes_gives_nothing_any_more(
+    cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str, *, from_the_same_folder: bool
+) -> None:
+    """vLLM goes on with other weights under the same number: the KV is of both, and so is what its prefix cache keeps
+    under the path that the request came with.
+    """
+    p, _ = cores_in_order
+    folder = adapter_in(tmp_path / "adapter", b"old")
+    request = request_of("p", PREFILL, lora_request=lora(folder))
+    blocks = p.computing(request)
+    other = folder if from_the_same_folder else adapter_in(tmp_path / "other", b"new")
+    replacing = lora(other, load_inplace=True)
+    if heard_by == "a load":
+        p.hooks.adapter_loaded(replacing)
+    else:
+        p.hooks.arrived(request_of("q", None, lora_request=replacing))
+    assert p.left(request, blocks) == {}
+    if not from_the_same_folder:
+        for number, of in enumerate((folder, other), 2):
+            assert p.prefilled(f"q{number}", lora_request=lora(of, "later", number)) == {}
+    assert p.prefilled("r", lora_request=lora(folder)) == {}
+
+
+def test_adapters_that_share_a_number_give_nothing(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
+    """vLLM computes the second one's requests with the weights of the first."""
+    p, _ = cores_in_order
+    first, second = (lora(adapter_in(tmp_path / name, name.encode()), name) for name in ("a", "b"))
+    assert p.prefilled("p", lora_request=first)
+    assert p.prefilled("q", lora_request=second) == {}
+    assert p.prefilled("r", lora_request=first) == {}
+
+
+@pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
+def test_an_adapter_that_changed_before_somebody_asked_for_its_kv_gives_nothing_under_any_number(
+    cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str
+) -> None:
+    """It was loaded before, and vLLM's prefix cache has what it computed under its name and path."""
+    p, _ = cores_in_order
+    folder = adapter_in(tmp_path / "adapter", b"old")
+    if heard_by == "a load":
+        p.hooks.adapter_loaded(lora(folder))
+    else:
+        p.hooks.arrived(request_of("p", None, lora_request=lora(folder)))
+    changed(folder)
+    for number in (1, 2):
+        assert p.prefilled(f"q{number}", lora_request=lora(folder, number=number)) == {}
+
+
+def test_what_decode_offers_for_the_next_turn_is_of_its_adapter(
+    cores_in_order: tuple[Core, Core], tmp_path: Path
+) -> None:
+    p, d = cores_in_order
+    adapter = lora(adapter_in(tmp_path / "adapter", b"same"))
+    request = request_of("d", p.prefilled("p", lora_request=adapter), lora_request=adapter)
+    blocks = d.begin(request)
+    wait_until(lambda: d.step() and d.told.loaded == {"d"})
+    offered = d.left(request, blocks)
+    assert offered
+    for name, taken in (("without", None), ("with", adapter)):
+        asked = request_of(name, {**offered, "do_remote_prefill": True, "do_remote_decode": False}, lora_request=taken)
+        p.begin(asked)
+        wait_until(lambda n=name: p.step() and n in p.told.loaded)  # type: ignore[misc]
+    assert p.told.failed == {"without"}
+
+
+@pytest.mark.parametrize("begins", ["P", "D"])
+@pytest.mark.parametrize("when", ["before", "while it is computed"])
+def test_decode_learns_at_once_that_a_push_will_not_come_since_its_adapter_has_no_name_at_prefill(
+    cores_in_order: tuple[Core, Core], tmp_path: Path, begins: str, when: str
+) -> None:
+    p, d = cores_in_order
+    folder = adapter_in(tmp_path / "adapter", b"old")
+    known = lora(folder)
+    p.hooks.arrived(request_of("first", PREFILL, lora_request=known))
+    source = request_of("p", {**PREFILL, **pushed(KEY)}, lora_request=known)
+    target = request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}, lora_request=known)
+    if begins == "D":
+        d.begin(target)
+        d.step()
+    if when == "before":
+        changed(folder)
+    p.tables["p"] = p.computing(source)
+    p.step({"p": 32})
+    changed(folder)
+    assert p.left(source, p.tables["p"]) == {}
+    if begins == "P":
+        d.begin(target)
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})  # a registration would wait for twice that
+    wait_until(lambda: p.step() and p.used() == 0)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "bin", "pt"])

@@ -51,12 +51,12 @@ def preemptions(engine: Engine) -> int:
 @pytest.mark.parametrize("first", ["P", "D"])
 def test_a_push_whose_prefill_is_preempted_gives_the_tokens_of_one_engine(small: Pair, first: str) -> None:
     prompt = prompt_of(LONG, seed=310)
-    expected, before = small.expected(prompt), preemptions(small.p)
+    expected, before = small.expected(prompt), small.p.counts().get("preempted_prefills", 0)
     growing = crowded(small.p)
     legs = small.begin_push(prompt, first=first)
     wait_until(lambda: "pinned_blocks" in small.p.held(), small.p.held)  # its first part is handed over
     assert small.d.answer(legs["D"]).tokens == expected
-    assert preemptions(small.p) > before
+    assert small.p.counts()["preempted_prefills"] > before
     assert not small.p.answer(legs["P"]).failed
     assert [len(small.p.answer(line).tokens) for line in growing] == [GROWS_BY] * GROWING
 

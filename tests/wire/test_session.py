@@ -9,8 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvgrpc.core import events
+from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.rank_actions import Sum
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2
@@ -83,11 +85,23 @@ def test_the_runs_of_a_posting_and_its_operation_come_back_as_they_went(
     rows: list[tuple[int, int, int]], operation: Operation
 ) -> None:
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
-    command = session.post_command("p", "peer", Runs(*columns), operation)
+    command = session.post_command("p", "peer", Runs(*columns), operation, None)
     post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
+    assert session.summing_of(0, post) is None
     found = session.runs_of(post)
     assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
     assert session.operation_of(post) is operation
+
+
+def test_what_is_summed_up_of_a_posting_comes_back_as_it_went() -> None:
+    runs = Runs(*np.zeros((3, 0), dtype=np.int64))
+    pieces = Pieces(*(np.array(column, dtype=np.int64) for column in ([5, 6, 7], [1, 2, 3], [2, 1])))
+    command = session.post_command("p", "peer", runs, Operation.READ, Sum(2, "s", pieces))
+    found = session.summing_of(2, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    assert found is not None
+    assert (found.rank, found.name) == (2, "s")
+    for name in ("offsets", "nbytes", "counts"):
+        assert getattr(found.pieces, name).tolist() == getattr(pieces, name).tolist()
 
 
 def test_a_posting_that_does_not_say_which_way_is_refused() -> None:

@@ -1,14 +1,18 @@
 """What an adapter is called to peers: a digest of its files. Its name and its path mean other weights on another host,
 and other weights here once somebody has pointed them elsewhere; its number is an engine's own.
 
-vLLM reads an adapter's files when it likes: at the first request that needs it, and again when others took its place.
-So files that changed while an adapter is in use leave open which weights computed what, and so does an adapter that is
-loaded in place, over another one. Such an adapter has no name: nothing of it is given or taken.
+vLLM keeps an adapter's weights under its number, reads its files when it likes (at the first request that needs it, and
+again when others took its place), and puts other weights under the number of requests that run: those go on with them,
+and the prefix cache keeps what they compute under the path that they came with. So from the moment on that files have
+changed, or that a number stands for another adapter, it is open which weights computed what. Such an adapter has no
+name: nothing of it is given or taken.
 """
 
+import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvgrpc.errors import InvalidRequest, Reason
 
@@ -18,16 +22,36 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 """vLLM reads the first that is there."""
+ELSEWHERE = "load changed weights under another name, and from another folder"
 
 Stamps = tuple[tuple[str, int, int, int, int], ...]
 """Of each file: its name, and what changes when its bytes do."""
 
 
 class Adapters:
-    """Of one engine: one entry for each that was ever asked for."""
+    """Of one engine: an entry for each number and each path that there ever was."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str, bool], tuple[Stamps, str]] = {}
+        self._paths: dict[int, str] = {}
+        """What each number stands for."""
+        self._forms: dict[str, tuple[bool, Stamps]] = {}
+        """What was at each path when it was first seen."""
+        self._digests: dict[str, str] = {}
+        self._unclear: dict[int | str, str] = {}
+        """Numbers and paths of which nobody knows which weights they stood for, and why."""
+
+    def seen(self, adapter: "LoRARequest") -> None:
+        """Told before vLLM loads it, or computes with it, for whomever that is."""
+        number, path = adapter.lora_int_id, adapter.lora_path
+        if adapter.load_inplace:
+            self._unclear.setdefault(number, f"was loaded in place: {ELSEWHERE}")
+        if (before := self._paths.setdefault(number, path)) != path:
+            for unclear in (number, before, path):
+                self._unclear.setdefault(unclear, f"shares its number with another one: {ELSEWHERE}")
+            self._paths[number] = path
+        form = adapter.is_3d_lora_weight, _stamps(path)
+        if self._forms.setdefault(path, form) != form:
+            self._unclear.setdefault(path, "has changed since it was loaded: put changed weights into another folder")
 
     def name(self, adapter: "LoRARequest | None") -> str:
         """The same for the same weights, on every host; empty without an adapter. The first time the files are read.
@@ -36,33 +60,54 @@ class Adapters:
         """
         if adapter is None:
             return ""
-        if adapter.load_inplace:
-            raise _nameless(adapter, "is loaded in place: load changed weights under another name")
-        key = adapter.lora_int_id, adapter.lora_path, adapter.is_3d_lora_weight
-        stamps = _stamps(adapter)
-        if key not in self._known:
-            self._known[key] = stamps, _digest(adapter, [stamp[0] for stamp in stamps])
-        seen, digest = self._known[key]
-        if _stamps(adapter) != seen:
-            raise _nameless(adapter, "has changed since it was loaded: put changed weights into another folder")
-        return digest
+        path = adapter.lora_path
+        self.seen(adapter)
+        self._check(adapter)
+        if path not in self._digests:
+            self._digests[path] = _digest(adapter, [stamp[0] for stamp in self._forms[path][1]])
+            self.seen(adapter)
+            self._check(adapter)
+        return self._digests[path]
+
+    def _check(self, adapter: "LoRARequest") -> None:
+        for what in (adapter.lora_int_id, adapter.lora_path):
+            if what in self._unclear:
+                raise _nameless(adapter, self._unclear[what])
 
 
-def _stamps(adapter: "LoRARequest") -> Stamps:
-    folder = Path(adapter.lora_path).expanduser()
+def tell_of_loads(tell: Callable[["LoRARequest"], None]) -> None:
+    """From now on the engine core of this process says which adapter it loads, before it does.
+
+    vLLM's connectors hear of requests only, and not of adapters that are loaded before one, or in place of another.
+    """
+    from vllm.v1.engine.core import EngineCore
+
+    load = EngineCore.add_lora
+
+    @functools.wraps(load)  # vLLM reads from the signature what arguments are
+    def add_lora(core: Any, lora_request: "LoRARequest") -> Any:
+        tell(lora_request)
+        return load(core, lora_request)
+
+    EngineCore.add_lora = add_lora
+
+
+def _stamps(path: str) -> Stamps:
+    """Empty where nothing is."""
     found = []
     for name in (CONFIG, *WEIGHTS):
         try:
-            of = (folder / name).stat()
+            of = (Path(path).expanduser() / name).stat()
         except OSError:
             continue
         found.append((name, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns))
-    if len(found) < 2:
-        raise _nameless(adapter, f"has no {CONFIG} with {WEIGHTS[0]} here: give the folder that it was downloaded to")
     return tuple(found)
 
 
 def _digest(adapter: "LoRARequest", names: list[str]) -> str:
+    if len(names) < 2 or names[0] != CONFIG:
+        what = f"has no {CONFIG} with {WEIGHTS[0]} here: give the folder that it was downloaded to"
+        raise _nameless(adapter, what)
     made = hashlib.sha256(b"3d" if adapter.is_3d_lora_weight else b"2d")
     for name in names[:2]:
         try:

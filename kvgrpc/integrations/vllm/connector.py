@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Met, Step
 from kvgrpc.integrations.vllm.options import Options, layout_of, revision_of
@@ -47,6 +48,7 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
             revision = revision_of(options, kv_cache_config)
             self._scheduling = SchedulerSide(engine_id, options, layout, revision, overlap=overlap)
             self._hooks = Hooks(self._scheduling, options.on_loss)
+            tell_of_loads(self._hooks.adapter_loaded)
         else:
             self._working = WorkerSide(options, layout)
 

@@ -19,6 +19,7 @@ from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -46,8 +47,14 @@ class Hooks:
         self._holding: dict[str, list[int]] = {}
         """Blocks that we hold, of requests that left."""
 
+    def adapter_loaded(self, adapter: "LoRARequest") -> None:
+        """An adapter is about to be loaded, or loaded anew."""
+        self._do(lambda: self._side.adapters.seen(adapter), otherwise=None)
+
     def arrived(self, request: "Request") -> None:
         """A request is there."""
+        if request.lora_request is not None:
+            self.adapter_loaded(request.lora_request)
         params = request.kv_transfer_params
         if not isinstance(params, dict):
             return

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ class SchedulerSide:
     def __init__(self, engine_id: str, options: Options, layout: PoolLayout, revision: str, *, overlap: bool) -> None:
         """`overlap`: hooks may be called while a step runs on the worker."""
         self.stats = KVGrpcStats()
+        self.adapters = Adapters()
         self.blocks: Any = None
         """vLLM's KVCacheManager."""
         self._options = options
@@ -55,7 +56,6 @@ class SchedulerSide:
         """Requests that are not over for kvgrpc."""
         self._offers: dict[str, Wanted] = {}
         """What those offer for the next turn that decode here, once they have answered."""
-        self._adapters = Adapters()
         count, layers = options.layers_per_part, layout.groups[0].layers
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
         paths = ("--data-paths", ",".join(options.data_paths))
@@ -93,14 +93,11 @@ class SchedulerSide:
         try:
             found = wanted(
                 request.request_id, _named_prompt(request), params, self._options.defaults,
-                adapter=self._adapters.name(request.lora_request), cache_salt=request.cache_salt or "",
-                needs_all_outputs=logprobs,
+                cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
                 return True
-            if found.take is not None and not found.prompt:
-                raise InvalidRequest(Reason.CONTENT_REQUIRED, "its prompt is more than token ids, and has no name")
-            self.scheduler.arrived(found)
+            found = self._admit(request, found)
         except LeadDied:
             raise
         except KVGrpcError as error:
@@ -110,12 +107,31 @@ class SchedulerSide:
         self._known.add(request.request_id)
         if (offer := offered(found, self._options.defaults)) is not None:
             self._offers[request.request_id] = offer
-        self._engine.flush()
+        if self._overlap:
+            self._engine.flush()  # else the next step sends it at once, and a pull with its blocks in one call
         if found.give is not None and found.give.prefill:
             request.max_tokens = 1
             if found.give.mode is Mode.PUSH:
                 self._computing[request.request_id] = request
         return True
+
+    def _admit(self, request: "Request", found: Wanted) -> Wanted:
+        """It is let in, under its adapter's name. Raises KVGrpcError for what has no name, or is one too many: then
+        whoever waits for its push has been told.
+        """
+        try:
+            pushes = found.give is not None and found.give.mode is Mode.PUSH
+            if not found.prompt and (found.take is not None or pushes):
+                raise InvalidRequest(Reason.CONTENT_REQUIRED, "its prompt is more than token ids, and has no name")
+            named = replace(found, adapter=self.adapters.name(request.lora_request))
+            self.scheduler.arrived(named)
+        except LeadDied:
+            raise
+        except KVGrpcError as error:
+            self.scheduler.refused(found, error.message)
+            self._engine.flush()
+            raise
+        return named
 
     def match(self, request_id: str, computed_tokens: int) -> int:
         self._computed_tokens[request_id] = computed_tokens
@@ -194,7 +210,7 @@ class SchedulerSide:
         outcome = Outcome.COMPLETE if complete else Outcome.ABORTED
         ids, computed, blocks = list(request.all_token_ids), request.num_computed_tokens, _without_null(table)
         try:
-            self._adapters.name(request.lora_request)
+            self.adapters.name(request.lora_request)
             found = self.scheduler.finished(request_id, ids, blocks, computed, outcome, self._behind())
             if offer is not None and complete and not found.keep:
                 self.scheduler.arrived(offer)

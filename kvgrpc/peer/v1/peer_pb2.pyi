@@ -431,8 +431,8 @@ class SettledAccess(_message.Message):
     verdict: Global___Verdict.ValueType
     """Whether it was valid."""
     reason: _common_pb2.FailureReason.ValueType
-    """Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back or
-    registers its memory anew also LEASE_VOIDED, MEMORY_CHANGED.
+    """Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back,
+    starts a prefill over or registers its memory anew also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
     """
     message: _builtins.str
     """One sentence for people."""

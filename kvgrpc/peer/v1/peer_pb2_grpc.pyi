@@ -84,7 +84,8 @@ class PeerServiceStub:
     the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
 
     Errors:
-    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
     * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
     * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
@@ -161,7 +162,8 @@ class PeerServiceAsyncStub(PeerServiceStub):
     the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
 
     Errors:
-    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+    * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+      MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
     * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
     * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
@@ -265,7 +267,8 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
 
         Errors:
-        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
+        * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+          MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
         * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
         * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
         * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.

@@ -227,6 +227,7 @@ class PostCommand(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
     posting_id: _builtins.str
     """Its id."""
     peer: _builtins.str
@@ -249,6 +250,12 @@ class PostCommand(_message.Message):
     def nbytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths."""
 
+    @_builtins.property
+    def sum(self) -> Global___SumCommand:
+        """Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
+        when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
+        """
+
     def __init__(
         self,
         *,
@@ -259,10 +266,11 @@ class PostCommand(_message.Message):
         nbytes: _abc.Iterable[_builtins.int] | None = ...,
         peer_rank: _builtins.int | None = ...,
         operation: Global___PostOperation.ValueType = ...,
+        sum: Global___SumCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "operation", b"operation", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "dst", b"dst", "nbytes", b"nbytes", "operation", b"operation", "peer", b"peer", "peer_rank", b"peer_rank", "posting_id", b"posting_id", "src", b"src", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015

@@ -426,7 +426,7 @@ class CallBatch(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     READ_EVENTS_FIELD_NUMBER: _builtins.int
     read_events: _builtins.int
-    """All events up to this number have been read."""
+    """All events up to this number have been read. Need not be said at once: with the next calls will do."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Call]:
         """The calls."""
@@ -628,7 +628,7 @@ class Event(_message.Message):
 
     @_builtins.property
     def opened(self) -> Global___PullOpened:
-        """A pull knows how many tokens it will get."""
+        """A pull that waits for its blocks knows how many tokens it will get."""
 
     @_builtins.property
     def layers_received(self) -> Global___LayersReceived:
@@ -788,7 +788,7 @@ Global___PartsReturned: _TypeAlias = PartsReturned  # noqa: Y015
 
 @_typing.final
 class PullOpened(_message.Message):
-    """The access is open."""
+    """The access is open, and the pull waits for its blocks: one that had them by then is not spoken of before its end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

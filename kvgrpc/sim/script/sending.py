@@ -96,15 +96,18 @@ class Sending:
                 layers=part.layers, part_epoch=part.part_epoch,
             )  # fmt: skip
 
-        result = self._call(ask)
-        if isinstance(result, HandedOver):
-            self._begin(job, result)
-            self._say(name, f"part {self._shop.show(blocks)}")
-            return
-        if not job.transfer_id:
-            self._shop.release(job.blocks)
-            del self._jobs[name]
-        self._refused(name, result)
+        def answered(result: Result) -> None:
+            # With a destination that gave up before, the news that the push is over follows the answer at once.
+            if isinstance(result, HandedOver):
+                self._begin(job, result)
+                self._say(name, f"part {self._shop.show(blocks)}")
+                return
+            if not job.transfer_id:
+                self._shop.release(job.blocks)
+                del self._jobs[name]
+            self._refused(name, result)
+
+        self._host.call(ask, ENGINE, answered)
 
     def give_up(self, name: str, key: bytes) -> None:
         """The engine cannot deliver what it was to push."""

@@ -81,11 +81,12 @@ type PeerServiceClient interface {
 	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
-	// * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
-	// * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	// * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+	//     MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+	//   - PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+	//   - INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(ctx context.Context, in *ChecksumBlocksRequest, opts ...grpc.CallOption) (*ChecksumBlocksResponse, error)
 	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in
@@ -236,11 +237,12 @@ type PeerServiceServer interface {
 	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, or as in SettledAccess.reason: the access is not valid.
-	// * PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
-	// * INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
-	// * INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
+	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
+	//     MEMORY_CHANGED: the access is not valid, for the same reasons as in SettledAccess.
+	//   - PERMISSION_DENIED NOT_OWNER: it does not cover these blocks.
+	//   - INVALID_ARGUMENT GROUP_MISMATCH, BLOCK_DUPLICATE, INVALID_FIELD; OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
+	//   - INTERNAL DATA_PATH_FAILED: the issuer cannot sum up its memory.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED; DEADLINE_EXCEEDED DEADLINE.
 	ChecksumBlocks(context.Context, *ChecksumBlocksRequest) (*ChecksumBlocksResponse, error)
 	// The calls above over one stream, which costs both sides about half of what the calls by themselves cost.
 	// Opened by the one that dialled, for as long as it likes. Each answer names the call that it answers; answers come in

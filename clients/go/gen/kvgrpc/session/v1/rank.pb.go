@@ -477,7 +477,10 @@ type PostCommand struct {
 	PeerRank *uint32 `protobuf:"varint,6,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// Which way. A worker that is told none, or one that it does not know, ends its connection: to guess would be to
 	// overwrite memory.
-	Operation     PostOperation `protobuf:"varint,7,opt,name=operation,proto3,enum=kvgrpc.session.v1.PostOperation" json:"operation,omitempty"`
+	Operation PostOperation `protobuf:"varint,7,opt,name=operation,proto3,enum=kvgrpc.session.v1.PostOperation" json:"operation,omitempty"`
+	// Blocks that a READ brings, in the memory of the commanded rank: summed up as they arrive, and answered by SumReport
+	// when the posting is DONE. A worker that does not know this never answers, and the transfer ends by its timeout.
+	Sum           *SumCommand `protobuf:"bytes,8,opt,name=sum,proto3" json:"sum,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -559,6 +562,13 @@ func (x *PostCommand) GetOperation() PostOperation {
 		return x.Operation
 	}
 	return PostOperation_POST_OPERATION_UNSPECIFIED
+}
+
+func (x *PostCommand) GetSum() *SumCommand {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
 }
 
 // Starts or ends the progress that a peer's reads and writes need.
@@ -1512,7 +1522,7 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x14\n" +
 	"\x05watch\x18\x03 \x01(\bR\x05watchB\f\n" +
 	"\n" +
-	"_peer_rank\"\xec\x01\n" +
+	"_peer_rank\"\x9d\x02\n" +
 	"\vPostCommand\x12\x1d\n" +
 	"\n" +
 	"posting_id\x18\x01 \x01(\tR\tpostingId\x12\x12\n" +
@@ -1521,7 +1531,8 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\x03dst\x18\x04 \x03(\x04R\x03dst\x12\x16\n" +
 	"\x06nbytes\x18\x05 \x03(\x04R\x06nbytes\x12 \n" +
 	"\tpeer_rank\x18\x06 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12>\n" +
-	"\toperation\x18\a \x01(\x0e2 .kvgrpc.session.v1.PostOperationR\toperationB\f\n" +
+	"\toperation\x18\a \x01(\x0e2 .kvgrpc.session.v1.PostOperationR\toperation\x12/\n" +
+	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandR\x03sumB\f\n" +
 	"\n" +
 	"_peer_rank\"S\n" +
 	"\rExpectCommand\x12\x16\n" +
@@ -1639,22 +1650,23 @@ var file_kvgrpc_session_v1_rank_proto_depIdxs = []int32{
 	9,  // 7: kvgrpc.session.v1.RankCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
 	19, // 8: kvgrpc.session.v1.ConnectCommand.endpoint:type_name -> kvgrpc.v1.RankEndpoint
 	0,  // 9: kvgrpc.session.v1.PostCommand.operation:type_name -> kvgrpc.session.v1.PostOperation
-	11, // 10: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
-	12, // 11: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
-	14, // 12: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
-	15, // 13: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
-	16, // 14: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
-	17, // 15: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
-	18, // 16: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
-	19, // 17: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
-	13, // 18: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
-	20, // 19: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
-	21, // 20: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	9,  // 10: kvgrpc.session.v1.PostCommand.sum:type_name -> kvgrpc.session.v1.SumCommand
+	11, // 11: kvgrpc.session.v1.RankReport.offer:type_name -> kvgrpc.session.v1.OfferReport
+	12, // 12: kvgrpc.session.v1.RankReport.connect:type_name -> kvgrpc.session.v1.ConnectReport
+	14, // 13: kvgrpc.session.v1.RankReport.posting:type_name -> kvgrpc.session.v1.PostingReport
+	15, // 14: kvgrpc.session.v1.RankReport.step:type_name -> kvgrpc.session.v1.StepReport
+	16, // 15: kvgrpc.session.v1.RankReport.process:type_name -> kvgrpc.session.v1.ProcessReport
+	17, // 16: kvgrpc.session.v1.RankReport.rekey:type_name -> kvgrpc.session.v1.RekeyReport
+	18, // 17: kvgrpc.session.v1.RankReport.sum:type_name -> kvgrpc.session.v1.SumReport
+	19, // 18: kvgrpc.session.v1.OfferReport.endpoint:type_name -> kvgrpc.v1.RankEndpoint
+	13, // 19: kvgrpc.session.v1.ConnectReport.rejected:type_name -> kvgrpc.session.v1.RejectedPath
+	20, // 20: kvgrpc.session.v1.PostingReport.wire:type_name -> google.protobuf.Duration
+	21, // 21: kvgrpc.session.v1.StepReport.layers:type_name -> kvgrpc.v1.LayerRange
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_session_v1_rank_proto_init() }

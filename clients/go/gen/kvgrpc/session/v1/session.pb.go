@@ -882,7 +882,7 @@ type CallBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The calls.
 	Calls []*Call `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
-	// All events up to this number have been read.
+	// All events up to this number have been read. Need not be said at once: with the next calls will do.
 	ReadEvents    uint64 `protobuf:"varint,2,opt,name=read_events,json=readEvents,proto3" json:"read_events,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1454,7 +1454,7 @@ type Event_Answer struct {
 }
 
 type Event_Opened struct {
-	// A pull knows how many tokens it will get.
+	// A pull that waits for its blocks knows how many tokens it will get.
 	Opened *PullOpened `protobuf:"bytes,6,opt,name=opened,proto3,oneof"`
 }
 
@@ -1747,7 +1747,7 @@ func (x *PartsReturned) GetLeaseId() string {
 	return ""
 }
 
-// The access is open.
+// The access is open, and the pull waits for its blocks: one that had them by then is not spoken of before its end.
 type PullOpened struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The transfer.
