@@ -113,10 +113,9 @@ class Closings:
     def knock(self, peer: str) -> None:
         """Time to reach for an issuer that was taken for dead."""
         life = self._state.peers[peer]
-        if life.replaced_by:
+        if life.replaced_by or not life.address:
             return
-        there = life.description
-        self._peering.want(there.address, there.engine_id, there.incarnation, "")
+        self._peering.want(life.address, life.description.engine_id, life.description.incarnation, "")
         self._knocks[peer] += 1
         if self._knocks[peer] < KNOCKS:
             self._await_knock(peer)

@@ -58,6 +58,11 @@ class Peer:
         return peer_key(self.description.engine_id, self.description.incarnation)
 
     @property
+    def address(self) -> str:
+        """Where it can be dialled; empty: nowhere."""
+        return self.dialled or self.description.address
+
+    @property
     def reachable(self) -> bool:
         """Every rank reaches its memory."""
         return len(self.paths) == self.description.world_size and all(path.data_path for path in self.paths.values())
@@ -76,7 +81,7 @@ class Peer:
         return PeerView(
             self.description.engine_id,
             self.description.incarnation,
-            self.dialled or self.description.address,
+            self.address,
             self.state,
             tuple(self.paths[rank] for rank in sorted(self.paths)),
             now - self.heard,

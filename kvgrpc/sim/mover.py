@@ -18,6 +18,8 @@ from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
 NEVER = -1
+SUMMED_FIRST = 0.5
+"""Of the postings that are summed up: the sums are there before the end of the posting is told."""
 OWN_AT_REST = 0.5
 """Of the writes that are lost: what left their source goes on to the peer."""
 
@@ -45,6 +47,8 @@ class _Posting:
     stalls_at: int = NEVER
     corrupt_at: int = NEVER
     """Cells left when one arrives as something else."""
+    sums: Sum | None = None
+    """What is still to be summed up when it is over."""
 
 
 class Mover:
@@ -100,7 +104,7 @@ class Mover:
         own, theirs = self._memories[action.rank], door.memory
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
-        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door)
+        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.sum)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
@@ -121,17 +125,8 @@ class Mover:
 
     def sum(self, action: Sum) -> None:
         """A rank sums up blocks as they are in a moment."""
-
-        def report() -> None:
-            cells, pieces, at = self._memories[action.rank].cells, action.pieces, 0
-            found = []
-            for count in pieces.counts.tolist():
-                offsets = pieces.offsets[at : at + count].tolist()
-                found.append(crc32(repr([cells[offset] for offset in offsets]).encode()))
-                at += count
-            self._report(Summed(action.rank, action.name, np.array(found, dtype="<u4").tobytes()))
-
-        self.answer(action.rank, report, self._luck.draw(self._luck.faults.cell_s))
+        delay_s = self._luck.draw(self._luck.faults.cell_s)
+        self.answer(action.rank, lambda: self._report(self._summed(action)), delay_s)
 
     def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
         """A rank does what it is asked for, sooner or later."""
@@ -200,6 +195,16 @@ class Mover:
 
         self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
 
+    def _summed(self, action: Sum) -> Summed:
+        """Of the blocks as they are now."""
+        cells, pieces, at = self._memories[action.rank].cells, action.pieces, 0
+        found = []
+        for count in pieces.counts.tolist():
+            offsets = pieces.offsets[at : at + count].tolist()
+            found.append(crc32(repr([cells[offset] for offset in offsets]).encode()))
+            at += count
+        return Summed(action.rank, action.name, np.array(found, dtype="<u4").tobytes())
+
     def _somewhere(self, posting: _Posting, kind: str) -> int:
         """Before which cell, by how many are left: the last one of them is 1."""
         return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
@@ -238,6 +243,11 @@ class Mover:
         posting.sink.filled(posting.filled, posting.can)
         posting.source.let_go(posting.read, posting.post.posting_id)
         del self._postings[posting]
+        if done and posting.sums is not None and self._rng.random() < SUMMED_FIRST:
+            sums, posting.sums = posting.sums, None
+            self._report(self._summed(sums))
+            if posting.post.rank in self._dead:
+                return  # its process died of what it told
         if may_be_late and self._luck.strikes("report_late"):
             delay_s = self._luck.draw(self._luck.faults.slow_s)
             self._later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
@@ -253,8 +263,8 @@ class Mover:
         if own:
             posting.source.let_go(posting.read, posting.post.posting_id)
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
-        if done and post.sum is not None:
-            self.sum(post.sum)
+        if done and posting.sums is not None:
+            self.sum(posting.sums)
 
     def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
         """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""

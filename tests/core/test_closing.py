@@ -189,14 +189,26 @@ def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead
     assert (sent.peer, sent.closing.access_id, sent.closing.dropped) == (key_of(P), access_id(), False)
 
 
-@pytest.mark.parametrize("reached", [False, True])
-def test_a_write_that_comes_to_rest_is_told_whether_its_destination_is_being_reached_anew_or_not(reached: bool) -> None:
+def writing() -> Pair:
+    """A source that writes into a destination."""
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
+    return pair
+
+
+def writing_while_reached_anew() -> Pair:
+    """A source whose first write is under way to a destination that it heard nothing of, and dials for the next."""
+    pair = writing()
     pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
     pair.deaf = {SendClose, Dial}
     pair.finish(32, (5, 6), part_epoch=1)
+    return pair
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_a_write_that_comes_to_rest_is_told_whether_its_destination_is_being_reached_anew_or_not(reached: bool) -> None:
+    pair = writing_while_reached_anew()
     if reached:
         pair.call(pair.p, lambda c: CancelTransfer(c, pair.both()[0].id))
         pair.moved()
@@ -213,12 +225,7 @@ def test_a_write_that_comes_to_rest_is_told_whether_its_destination_is_being_rea
 
 
 def test_a_write_that_is_over_waits_for_no_connection_though_it_is_not_at_rest() -> None:
-    pair = Pair(WRITING)
-    pair.register(pair.reserve(32, (3, 4)).token)
-    pair.finish(32, (1, 2))
-    pair.feed(pair.p, PeerSilent(key_of(pair.d.me)))
-    pair.deaf = {SendClose, Dial}
-    pair.finish(32, (5, 6), part_epoch=1)
+    pair = writing_while_reached_anew()
     pair.call(pair.p, lambda c: CancelTransfer(c, pair.both()[0].id))
     before = pair.both()[0]
     pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
@@ -228,9 +235,7 @@ def test_a_write_that_is_over_waits_for_no_connection_though_it_is_not_at_rest()
 
 def parted() -> Pair:
     """Source and destination took each other for dead; the source's write has come to rest since."""
-    pair = Pair(WRITING)
-    pair.register(pair.reserve(32, (3, 4)).token)
-    pair.finish(32, (1, 2))
+    pair = writing()
     for here, there in ((pair.p, pair.d), (pair.d, pair.p)):
         pair.feed(here, PeerSilent(key_of(there.me)))
     pair.deaf = {SendClose, Dial}
@@ -262,6 +267,16 @@ def test_a_source_reaches_for_a_destination_that_may_be_gone_a_few_times_only() 
     pair.tick(2.0**KNOCKS)
     assert not pair.p.node._peering._dialling
     assert pair.p.node._pulls._closings._parked[key_of(pair.d.me)]
+
+
+def test_a_source_cannot_reach_for_a_destination_that_has_no_address() -> None:
+    pair = parted()
+    life = pair.p.node.state.peers[key_of(pair.d.me)]
+    life.dialled, life.description = "", describe("d", 2, address="")
+    pair.tick(1.0)
+    assert not pair.p.node._peering._dialling
+    pair.p.admit(life.description)
+    assert pair.p.node._pulls._closings._sent
 
 
 @pytest.mark.parametrize("how", ["replaced", "over"])

@@ -1,14 +1,25 @@
 """A process that has imported what others need, and forks one of them for every descriptor that it is sent."""
 
+import faulthandler
 import os
+import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
+
+END_S = 10.0
+"""For what was hung up on to end; shorter than a test waits for all of this."""
+SAY_S = 0.5
 
 
 def fork_for_each(serve: Callable[[int], None]) -> None:
-    """Serves each descriptor in a process of its own, until whoever sends them hangs up; fails if one of them did."""
+    """Serves each descriptor in a process of its own, until whoever sends them hangs up; fails if one of them did.
+
+    One that does not end after that says where its threads are, and is killed.
+    """
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     pids = []
     with socket.socket(fileno=int(sys.argv[1])) as control:
         while True:
@@ -27,5 +38,21 @@ def fork_for_each(serve: Callable[[int], None]) -> None:
             os.close(fds[0])
             pids.append(pid)
             control.sendall(f"{pid}\n".encode())
+    deadline = time.monotonic() + END_S
+    late = [pid for pid in pids if not _ends(pid, deadline - time.monotonic())]
+    for pid in late:
+        os.kill(pid, signal.SIGUSR1)
+        _ends(pid, SAY_S)
+        os.kill(pid, signal.SIGKILL)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    sys.exit(any(code not in (0, -signal.SIGKILL) for code in codes))
+    sys.exit(bool(late) or any(code not in (0, -signal.SIGKILL) for code in codes))
+
+
+def _ends(pid: int, within_s: float) -> bool:
+    """Whether a child ends in time. It is not reaped."""
+    ending = select.poll()
+    ending.register(pidfd := os.pidfd_open(pid), select.POLLIN)
+    try:
+        return bool(ending.poll(max(within_s, 0.0) * 1e3))
+    finally:
+        os.close(pidfd)

@@ -499,7 +499,10 @@ class AccessClosing(_message.Message):
     quiesced: _builtins.bool
     """The caller's movers are proved to be at rest."""
     token: _builtins.bytes
-    """The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks."""
+    """The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks. A
+    destination that drops its own reservation gives the grant that it issued: the source counts it as failed, also when
+    no registration with that grant has come yet.
+    """
     message: _builtins.str
     """Why, for people; cut after 1,024 bytes."""
     def __init__(

@@ -929,7 +929,9 @@ type AccessClosing struct {
 	Outcome CloseOutcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=kvgrpc.peer.v1.CloseOutcome" json:"outcome,omitempty"`
 	// The caller's movers are proved to be at rest.
 	Quiesced bool `protobuf:"varint,3,opt,name=quiesced,proto3" json:"quiesced,omitempty"`
-	// The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks.
+	// The grant's token, so that the closing of an access never opened reaches its lease, or its reserved blocks. A
+	// destination that drops its own reservation gives the grant that it issued: the source counts it as failed, also when
+	// no registration with that grant has come yet.
 	Token []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
 	// Why, for people; cut after 1,024 bytes.
 	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
