@@ -177,6 +177,11 @@ class Scheduler:
         news, self._news = self._news, []
         return news
 
+    @property
+    def busy(self) -> bool:
+        """Whether a step may tell or send something. Else all that it could hear of is that its lead is gone."""
+        return bool(self._known or self._of or self._cancels or self._news)
+
     def grant(self, request_id: str) -> bytes:
         """The READ grant of what was handed over; empty where there is none."""
         handles = self._known.get(request_id)

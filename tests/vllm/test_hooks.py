@@ -142,6 +142,15 @@ def test_when_the_session_is_over_what_was_given_comes_back(cores: tuple[Core, C
     assert p.used() == 0
 
 
+def test_steps_without_anything_under_way_notice_that_the_session_is_over(
+    cores: tuple[Core, Core], caplog: pytest.LogCaptureFixture
+) -> None:
+    p, _ = cores
+    p.step()
+    p.worker.close()
+    wait_until(lambda: p.step() and "kvgrpc is over in this engine" in caplog.text)
+
+
 def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[Core, Core]) -> None:
     p, d = cores
     blocks = d.begin(request_of("d", p.prefilled("p")))

@@ -32,6 +32,8 @@ NULL_BLOCK = 0
 """In vLLM's tables it stands for blocks that are not there. All requests share it: nothing may be read or written."""
 IDLE_S = 0.002
 """A step without tokens waits so long for news: vLLM makes one after the other while a request waits for its KV."""
+LOOK_S = 0.1
+"""While nothing is under way a step looks this often whether its lead is still there: it costs as much as all else."""
 RESET_S = 5.0
 """So long a reset waits until nobody reads, or fills, what was there before. Without readers it takes a millisecond."""
 
@@ -54,6 +56,8 @@ class SchedulerSide:
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
         self._known: set[str] = set()
         """Requests that are not over for kvgrpc."""
+        self._look_at = 0.0
+        """When a step looks whether there is still a lead, though nothing is under way."""
         self._offers: dict[str, Wanted] = {}
         """What those offer for the next turn that decode here, once they have answered."""
         count, layers = options.layers_per_part, layout.groups[0].layers
@@ -158,7 +162,10 @@ class SchedulerSide:
                 self.scheduler.computed(request_id, table, request.num_computed_tokens + count, self._number)
         step = Step(self._number, report=self._overlap or bool(self._computing))
         idle = waiting and not output.total_num_scheduled_tokens
-        self._hear(self.scheduler.step(IDLE_S if idle else 0.0), step)
+        now = time.monotonic()
+        if waiting or self.scheduler.busy or now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._hear(self.scheduler.step(IDLE_S if idle else 0.0), step)
         return step
 
     def _hear(self, told: list[News], step: Step) -> None:
