@@ -1,12 +1,13 @@
 """Engines that many tests share: a pair takes a minute to start."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.vllm.cores import Core
-from tests.vllm.engines import Engines, Pair, write_model
+from tests.vllm.engines import DATA_PATHS, Engines, Pair, write_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,14 +47,11 @@ def engines(model_folder: Path) -> Iterator[Engines]:
     engines.stop()
 
 
-@pytest.fixture(scope="session", params=["cma", "nixl"])
+@pytest.fixture(scope="session", params=DATA_PATHS)
 def shared_pair(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
     """Engines that fail what they cannot load, over one data path."""
-    pair = Pair(engines, data_paths=[request.param], offer_ttl_s=60.0)
-    try:
+    with closing(Pair(engines, data_paths=[request.param], offer_ttl_s=60.0)) as pair:
         yield pair
-    finally:
-        pair.stop()
 
 
 @pytest.fixture

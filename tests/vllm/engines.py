@@ -29,6 +29,7 @@ SEQUENCES = 16
 """More requests than that wait."""
 MAX_TOKENS = 12
 VOCABULARY = 1024
+DATA_PATHS = "cma", "nixl"
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 """What routers ask of P."""
 # Each engine has one processor: OpenMP, which counts them before it is bound to that one, would spin with two threads.
@@ -334,7 +335,7 @@ class Pair:
         for name in gone:
             self._engines[name].ready()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         for engine in self._engines.values():
             engine.stop()
 

@@ -4,26 +4,24 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.vllm.engines import PREFILL, WORKER, Adapter, Engines, Pair, prompt_of, wait_until
+from tests.vllm.engines import DATA_PATHS, PREFILL, WORKER, Adapter, Engines, Pair, prompt_of, wait_until
 
 RANK, HIDDEN, LAYERS = 8, 256, 4
 """Of the adapters, and of the model of `write_model`."""
 
 
-@pytest.fixture(scope="module")
-def engines_with_adapters(engines: Engines) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=DATA_PATHS)
+def engines_with_adapters(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
     more = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 2, "max_num_batched_tokens": 24}
-    pair = Pair(engines, more=more, data_paths=["cma"])
-    try:
+    with closing(Pair(engines, more=more, data_paths=[request.param])) as pair:
         yield pair
-    finally:
-        pair.stop()
 
 
 @pytest.fixture

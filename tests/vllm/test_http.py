@@ -12,13 +12,23 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.engines import BLOCK_TOKENS, MAX_TOKENS, PREFILL, ROOT, START_S, free_port, prompt_of, wait_until
+from tests.vllm.engines import (
+    BLOCK_TOKENS,
+    DATA_PATHS,
+    MAX_TOKENS,
+    PREFILL,
+    ROOT,
+    START_S,
+    free_port,
+    prompt_of,
+    wait_until,
+)
 from tests.vllm.servers import MODEL, Server, healthy, listens, new_server, ours, running, serving, usual_router
 
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
 
 
-@pytest.fixture(scope="module", params=["cma", "nixl"])
+@pytest.fixture(scope="module", params=DATA_PATHS)
 def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[tuple[Server, Server]]:
     """Over one data path."""
     p, d = new_server("P"), new_server("D")

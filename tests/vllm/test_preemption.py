@@ -4,10 +4,11 @@ They push layer by layer, and compute a prompt in many small steps.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from tests.vllm.engines import BLOCK_TOKENS, PREFILL, Engine, Engines, Pair, prompt_of, wait_until
+from tests.vllm.engines import BLOCK_TOKENS, DATA_PATHS, PREFILL, Engine, Engines, Pair, prompt_of, wait_until
 
 BLOCKS = 48
 GROWING, GROWS_BY = 8, 150
@@ -16,17 +17,14 @@ LONG = 28 * BLOCK_TOKENS + 5
 """Tokens of a prompt that fits beside them only while they are short."""
 
 
-@pytest.fixture(scope="module")
-def small_engines(engines: Engines) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=DATA_PATHS)
+def small_engines(request: pytest.FixtureRequest, engines: Engines) -> Iterator[Pair]:
     more = {
         "num_gpu_blocks_override": BLOCKS, "max_num_batched_tokens": 24, "max_model_len": 1024,
         "enable_prefix_caching": False,
     }  # fmt: skip
-    pair = Pair(engines, more=more, data_paths=["cma"], offer_ttl_s=60.0, layers_per_part=1)
-    try:
+    with closing(Pair(engines, more=more, data_paths=[request.param], offer_ttl_s=60.0, layers_per_part=1)) as pair:
         yield pair
-    finally:
-        pair.stop()
 
 
 @pytest.fixture
