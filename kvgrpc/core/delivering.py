@@ -250,15 +250,13 @@ class Deliveries:
 
     def settle(self, access: Access, row: Settling) -> Verdict:
         """A source that writes says that parts are there. Asked again, the verdict is the same."""
-        if access.verdict is not None:
-            return access.verdict
-        if access.state is not AccessState.OPEN or access.opening.reverse_access_id:
+        if access.verdict is None and (access.state is not AccessState.OPEN or access.opening.reverse_access_id):
             reason = access.stale or Reason.ACCESS_CLOSED
-            verdict = access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
+            access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
+        if access.verdict is not None:
             if row.last and access.state is AccessState.STALE:
                 self._close(access)
-                self._proved(access.id)
-            return verdict
+            return access.verdict
         if row.part < access.settled and not row.last:
             return Verdict(True)
         landing = self._targets[access.lease_id]
@@ -312,13 +310,11 @@ class Deliveries:
 
     # -- proofs
 
-    def quiesced(self, engine_id: str, row: Closing) -> None:
-        """A source says that its movers are at rest, though its life may be taken for dead here."""
-        landing = self.writers.find(row.access_id)
-        if landing is None or not row.quiesced or landing.stage is not Stage.ENDED:
-            return
-        if landing.claims.engine_id == engine_id:
-            self._proved(row.access_id)
+    def quiesced(self, engine_id: str, access_id: bytes) -> None:
+        """A source says that its movers are at rest, though its life may be taken for dead here, or have been."""
+        landing = self.writers.find(access_id)
+        if landing is not None and landing.stage is Stage.ENDED and landing.claims.engine_id == engine_id:
+            self._proved(access_id)
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""

@@ -49,7 +49,12 @@ class Serving:
         self._openings.open(event, peer)
 
     def settle(self, event: SettleAccess) -> None:
-        """SettleAccess: the verdict on every access, given once and kept."""
+        """SettleAccess: the verdict on every access, given once and kept. Whoever settles the last of its write is at
+        rest, whatever the verdict.
+        """
+        for row in event.settlings:
+            if row.last:
+                self._deliveries.quiesced(event.engine_id, row.access_id)
         peer = self._caller(event.engine_id, event.incarnation)
         rows = tuple(self._settle_row(peer, row) for row in event.settlings)
         self._state.reply(event.call.id, Verdicts(rows))
@@ -57,7 +62,8 @@ class Serving:
     def close(self, event: CloseAccess) -> None:
         """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
         for row in event.closings:
-            self._deliveries.quiesced(event.engine_id, row)
+            if row.quiesced:
+                self._deliveries.quiesced(event.engine_id, row.access_id)
         peer = self._caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))

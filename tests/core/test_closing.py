@@ -1,5 +1,7 @@
 """Closings are sent until answered, or until nobody is left to answer."""
 
+from functools import partial
+
 import pytest
 
 from kvgrpc.core.actions import Dial, SendClose, SendOpen
@@ -13,7 +15,9 @@ from kvgrpc.core.events import (
     PeerSilent,
     ProcessEnded,
     RegisterPush,
+    SettleAccess,
     SettleAnswered,
+    Settling,
     WaitsFor,
 )
 from kvgrpc.core.lives import DEAD_KEPT
@@ -243,6 +247,27 @@ def parted() -> Pair:
     pair.moved()
     assert pair.both()[1].memory is Disposition.QUARANTINED
     return pair
+
+
+@pytest.mark.parametrize("after_s", [0.0, 300.0])
+@pytest.mark.parametrize("before", [[], [False], [True]])
+def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_taken_for_dead_meanwhile(
+    before: list[bool], after_s: float
+) -> None:
+    """`before`: whether what it settled since then was the last part. In time its access is forgotten."""
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2), last=True)
+    pair.feed(pair.d, PeerSilent(key_of(pair.p.me)))
+    pair.d.tick(11.0)
+    pair.d.admit(pair.p.me)
+    pair.d.tick(after_s)
+    for last in before:
+        settling, p = Settling(access_id(10), last, 1024, 0), pair.p.me
+        pair.d.call(partial(SettleAccess, engine_id=p.engine_id, incarnation=p.incarnation, settlings=(settling,)))
+        assert (pair.both()[1].memory is Disposition.RETURNED) is last
+    pair.moved()
+    assert pair.both()[1].memory is Disposition.RETURNED
 
 
 def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_taken_for_dead() -> None:
