@@ -314,13 +314,13 @@ class Deliveries:
         """A source says that its movers are at rest, though its life may be taken for dead here, or have been."""
         landing = self.writers.find(access_id)
         if landing is not None and landing.stage is Stage.ENDED and landing.claims.engine_id == engine_id:
-            self._proved(access_id)
+            self._proved(access_id, landing)
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
         for access_id, landing in self.writers.of_life(peer):
             assert landing.stage is Stage.ENDED, "whoever comes with a proof has ended what moves"
-            self._proved(access_id)
+            self._proved(access_id, landing)
 
     # -- ends
 
@@ -381,7 +381,6 @@ class Deliveries:
         sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
         return layers_done if sound else ()
 
-    def _proved(self, access_id: bytes) -> None:
-        landing = self.writers.forget(access_id)
-        if landing is not None:
-            self._ends.at_rest(landing)
+    def _proved(self, access_id: bytes, landing: Landing) -> None:
+        self.writers.forget(access_id)
+        self._ends.at_rest(landing)

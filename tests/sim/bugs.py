@@ -167,10 +167,11 @@ def dead_mover(peer_dead: Any) -> Any:
     """Its lead is dead, so it writes nothing more."""
 
     def dead(self: Any, peer: Any) -> None:
-        written = [access_id for access_id in peer.accesses if self._deliveries.writers.find(access_id)]
+        accesses, writers = list(peer.accesses), self._deliveries.writers
         peer_dead(self, peer)
-        for access_id in written:
-            self._deliveries._proved(access_id)
+        for access_id in accesses:
+            if (landing := writers.find(access_id)) is not None:
+                self._deliveries._proved(access_id, landing)
 
     return dead
 
