@@ -69,8 +69,9 @@ class Closings:
 
     def answered(self, event: CloseAnswered) -> None:
         """The issuer knows, or is asked again."""
-        if event.access_id not in self._sent:
-            return
+        sent = self._sent.get(event.access_id)
+        if sent is None or (sent.closing.quiesced and not event.quiesced):
+            return  # the answer to an earlier one, which came late
         following = self._following.pop(event.access_id, None)
         if following is not None:
             self._sent[event.access_id] = following

@@ -166,6 +166,8 @@ class CloseAnswered:
     access_id: bytes
     answered: bool
     """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
+    quiesced: bool = True
+    """Whether the closing that this answers said that its caller is at rest."""
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class PeerChannels:
 
         def answered(result: bool | KVGrpcError) -> None:
             known = not isinstance(result, KVGrpcError) or result.reason is Reason.NO_HANDSHAKE
-            self._runner.feed(events.CloseAnswered(action.closing.access_id, known))
+            self._runner.feed(events.CloseAnswered(action.closing.access_id, known, action.closing.quiesced))
 
         self._ask(call, request, lambda _: True, answered)
 

@@ -134,7 +134,7 @@ class PeerCalls:
             known = isinstance(result, Closings) or (
                 isinstance(result, PreconditionFailed) and result.reason is Reason.NO_HANDSHAKE
             )
-            self._host.handle(CloseAnswered(action.closing.access_id, known))
+            self._host.handle(CloseAnswered(action.closing.access_id, known, action.closing.quiesced))
 
         def ask(call: Call) -> CloseAccess:
             return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))

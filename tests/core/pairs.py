@@ -175,7 +175,7 @@ class Pair:
                     lead,
                     action.peer,
                     lambda c: events.CloseAccess(c, me.engine_id, incarnation, (closing,)),
-                    lambda a: events.CloseAnswered(closing.access_id, answered=_knows(a)),
+                    lambda a: events.CloseAnswered(closing.access_id, answered=_knows(a), quiesced=closing.quiesced),
                 )
             case actions.SendParts(access_id=write_access, parts=parts):
                 self._rpc(

@@ -270,6 +270,17 @@ def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_ta
     assert pair.both()[1].memory is Disposition.RETURNED
 
 
+def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_is_at_rest() -> None:
+    """What was under way when the destination was taken for dead is answered after it is back."""
+    pair = parted()
+    closed = next(iter(pair.p.node._pulls._closings._parked[key_of(pair.d.me)]))
+    pair.p.admit(pair.d.me)
+    pair.p.feed(CloseAnswered(closed, answered=True, quiesced=False))
+    pair.p.feed(CloseAnswered(closed, answered=False))
+    (sent,) = [action for action in pair.p.tick(1.0) if isinstance(action, SendClose)]
+    assert sent.closing.quiesced
+
+
 def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_taken_for_dead() -> None:
     pair = parted()
     pair.tick(0.9)
