@@ -24,6 +24,7 @@ from kvgrpc.core.actions import (
     SendOpen,
     SendSettle,
     TransferChanged,
+    UnmapPeer,
     Verdicts,
 )
 from kvgrpc.core.events import (
@@ -35,6 +36,7 @@ from kvgrpc.core.events import (
     OpenAccess,
     Opened,
     PeerSilent,
+    PostingEnded,
     ProcessEnded,
     PullBlocks,
     RegisterPush,
@@ -56,7 +58,7 @@ from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.memory import Memory
 from kvgrpc.sim.overdue import Overdue
-from kvgrpc.sim.proven import Proven
+from kvgrpc.sim.proven import CanTell, Proven
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.waits import Waits
 
@@ -90,6 +92,10 @@ class Audit:
         """Accesses that were asked for to push, by their ids and by those under which the destination reads."""
         self._closing: set[bytes] = set()
         """Accesses that were settled for the last time, whatever came of it."""
+        self._fills: dict[str, str] = {}
+        """What a posting fills that writes at a peer, by its id."""
+        self._outlived: set[str] = set()
+        """What such postings fill that ended here, but may go on there."""
         self._calls: dict[int, Event] = {}
         """Calls that are not answered, by number."""
         self._silent: dict[str, float] = {}
@@ -105,6 +111,7 @@ class Audit:
             ReserveBlocks: self._asks,
             AccessAnswered: self._answered,
             SettleAnswered: self._settled,
+            PostingEnded: self._posting_ended,
             ProcessEnded: self._process_ended,
         }
 
@@ -180,10 +187,16 @@ class Audit:
         else:
             name = action.posting_id.rpartition("/")[0]
             fills, pinned = action.fills, pins.has(name, PinKind.ACCESS)
+            self._fills[action.posting_id] = fills
         if self._access.get(fills) not in self._opened:
             broken(Rule.R2, f"{action.transfer_id} moves bytes before its access is open", action.transfer_id, fills)
         if not pinned:
             broken(Rule.R1, f"{action.transfer_id} moves bytes of blocks that it does not pin", action.transfer_id)
+
+    def unmaps(self, action: UnmapPeer, open_writes: frozenset[str]) -> None:
+        """A rank forgets a peer."""
+        if not action.watch and self._proven.may_write(action.peer, open_writes):
+            broken(Rule.END, f"rank {action.rank} forgets {action.peer}, which may write here", action.peer)
 
     def changed(self, action: TransferChanged) -> None:
         """A transfer changed: who is done with it is, what it brought is vouched for, and it was not late."""
@@ -203,6 +216,14 @@ class Audit:
     def check_quarantine(self, open_writes: frozenset[str]) -> None:
         """See `Proven.check`."""
         self._proven.check(self._node.state.transfers, open_writes)
+
+    def check_told(self, open_writes: frozenset[str], can_tell: CanTell, missed: Callable[[str], bool]) -> None:
+        """See `Proven.check_told`."""
+        self._proven.check_told(open_writes, can_tell, missed)
+
+    def saw_rest(self, transfer_id: str) -> bool:
+        """Whether nothing that fills that transfer of a peer ended in a way that leaves it open whether more lands."""
+        return transfer_id not in self._outlived
 
     def everything(self, uses: Uses, memories: list[Memory], pool: PoolLayout, *, voided: bool) -> None:
         """The tables agree with each other, with what the engine uses, and with the memory. `voided`: the engine has
@@ -291,6 +312,11 @@ class Audit:
                 self._over(event.access_id, result)
         elif result.reason is Reason.NO_HANDSHAKE and event.access_id not in self._pushed:
             self._farewells.over(event.access_id)
+
+    def _posting_ended(self, event: PostingEnded) -> None:
+        fills = self._fills.pop(event.posting_id, "")
+        if event.own_at_rest and fills:
+            self._outlived.add(fills)
 
     def _process_ended(self, event: ProcessEnded) -> None:
         description = self._node.state.description

@@ -14,6 +14,10 @@ DOWN_S = (0.001, 20.0)
 CUT_S = (0.1, 20.0)
 STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
+GRACES = (0.8, 1.6)
+"""Every other stop and cut lasts about as long as the grace of liveness: some are taken for dead, and some hardly."""
+LONGER = 1.3
+"""As many times as long as their lead some movers are stopped: its peers are heard again before their bytes move."""
 MIDST_CELLS = 8
 """As long as so many cells take at most a posting is likely to be under way."""
 PEER_STRUCK = 0.25
@@ -47,7 +51,7 @@ class Mishaps:
     isolate: float = 0.0
     """Nothing passes between one host and all others."""
     stop: float = 0.0
-    """The processes of a host are stopped for a while; its movers, every other time, run on."""
+    """The processes of a host are stopped for a while; its movers may run on, or be stopped for longer."""
 
     def without(self, kind: str) -> "Mishaps":
         """The same, but that never happens."""
@@ -151,10 +155,10 @@ class Chaos:
         one, other = (host.address for host in rng.sample(self._world.hosts, 2))
         self._world.seen["cut_one_way" if one_way else "cut"] += 1
         self._world.network.cut(one, other, one_way=one_way)
-        self._world.agenda.after(_lasts(rng, CUT_S), lambda: self._world.network.mend(one, other))
+        self._world.agenda.after(self._silent_s(rng, CUT_S), lambda: self._world.network.mend(one, other))
 
     def _isolate(self, rng: Random) -> None:
-        network, one, for_s = self._world.network, rng.choice(self._world.hosts).address, _lasts(rng, CUT_S)
+        network, one, for_s = self._world.network, rng.choice(self._world.hosts).address, self._silent_s(rng, CUT_S)
         others = [host.address for host in self._world.hosts if host.address != one]
         self._world.seen["isolate"] += 1
         for other in others:
@@ -162,14 +166,21 @@ class Chaos:
             self._world.agenda.after(for_s, lambda other=other: network.mend(one, other))  # type: ignore[misc]
 
     def _stop(self, rng: Random) -> None:
-        for_s, movers = _lasts(rng, STOP_S), rng.random() < 0.5
+        for_s = self._silent_s(rng, STOP_S)
+        movers_s = rng.choice((0.0, for_s, for_s * LONGER, for_s * LONGER))
 
         def stop(host: Host) -> None:
             if host.up and not host.stopped:
                 self._world.seen["stop"] += 1
-                host.stop(for_s, movers=movers)
+                host.stop(for_s, movers_s=movers_s)
 
         self._strike(rng, stop)
+
+    def _silent_s(self, rng: Random, span: Range) -> float:
+        """How long somebody is not heard."""
+        if rng.random() < 0.5:
+            return _lasts(rng, span)
+        return self._world.network.faults.silence_s[1] + self._world.limits.peer_grace_s * rng.uniform(*GRACES)
 
     def _strike(self, rng: Random, befall: Callable[[Host], None]) -> None:
         """Any host, now; every other time one of the next two between which bytes move, while they are on their way."""

@@ -171,16 +171,16 @@ class Host:
 
         self._world.agenda.after(back_after_s, attach)
 
-    def stop(self, for_s: float, *, movers: bool) -> None:
-        """Its lead is stopped for a while, and its movers with it or not. What happens meanwhile, it learns then."""
+    def stop(self, for_s: float, *, movers_s: float) -> None:
+        """Its lead is stopped for a while, and so are its movers. What happens meanwhile, it learns then."""
         if self._stopped or not self.up:
             return
         self._tell(f"is stopped for {for_s:.3f} s")
         self._stopped = True
         life, node = self.life, self.node
         self._world.network.silence(life)
-        for mover in self._movers if movers else ():
-            mover.pause(for_s)
+        for mover in self._movers:
+            mover.pause(movers_s)
 
         def go_on() -> None:
             self._world.network.resume(life)

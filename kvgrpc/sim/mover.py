@@ -12,6 +12,7 @@ from kvgrpc.core.actions import MapPeer, Post, Sum, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded, Summed
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.ends import Ends
 from kvgrpc.sim.faults import Faults, Luck
 from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
 
@@ -77,6 +78,9 @@ class Mover:
         self._landing = 0
         """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
+        # What a rank sees comes as a message of its own, after all that is being done.
+        self.ends = Ends(self._maps, lambda seen: agenda.after(0.0, lambda: report(seen)))
+        """What its ranks see of the ends of peers' processes."""
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there. Refused while it reaches it already."""
@@ -96,6 +100,7 @@ class Mover:
 
     def unmap(self, action: UnmapPeer) -> None:
         """New postings from that peer are impossible; those in flight go on."""
+        self.ends.unmap(action)
         self._mapped.pop((action.rank, action.peer), None)
 
     def post(self, action: Post) -> None:
@@ -173,6 +178,9 @@ class Mover:
         """Its life is over: `at_rest` is called when its last posting has ended, in whatever way, and has landed."""
         self._at_rest = at_rest
         self._check_at_rest()
+
+    def _maps(self, rank: int, peer: str) -> bool:
+        return (rank, peer) in self._mapped
 
     def _check_at_rest(self) -> None:
         if not self._postings and not self._landing and self._at_rest is not None:

@@ -6,10 +6,11 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent, ProcessEnded
+from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults, Luck
+from kvgrpc.sim.mover import Mover
 
 Result = Answer | KVGrpcError
 Ask = Callable[[Call], Event]
@@ -29,6 +30,10 @@ class Lead(Protocol):
     @property
     def life(self) -> str:
         """Key of the present life of its engine."""
+
+    @property
+    def mover(self) -> Mover:
+        """Of that life."""
 
     def call(self, ask: Ask, principal: str, give: Give) -> None: ...
 
@@ -99,12 +104,12 @@ class Network:
         self._tell_ended(life, ranks, lambda: not self._luck.strikes("undrained"))
 
     def _tell_ended(self, life: str, ranks: int, drained: Callable[[], bool]) -> None:
-        """Every lead hears of it sooner or later."""
+        """Every host can see it, sooner or later."""
         for lead in self._leads.values():
 
             def tell(lead: Lead = lead, drained: bool = drained()) -> None:
-                for rank in range(ranks if lead.up else 0):
-                    lead.handle(ProcessEnded(rank, life, drained=drained))
+                if lead.up:
+                    lead.mover.ends.ended(life, ranks, drained=drained)
 
             self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
 

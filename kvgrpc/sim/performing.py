@@ -85,10 +85,10 @@ class Performing:
             SendChecksums: peers.checksums,
             MakeOffer: self._offer,
             MapPeer: self._map,
-            UnmapPeer: lambda action: host.mover.unmap(action),  # noqa: PLW0108 - the mover of the life at that time
-            Sum: lambda action: host.mover.sum(action),  # noqa: PLW0108 - as above
+            UnmapPeer: self._unmap,
+            Sum: lambda action: host.mover.sum(action),  # noqa: PLW0108 - the mover of the life at that time
             Post: self._post,
-            AwaitEnd: lambda _: None,  # the network tells the end of every life
+            AwaitEnd: lambda action: host.mover.ends.look(action),  # noqa: PLW0108 - as above
             Rekey: lambda action: host.rekey(action.rank),
             Expect: host.ledger.expected,
             TransferChanged: self._changed,
@@ -109,6 +109,11 @@ class Performing:
         loopback = action.endpoint.loopback
         assert loopback is not None
         self._host.mover.map(action, self._world.doors.get(loopback.key))
+
+    def _unmap(self, action: UnmapPeer) -> None:
+        if self._host.tells:  # else its own life is over, and so is its memory
+            self._host.audit.unmaps(action, self._host.ledger.writes)
+        self._host.mover.unmap(action)
 
     def _post(self, action: Post) -> None:
         self._host.audit.posts(action)

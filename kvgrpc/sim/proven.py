@@ -1,10 +1,13 @@
 """Who may write into the blocks of a lead's engine, and of whom the lead was told that they write no more."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvgrpc.core.events import ProcessEnded
 from kvgrpc.core.transfers import Direction, Disposition, Transfer
 from kvgrpc.sim.rules import Rule, broken
+
+CanTell = Callable[[str, str], bool]
+"""Whether the life of a source lives, knows this lead, and saw that nothing of its own fills a transfer any more."""
 
 
 class Proven:
@@ -47,6 +50,25 @@ class Proven:
             if transfer.direction is Direction.SEND or not writers:
                 broken(Rule.END, f"{transfer.id} is in quarantine, and all its postings have ended", transfer.id)
         self.check_heeded(open_writes)
+
+    def check_told(self, open_writes: frozenset[str], can_tell: CanTell, missed: Callable[[str], bool]) -> None:
+        """Once everybody has been reached again: no source keeps it to itself that it writes no more, and the end of
+        none was `missed` that could be seen.
+        """
+        for transfer_id, writers in self._writers.items():
+            for name in sorted(writers.keys() & open_writes):
+                if can_tell(writers[name], transfer_id):
+                    message = f"{writers[name]} does not say that it writes no more under {name}, of {transfer_id}"
+                    broken(Rule.R5, message, transfer_id, name)
+                if missed(writers[name]):
+                    message = f"nobody looks for the end of {writers[name]}, which may write under {name}"
+                    broken(Rule.END, message, transfer_id, name)
+
+    def may_write(self, life: str, open_writes: frozenset[str]) -> bool:
+        """Whether writes of that life of a source are expected."""
+        return any(
+            of == life and name in open_writes for writers in self._writers.values() for name, of in writers.items()
+        )
 
     def life_began(self) -> None:
         """Another memory, in which nobody writes yet."""

@@ -5,6 +5,7 @@ from random import Random
 
 from kvgrpc.core.events import Event
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.peers import PeerState
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
 from kvgrpc.sim.host import Host
@@ -56,6 +57,11 @@ class World:
         return self._around.steps
 
     @property
+    def limits(self) -> Limits:
+        """Of every lead."""
+        return self._around.limits
+
+    @property
     def handled(self) -> Event | None:
         """The event that a node handled last."""
         return self._around.handled
@@ -85,6 +91,7 @@ class World:
         self._come_to_rest()
         for host in self.hosts:
             host.audit.check_quarantine(host.ledger.writes)
+            self._check_told(host)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()
@@ -106,6 +113,17 @@ class World:
             total.update(host.ledger.failures)
         return total
 
+    def _check_told(self, host: Host) -> None:
+        sources = {other.life: other for other in self.hosts if other.ready}
+
+        def can_tell(life: str, transfer_id: str) -> bool:
+            source = sources.get(life)
+            if source is None or host.life not in source.node.state.peers or not source.audit.saw_rest(transfer_id):
+                return False
+            return _admits(source, host.life) and _admits(host, life)
+
+        host.audit.check_told(host.ledger.writes, can_tell, host.mover.ends.missed)
+
     def _come_to_rest(self) -> None:
         self._go(self.agenda.now + IDLE_AFTER_S)
         if not self.agenda.idle:
@@ -122,3 +140,10 @@ class World:
             return around.steps < steps
 
         self.agenda.run(until, go_on)
+
+
+def _admits(host: Host, life: str) -> bool:
+    """Whether a handshake with that life of a peer is not refused for want of room."""
+    state = host.node.state
+    living = sum(peer.state is not PeerState.DEAD for peer in state.peers.values())
+    return host.knows(life) or living < state.limits.peers

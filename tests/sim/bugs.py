@@ -306,3 +306,29 @@ def renewals_first(handle: Any) -> Any:
             del self._fire_due
 
     return handled
+
+
+def rest_untold(at_rest: Any) -> Any:
+    """Whoever gave up a push says so once; that its last posting has ended since, it keeps to itself."""
+
+    def kept(self: Any, move: Any) -> None:
+        close, self._closings.close = self._closings.close, always(None)(None)
+        try:
+            at_rest(self, move)
+        finally:
+            self._closings.close = close
+
+    return kept
+
+
+def settled_late(settle: Any) -> Any:
+    """A settle says nothing where it has no verdict any more to give."""
+
+    def heard(self: Any, event: Any) -> None:
+        quiesced, self._deliveries.quiesced = self._deliveries.quiesced, always(None)(None)
+        try:
+            settle(self, event)
+        finally:
+            self._deliveries.quiesced = quiesced
+
+    return heard

@@ -105,6 +105,8 @@ MUTANTS = (
         "whoever was taken for dead is told nothing", delivering.Deliveries, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
     Mutant("the dead who come back are told nothing", closing.Closings, "peer_back", bugs.always(None), Rule.R5),
+    Mutant("that a write is at rest is not told", push_ends.PushEnds, "at_rest", bugs.rest_untold, Rule.R5),
+    Mutant("a write that settles late is not at rest", serving.Serving, "settle", bugs.settled_late, Rule.R5, 1000),
     Mutant("silence is waited for without an end", lives.Lives, "_begin_grace", bugs.always(None), Rule.R5),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),
@@ -127,6 +129,7 @@ MUTANTS = (
     Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", bugs.proved_anyway, Rule.R1, 60),
     Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", bugs.landed, Rule.R1, 60),
     Mutant("the end of a process is not heard", proofs.Proofs, "process_ended", bugs.always(None), Rule.END),
+    Mutant("ends of processes are not looked for", lives.Lives, "watch", bugs.always(None), Rule.END),
     Mutant("a proof is not heeded", delivering.Deliveries, "peer_at_rest", bugs.always(None), Rule.END),
     Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),

@@ -15,12 +15,14 @@ from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.peers import Peer, PeerState
 from kvgrpc.core.pins import Blocks
+from kvgrpc.core.rank_actions import AwaitEnd, UnmapPeer
 from kvgrpc.core.timers import Timer, Timers
 from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer
 from kvgrpc.errors import Reason
 from kvgrpc.sim import TIGHT, Violated, World
 from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.consumers import Consumers
+from kvgrpc.sim.ends import Ends
 from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.leftovers import TABLES, leftovers
 from kvgrpc.sim.memory import KvStore, Memory, Prompt, layout
@@ -316,6 +318,67 @@ def test_blocks_whose_writers_are_known_to_be_gone_do_not_stay_in_quarantine() -
 def test_blocks_that_nobody_writes_do_not_stay_in_quarantine(transfer: Transfer) -> None:
     with pytest.raises(Violated, match="all its postings have ended"):
         Proven().check([transfer], frozenset())
+
+
+def nothing(_: str) -> bool:
+    return False
+
+
+def test_a_source_that_is_at_rest_says_so_where_it_can() -> None:
+    proven = written()
+    proven.granted(b"b" * 16, "u", "E@0000000000000001")
+    proven.check_told(WRITES, lambda life, _: life != LIFE, nothing)
+    proven.check_told(frozenset(), lambda _, __: True, nothing)
+    with pytest.raises(Violated, match=f"{LIFE} does not say that it writes no more under w-{ACCESS.hex()}, of t"):
+        proven.check_told(WRITES, lambda life, transfer_id: (life, transfer_id) == (LIFE, "t"), nothing)
+
+
+def seen() -> tuple[Ends, list[Event]]:
+    """What the two ranks of an engine see; only the first one reaches anybody."""
+    events: list[Event] = []
+    return Ends(lambda rank, _: rank == 0, events.append), events
+
+
+@pytest.mark.parametrize("first", ["looks", "ends"])
+def test_a_rank_sees_the_end_of_a_process_for_which_it_was_asked_to_look(first: str) -> None:
+    ends, events = seen()
+    if first == "looks":
+        ends.look(AwaitEnd(0, LIFE))
+    ends.ended(LIFE, 1, drained=False)
+    assert ends.missed(LIFE) is (first == "ends")
+    ends.look(AwaitEnd(0, LIFE))
+    assert events == [ProcessEnded(0, LIFE, drained=False)]
+    ends.ended(LIFE, 1, drained=True)
+    assert events[1:] == [ProcessEnded(0, LIFE, drained=True)]
+    assert not ends.missed(LIFE)
+
+
+def test_a_rank_that_forgot_a_process_sees_no_end() -> None:
+    ends, events = seen()
+    ends.look(AwaitEnd(0, LIFE))
+    ends.unmap(UnmapPeer(0, LIFE, watch=True))
+    ends.unmap(UnmapPeer(0, LIFE))
+    ends.ended(LIFE, 1, drained=True)
+    assert events == []
+    assert ends.missed(LIFE)
+
+
+def test_a_rank_that_does_not_reach_a_peer_knows_no_process_of_it() -> None:
+    ends, events = seen()
+    ends.look(AwaitEnd(0, LIFE))
+    ends.look(AwaitEnd(1, LIFE))
+    ends.ended(LIFE, 2, drained=True)
+    assert events == [ProcessEnded(0, LIFE, drained=True)]
+    assert not ends.missed(LIFE)
+
+
+def test_the_end_of_whoever_may_write_is_looked_for() -> None:
+    proven = written()
+    assert proven.may_write(LIFE, WRITES)
+    assert not proven.may_write(LIFE, frozenset())
+    proven.check_told(WRITES, lambda _, __: False, nothing)
+    with pytest.raises(Violated, match=f"nobody looks for the end of {LIFE}, which may write under w-{ACCESS.hex()}"):
+        proven.check_told(WRITES, lambda _, __: False, lambda life: life == LIFE)
 
 
 # -- memory

@@ -44,7 +44,7 @@ def pulled(world: World, at_s: float, befall: Callable[[Host], None]) -> list[ob
 
 def test_what_happens_while_a_host_is_stopped_it_learns_then() -> None:
     world = World(seed=1)
-    assert pulled(world, 0.0, lambda host: host.stop(0.5, movers=True)) == [None]
+    assert pulled(world, 0.0, lambda host: host.stop(0.5, movers_s=0.5)) == [None]
     assert world.ends() == Counter({"receive succeeded": 1, "send succeeded": 1})
 
 

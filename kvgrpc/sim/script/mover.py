@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
+from kvgrpc.core.actions import MapPeer, Post
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
 from kvgrpc.core.operation import Operation
 from kvgrpc.sim.agenda import Agenda, Deed
@@ -80,7 +80,6 @@ class HandMover(Mover):
         self._hand = hand
         self._open: dict[_Posting, None] = {}
         """Postings that are not over."""
-        self._reach: dict[tuple[int, str], Door] = {}
         self._rested: Deed | None = None
         self._over = False
         self._paused_until = 0.0
@@ -88,25 +87,21 @@ class HandMover(Mover):
     @property
     def reaches(self) -> list[str]:
         """The lives whose memory is mapped here."""
-        return sorted({peer for _, peer in self._reach})
+        return sorted({peer for _, peer in self._mapped})
 
     def map(self, action: MapPeer, door: Door | None) -> None:
         """A rank reaches for its peer's memory; None when nothing is there."""
         found = door is not None and door.open and not self._hand.unmappable
         if door is not None and found:
-            self._reach[action.rank, action.peer] = door
+            self._mapped[action.rank, action.peer] = door
         rejected = () if found else (("loopback", "the script breaks this one"),)
         path = "loopback" if found else ""
         report = PeerMapped(action.rank, action.peer, path, "by hand", rejected, action.attempt)
         self._then(MAP_S, lambda: self._report(report))
 
-    def unmap(self, action: UnmapPeer) -> None:
-        """New postings from that peer are impossible; those in flight go on."""
-        self._reach.pop((action.rank, action.peer), None)
-
     def post(self, action: Post) -> None:
         """Starts a posting."""
-        door = self._reach[action.rank, action.peer]
+        door = self._mapped[action.rank, action.peer]
         own, theirs = self._memories[action.rank], door.memory
         source, sink = (own, theirs) if action.operation is Operation.WRITE else (theirs, own)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)

@@ -131,7 +131,8 @@ def attach(stage: Stage, line: Line) -> None:
 @WORLD.named
 def stall(stage: Stage, line: Line) -> None:
     """`stall A DURATION`: all processes of A stop, and then go on where they were."""
-    stage.hosts[line.word()].stop(seconds(line.word()), movers=True)
+    host, for_s = stage.hosts[line.word()], seconds(line.word())
+    host.stop(for_s, movers_s=for_s)
 
 
 @WORLD.named
