@@ -46,8 +46,9 @@ _CHECK_CRC = 0xE3069283
 # void sum_rows(const int64_t (*rows)[4], uint64_t count, uint32_t (*extend)(uint32_t, const void *, size_t))
 # Calling convention of System V. Each line: bytes, listing.
 # A kilobyte a call: the library sums up three streams side by side, which in more than that lie too far from each other
-# for what the processor fetches ahead by itself. Blocks end too often for that anyway: everything is fetched here, two
-# kilobytes ahead, beyond the end of a row too. What is copied does not go past the cache, since it is summed up there.
+# for what the processor fetches ahead by itself. Blocks end too often for that anyway: everything that is read is
+# fetched here, two kilobytes ahead, beyond the end of a row too. What is copied does not go past the cache, since it is
+# summed up there; what it overwrites is not fetched, which takes a tenth of the time where two processors copy.
 SUM_ROWS = """
 f30f1efa        endbr64
 55              push rbp
@@ -113,19 +114,19 @@ c3              ret
                 fetch:
 488b75d0        mov rsi, [rbp - 48]
 4c39e6          cmp rsi, r12
-7368            jae fetched
+734d            jae fetched
 488b4dc8        mov rcx, [rbp - 56]
-488b3e          mov rdi, [rsi]
-4801cf          add rdi, rcx            # what will be summed up
+488b3e          mov rdi, [rsi]          # what will be summed up there, ...
 488b5608        mov rdx, [rsi + 8]
-4c8d040a        lea r8, [rdx + rcx]     # what will be copied there
+4885d2          test rdx, rdx
+480f45fa        cmovnz rdi, rdx         # ... or copied from here
+4801cf          add rdi, rcx
 488b4610        mov rax, [rsi + 16]
 4829c8          sub rax, rcx            # bytes left
 4881c100040000  add rcx, 1024
-4c8d4e20        lea r9, [rsi + 32]
 483d00040000    cmp rax, 1024
-7707            ja within
-4c89ce          mov rsi, r9             # then the next row
+7708            ja within
+4883c620        add rsi, 32             # then the next row
 31c9            xor ecx, ecx
 eb05            jmp step
                 within:
@@ -133,16 +134,6 @@ b800040000      mov eax, 1024
                 step:
 488975d0        mov [rbp - 48], rsi
 48894dc8        mov [rbp - 56], rcx
-4885d2          test rdx, rdx
-7416            jz line
-                both:
-410f1808        prefetcht0 [r8]
-0f0d0f          prefetchw [rdi]         # processors that lack it do nothing
-4983c040        add r8, 64
-4883c740        add rdi, 64
-4883e840        sub rax, 64
-77eb            ja both
-c3              ret
                 line:
 0f180f          prefetcht0 [rdi]
 4883c740        add rdi, 64

@@ -194,6 +194,7 @@ class Engine:
                 on_abort=offer.on_abort,
                 request_id=offer.request_id,
                 after_step=made.step,
+                priority=offer.priority,
                 lease_id=made.lease_id,
             )
 

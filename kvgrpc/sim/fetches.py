@@ -68,6 +68,7 @@ class Fetches:
                 destination,
                 request_id=wish.request_id,
                 after_step=step,
+                priority=wish.priority,
             )
 
         self._plant.lead.call(ask, ENGINE, lambda result: self._pulling(fetch, result))
@@ -88,7 +89,7 @@ class Fetches:
         def ask(call: Call) -> ReserveBlocks:
             return ReserveBlocks(
                 call, key, destination.blocks, content_of(wish.prompt), fetch.have_tokens, 0, source, wish.request_id,
-                after_step=step,
+                after_step=step, priority=wish.priority,
             )  # fmt: skip
 
         def give(result: Result) -> None:
@@ -196,7 +197,7 @@ class Fetches:
         targets = self._targets(fetch)
         step = 0
         if fetch.wish.in_step:
-            step = self._plant.queue(targets, lambda rank: self._plant.memories[rank].soil(targets))
+            step = self._plant.queue(targets, lambda rank, _: self._plant.memories[rank].soil(targets))
         return Destination(tuple(enumerate(targets)), fetch.have_tokens), step
 
     def _targets(self, fetch: Fetch) -> Blocks:

@@ -33,6 +33,9 @@ class Cell:
     rank: int
 
 
+ALL_LAYERS: LayerRange = (0, 1 << 16)
+
+
 def layout(blocks: int) -> PoolLayout:
     """A pool with two groups of different block sizes; `blocks` blocks in the finer one."""
     fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8")
@@ -109,9 +112,12 @@ class Memory:
         """Cells that the engine has taken back, as long as its lead may not know it."""
         self._burnt = False
 
-    def compute(self, blocks: Blocks, prompt: Prompt) -> None:
+    def compute(self, blocks: Blocks, prompt: Prompt, layers: LayerRange = ALL_LAYERS) -> None:
         """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
+        first, count = layers
         for number, region in enumerate(self._pool.regions):
+            if not first <= region.first_layer < first + count:
+                continue
             row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
             for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
                 cell = region.offset + block * region.stride_bytes
@@ -206,7 +212,7 @@ class Memory:
         return self._targets
 
     def check_holds(
-        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = ((0, 1 << 16),),
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = (ALL_LAYERS,),
         rule: Rule = Rule.R2, about: str = "",
     ) -> None:  # fmt: skip
         """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""

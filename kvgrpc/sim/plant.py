@@ -5,6 +5,7 @@ from collections.abc import Callable
 from random import Random
 
 from kvgrpc.core.compatibility import EngineDescription
+from kvgrpc.core.events import LayerRange
 from kvgrpc.core.pins import Blocks
 from kvgrpc.sim.blocks import BlockManager
 from kvgrpc.sim.jobs import Lead
@@ -30,17 +31,18 @@ class Plant:
         """Calls that were refused, by reason."""
         # Seeded by what a life is named by, so that a life always takes the same steps.
         self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
-        self._steps = Steps(self.rng, description.world_size, lead.later, lead.handle)
+        layers = max(group.layers for group in description.pool.groups)
+        self._steps = Steps(self.rng, description.world_size, layers, lead.later, lead.handle)
 
     def compute(self, blocks: Blocks, offer: Offer) -> int:
         """Computes the KV of a prompt, now or in a step; the step's number, or 0."""
         if offer.in_step:
-            return self.queue(blocks, lambda rank: self.memories[rank].compute(blocks, offer.prompt))
+            return self.queue(blocks, lambda rank, layers: self.memories[rank].compute(blocks, offer.prompt, layers))
         for memory in self.memories:
             memory.compute(blocks, offer.prompt)
         return 0
 
-    def queue(self, blocks: Blocks, do: Callable[[int], None]) -> int:
+    def queue(self, blocks: Blocks, do: Callable[[int, LayerRange], None]) -> int:
         """Queues work on blocks, which are not reused before it is done; the step's number."""
         self.blocks.share(blocks)
         return self._steps.queue(Work(do, lambda: self.free(blocks)))

@@ -66,6 +66,7 @@ class Pushes:
                 content_of(offer.prompt),
                 request_id=offer.request_id,
                 after_step=made.step,
+                priority=offer.priority,
                 waits_for=WaitsFor.REGISTRATION,
                 last=plan.last,
                 layers=plan.layers,

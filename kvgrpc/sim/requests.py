@@ -19,6 +19,7 @@ class Offer:
     on_abort: OnAbort = OnAbort.RELEASE
     announce_after_s: float = 0.0
     """FinishedBlocks reaches the lead this much later than the grant leaves."""
+    priority: int = 0
     in_step: bool = False
     """It is handed over before the step that computes it is over."""
 
@@ -38,6 +39,7 @@ class Wish:
     """It has found everything locally."""
     blocks_after_s: float = 0.0
     """When it looks for room; 0 gives the blocks with the call, if there is room."""
+    priority: int = 0
     in_step: bool = False
     """A step that runs still touches the blocks."""
 

@@ -29,6 +29,7 @@ RETRIES = 2
 TTLS_S = (0.3, 2.0, 5.0, 30.0)
 TOKENS = 1000
 """Size of the vocabulary."""
+PRIORITIES = (0, 0, -1, 7)
 OLD_GRANTS = 16
 """Grants that a confused router still has."""
 LATE_S = (5.0, 60.0)
@@ -232,6 +233,7 @@ class Story:
             prompt=prompt,
             consumers=rng.choice((1, len(consumers))),
             on_abort=rng.choice(tuple(OnAbort)),
+            priority=rng.choice(PRIORITIES),
             in_step=rng.random() < 0.3,
         )
         self._world.offered[offer.key] = prompt
@@ -285,6 +287,7 @@ class Story:
             have_tokens=rng.choice((0, 0, 16, 32, 40)),
             all_local=rng.randrange(10) == 0,
             blocks_after_s=rng.choice((0.0, 0.0, 0.001, 0.5)),
+            priority=rng.choice(PRIORITIES),
             in_step=rng.random() < 0.3,
         )
 

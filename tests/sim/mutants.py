@@ -69,6 +69,10 @@ MUTANTS = (
     Mutant("bytes move before the access is open", pulling.Pulls, "access_answered", bugs.from_memory, Rule.R2),
     Mutant("a write does not wait for a step", delivering.Deliveries, "misses_step", bugs.always(False), Rule.R2, 60),
     Mutant("steps of the engine are not waited for", state.NodeState, "step_done", bugs.always(1 << 60), Rule.R2),
+    Mutant(
+        "a step that is done in a layer is done", node.Node, "_step_done",
+        lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
+    ),
     Mutant("a settle timeout is success", moving.Moving, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),

@@ -3,6 +3,7 @@
 from random import Random
 
 from kvgrpc.sim.agenda import Agenda
+from kvgrpc.sim.memory import ALL_LAYERS
 from kvgrpc.sim.steps import Steps, Work
 
 
@@ -10,10 +11,10 @@ def test_steps_of_a_rank_are_over_in_their_order_each_with_what_it_does() -> Non
     agenda, ranks = Agenda(), range(2)
     did: dict[int, list[int]] = {rank: [] for rank in ranks}
     over: dict[int, list[int]] = {rank: [] for rank in ranks}
-    steps = Steps(Random(1), len(ranks), agenda.after, lambda done: over[done.rank].append(done.step))
+    steps = Steps(Random(1), len(ranks), 2, agenda.after, lambda done: over[done.rank].append(done.step))
 
     def work() -> None:
-        step = steps.queue(Work(lambda rank: did[rank].append(step), lambda: None))
+        step = steps.queue(Work(lambda rank, _: did[rank].append(step), lambda: None))
 
     for i in range(5_000):
         agenda.at(i * 1e-3, work)
@@ -23,3 +24,26 @@ def test_steps_of_a_rank_are_over_in_their_order_each_with_what_it_does() -> Non
         assert did[rank] == sorted(did[rank])
         assert set(did[rank]) == set(over[rank])
         assert len(over[rank]) > 100
+
+
+def test_a_step_may_be_done_layer_by_layer() -> None:
+    agenda = Agenda()
+    said: list[str] = []
+    steps = Steps(Random(1), 1, 2, agenda.after, lambda done: said.append(f"{done.layers} done"))
+    work = Work(lambda _, layers: said.append(f"{layers}"), lambda: said.append("all"))
+
+    def begin() -> None:
+        steps.queue(work)
+
+    for at_s in range(20):
+        agenda.at(at_s, begin)
+    agenda.run(20.0)
+    by_layer = ["(0, 1)", "(0, 1) done", "(1, 1)", "None done", "all"]
+    whole = [f"{ALL_LAYERS}", "None done", "all"]
+    kinds = set()
+    while said:
+        kind = by_layer if said[0] == "(0, 1)" else whole
+        assert said[: len(kind)] == kind
+        kinds.add(kind[0])
+        del said[: len(kind)]
+    assert len(kinds) == 2
