@@ -8,10 +8,13 @@ from kvgrpc.sim.shrink import shrink
 from kvgrpc.sim.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
 
+SEVERAL = 4
+"""A seed whose world takes more than one request to break the rule."""
+
 
 def test_a_smaller_world_breaks_the_same_rule_and_its_trace_tells_how() -> None:
     with planted(named("two postings write into one block")):
-        setup = drawn(0, STEPS)
+        setup = drawn(SEVERAL, STEPS)
         (violation,) = run(setup).violations
         assert violation.rule is Rule.R1
         smaller, found = shrink(setup, violation)
