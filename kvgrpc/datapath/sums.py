@@ -4,10 +4,11 @@ What a posting brings (`Arrival`) is summed up while it is in the processor's ca
 sums up what it has just copied (`SummingRemote`); else the posting moves in slices, each summed up beside the next.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -17,8 +18,8 @@ from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import Segment
 from kvgrpc.datapath.addresses import groups
-from kvgrpc.datapath.base import Memory, Posting
-from kvgrpc.datapath.crc32c import Summer
+from kvgrpc.datapath.base import DataPathFailed, Memory, Posting
+from kvgrpc.datapath.crc32c import Plan, Summer
 from kvgrpc.datapath.crc32c import Sums as Values
 from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
@@ -67,17 +68,31 @@ class Sums:
         works = [partial(plan.sum, first, end) for first, end in plan.slices]
         job = Job(name, values, len(works), self._report, places)
         for work in works:
-            self._submit(job, work)
+            self.submit(job, work)
 
     def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
         """What a posting brings; reported when all of it was summed up, and not if it fails. None, and reported at
         once, where nothing can be summed up.
         """
         try:
-            return Arrival(name, pieces, self._made(), self._submit, self._report)
+            return Arrival(name, pieces, self._made(), self, self._report)
         except KVGrpcError as error:
             self._report(Summed(name, b"", error.message))
             return None
+
+    def plan(self, pieces: Pieces, into: Values) -> Future[Plan]:
+        """See `Summer.plan`. Raises DataPathFailed when it is closed."""
+        try:
+            return self._threads.submit(self._made().plan, pieces, into)
+        except RuntimeError:
+            raise DataPathFailed("the rank is closed") from None
+
+    def submit(self, job: "Job", work: Work) -> None:
+        """Does a piece of work after all that was submitted or planned before."""
+        try:
+            self._threads.submit(job.run, work)
+        except RuntimeError:  # closed: nobody is left to care
+            _log.debug("the rank is closed; %s is not summed up", job.name)
 
     def close(self) -> None:
         """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
@@ -86,12 +101,6 @@ class Sums:
     def _made(self) -> Summer:
         self._summer = self._summer or Summer(self._memory.segments)
         return self._summer
-
-    def _submit(self, job: "Job", work: Work) -> None:
-        try:
-            self._threads.submit(job.run, work)
-        except RuntimeError:  # closed: nobody is left to care
-            _log.debug("the rank is closed; %s is not summed up", job.name)
 
 
 class Arrival:
@@ -102,13 +111,13 @@ class Arrival:
         name: str,
         pieces: Pieces,
         summer: Summer,
-        submit: Callable[["Job", Work], None],
+        sums: Sums,
         report: Callable[[Summed], None],
     ) -> None:
         self._name = name
         self._pieces = pieces
         self._summer = summer
-        self._submit = submit
+        self._sums = sums
         self._report = report
 
     def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
@@ -132,17 +141,25 @@ class Arrival:
         offsets, values = sources_of(self._pieces, runs), _zeros(self._pieces)
         parts = [self._pieces] if offsets is None else _cut(self._pieces, ARRIVED_BYTES)
         job = Job(self._name, values, len(parts), self._report)
-        piece = number = 0
-        for part in parts:
-            after, last = piece + len(part.offsets), number + len(part.counts)
-            work = partial(self._sum, part, values[number:last])
+        numbers = np.cumsum([0, *(len(part.counts) for part in parts)])
+        # While the first bytes move: planned between two slices it takes half a millisecond from the second one, for
+        # which the mover waits.
+        plans = [
+            self._sums.plan(part, values[first:end])
+            for part, (first, end) in zip(parts, itertools.pairwise(numbers), strict=True)
+        ]
+        piece = 0
+        for part, plan in zip(parts, plans, strict=True):
+            after = piece + len(part.offsets)
             moved = runs if offsets is None else _joined(Runs(offsets[piece:after], part.offsets, part.nbytes))
-            yield moved, partial(self._submit, job, work)
-            piece, number = after, last
+            yield moved, partial(self._sums.submit, job, partial(_sum, plan))
+            piece = after
 
-    def _sum(self, pieces: Pieces, into: Values) -> None:
-        plan = self._summer.plan(pieces, into)
-        plan.sum(0, len(plan.rows))
+
+def _sum(planned: Future[Plan]) -> None:
+    """It was planned before, by the same threads, so nobody waits."""
+    plan = planned.result()
+    plan.sum(0, len(plan.rows))
 
 
 def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
