@@ -23,6 +23,10 @@ class Consumers:
         """Lives that had to do with a key."""
         self._received: defaultdict[bytes, set[str]] = defaultdict(set)
         self._gave_up: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._keys: defaultdict[str, set[bytes]] = defaultdict(set)
+        """Those keys, by engine."""
+        self._died: defaultdict[bytes, set[str]] = defaultdict(set)
+        """Engines that had to do with a key when a life of theirs was taken for dead: whichever answered for them."""
         self._dead: set[str] = set()
         """Lives that were taken for dead."""
         self._kept: set[bytes] = set()
@@ -36,6 +40,7 @@ class Consumers:
     def came(self, key: bytes, life: str) -> None:
         """A life asks for the blocks of a key, or is named as their destination."""
         self._came[key].add(life)
+        self._keys[_engine(life)].add(key)
 
     def received(self, key: bytes, engine_id: str) -> None:
         """What an engine has is valid, and is all of it."""
@@ -48,6 +53,8 @@ class Consumers:
     def hung_up(self, life: str) -> None:
         """The lead has done with that life."""
         self._dead.add(life)
+        for key in self._keys[_engine(life)]:
+            self._died[key].add(_engine(life))
 
     def time_passes(self, timers: Timers, now: float) -> None:
         """Whatever is due by then happens before the event of that moment, which may readmit a life that dies by it."""
@@ -72,7 +79,7 @@ class Consumers:
         if key in self._kept:
             return self._received[key]
         died = {_engine(life) for life in self._came[key] if life in self._dead or self._is_dead(life)}
-        return self._received[key] | self._gave_up[key] | died
+        return self._received[key] | self._gave_up[key] | self._died[key] | died
 
     def _is_dead(self, life: str) -> bool:
         peer = self._peers.get(life)

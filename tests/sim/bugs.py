@@ -319,16 +319,3 @@ def rest_untold(at_rest: Any) -> Any:
             self._closings.close = close
 
     return kept
-
-
-def settled_late(settle: Any) -> Any:
-    """A settle says nothing where it has no verdict any more to give."""
-
-    def heard(self: Any, event: Any) -> None:
-        quiesced, self._deliveries.quiesced = self._deliveries.quiesced, always(None)(None)
-        try:
-            settle(self, event)
-        finally:
-            self._deliveries.quiesced = quiesced
-
-    return heard

@@ -110,7 +110,6 @@ MUTANTS = (
     ),
     Mutant("the dead who come back are told nothing", closing.Closings, "peer_back", bugs.always(None), Rule.R5),
     Mutant("that a write is at rest is not told", push_ends.PushEnds, "at_rest", bugs.rest_untold, Rule.R5),
-    Mutant("a write that settles late is not at rest", serving.Serving, "settle", bugs.settled_late, Rule.R5, 1000),
     Mutant("silence is waited for without an end", lives.Lives, "_begin_grace", bugs.always(None), Rule.R5),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),

@@ -187,6 +187,15 @@ def test_who_gives_up_or_dies_is_done_where_the_grant_says_so(on_abort: OnAbort,
     assert consumers.done(KEY) == ({"D"} if on_abort is OnAbort.RELEASE else set())
 
 
+def test_an_engine_is_done_when_a_life_of_it_dies_that_answered_in_place_of_the_one_that_came() -> None:
+    consumers = Consumers(peers())
+    consumers.hung_up("D@0000000000000000")
+    consumers.came(KEY, LIFE)
+    assert consumers.done(KEY) == set()
+    consumers.hung_up("D@0000000000000002")
+    assert consumers.done(KEY) == {"D"}
+
+
 def test_who_was_silent_for_the_grace_is_done_and_not_before() -> None:
     consumers, timers = Consumers(peers()), Timers()
     consumers.came(KEY, LIFE)

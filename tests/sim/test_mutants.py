@@ -9,16 +9,9 @@ from kvgrpc.sim import drawn, run
 from tests.sim.mutants import MUTANTS, STEPS, Mutant, hunt, planted
 
 SOUND = 30
-SOON = 200
-"""Seeds that a test of every run may take."""
 
 
-def tried(mutant: Mutant) -> object:
-    marks = () if mutant.seeds <= SOON else pytest.mark.slow(reason="such worlds are rare")
-    return pytest.param(mutant, id=mutant.what, marks=marks)
-
-
-@pytest.mark.parametrize("mutant", [tried(m) for m in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[m.what for m in MUTANTS])
 def test_a_planted_bug_is_found(mutant: Mutant) -> None:
     assert hunt(mutant).seeds is not None
 
