@@ -121,7 +121,7 @@ def test_a_mover_that_was_never_started_closes_its_paths() -> None:
 
 
 FORGETS_TO_CLOSE = """
-import sys, threading
+import signal, sys, threading
 import numpy as np
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
@@ -130,6 +130,7 @@ from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.shm import ShmPath
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
 SIZE = 64 << 20
 pool, own = SharedMemory.create(SIZE), PrivateMemory.of(bytearray(SIZE))
 source, path = ShmPath(pool), ShmPath(own)

@@ -153,7 +153,7 @@ class Receiving:
         targets = self._shop.blocks.rest(blocks, job.have_tokens)
         job.blocks, job.targets = blocks, targets
         if wanted.step:
-            self._shop.queue(wanted.step, targets, lambda rank: self._shop.memories[rank].soil(targets))
+            self._shop.queue(wanted.step, targets, lambda rank, _: self._shop.memories[rank].soil(targets))
         return Destination(tuple(enumerate(targets)), job.have_tokens)
 
     def _begun(self, job: Job, result: Result, *, given: bool) -> None:

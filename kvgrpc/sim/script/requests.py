@@ -1,7 +1,7 @@
 """The commands of scenarios by which engines and their router do something with requests; see `verbs`."""
 
 from kvgrpc.core.actions import Released, Renewed
-from kvgrpc.core.events import ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
+from kvgrpc.core.events import ConnectPeer, LayerRange, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.sim.memory import Prompt
 from kvgrpc.sim.script.jobs import LATER, LOCAL, NOW, Part, Terms, Wanted
@@ -43,9 +43,9 @@ def free(stage: Stage, line: Line) -> None:
 
 @REQUESTS.named
 def step(stage: Stage, line: Line) -> None:
-    """`step A N [rank=N]`: a step of A is over, on one rank or on all."""
+    """`step A N [rank=N] [layers=FIRST-END]`: a step of A is over, on one rank or on all; or some layers of it."""
     address, number, rank = line.word(), int(line.word()), line.text("rank")
-    stage.engines[address].shop.step(number, int(rank) if rank else None)
+    stage.engines[address].shop.step(number, int(rank) if rank else None, _layers(line))
 
 
 # -- handing over and pulling
@@ -167,9 +167,8 @@ def part(stage: Stage, line: Line) -> None:
     address, name = line.word(), line.word()
     own = stage.prompt(name, line.number("tokens", 64))
     first, end = pair(line.word())
-    low, high = pair(line.text("layers", "0-0"))
-    last, epoch = line.flag("last"), line.number("epoch")
-    row = Part(first, end, (low, high - low) if high else None, last, epoch, _terms(line))
+    layers, last, epoch = _layers(line), line.flag("last"), line.number("epoch")
+    row = Part(first, end, layers, last, epoch, _terms(line))
     stage.engines[address].sending.part(name, own, stage.key(name), row)
 
 
@@ -178,6 +177,11 @@ def give_up(stage: Stage, line: Line) -> None:
     """`give-up A NAME`: A cannot deliver what it was to push."""
     address, name = line.word(), line.word()
     stage.engines[address].sending.give_up(name, stage.key(name))
+
+
+def _layers(line: Line) -> LayerRange | None:
+    low, high = pair(line.text("layers", "0-0"))
+    return (low, high - low) if high else None
 
 
 def _terms(line: Line) -> Terms:

@@ -6,10 +6,10 @@ import numpy as np
 
 from kvgrpc.core.content import Content, chain
 from kvgrpc.core.descriptors import Ids
-from kvgrpc.core.events import StepDone
+from kvgrpc.core.events import LayerRange, StepDone
 from kvgrpc.core.pins import Blocks
 from kvgrpc.sim.blocks import BlockManager
-from kvgrpc.sim.memory import Memory, Prompt
+from kvgrpc.sim.memory import ALL_LAYERS, Memory, Prompt
 from kvgrpc.sim.script.hosts import HandHost
 
 
@@ -33,8 +33,8 @@ class Workshop:
         self._say = say
         self._kept: dict[str, Blocks] = {}
         """One reference to the blocks of each request."""
-        self._works: dict[int, list[Callable[[int], None]]] = {}
-        """By step; each is given the rank."""
+        self._works: dict[int, list[Callable[[int, LayerRange], None]]] = {}
+        """By step; each is given the rank, and the layers that are done."""
         self._ends: dict[int, list[Callable[[], None]]] = {}
 
     @property
@@ -108,20 +108,20 @@ class Workshop:
                 memory.void(blocks)
         self.release(blocks)
 
-    def queue(self, step: int, blocks: Blocks, do: Callable[[int], None]) -> None:
+    def queue(self, step: int, blocks: Blocks, do: Callable[[int, LayerRange], None]) -> None:
         """Queues work on blocks, which are not used again before it is done."""
         self.blocks.share(blocks)
         self._works.setdefault(step, []).append(do)
         self._ends.setdefault(step, []).append(lambda: self.release(blocks))
 
-    def step(self, number: int, rank: int | None) -> None:
-        """A step is over, on one rank or on all."""
+    def step(self, number: int, rank: int | None, layers: LayerRange | None) -> None:
+        """A step is over, on one rank or on all; where layers are named, in these only."""
         last = len(self.memories) - 1
         for each in range(last + 1) if rank is None else (rank,):
             for work in self._works.get(number, ()):
-                work(each)
-            self._host.handle(StepDone(each, number))
-        if rank in (None, last):
+                work(each, layers or ALL_LAYERS)
+            self._host.handle(StepDone(each, number, layers))
+        if rank in (None, last) and layers is None:
             for end in self._ends.pop(number, ()):
                 end()
 
@@ -137,7 +137,7 @@ class Workshop:
 
     def _write(self, blocks: Blocks, prompt: Prompt, step: int) -> None:
         if step:
-            self.queue(step, blocks, lambda rank: self.memories[rank].compute(blocks, prompt))
+            self.queue(step, blocks, lambda rank, layers: self.memories[rank].compute(blocks, prompt, layers))
             return
         for memory in self.memories:
             memory.compute(blocks, prompt)
