@@ -19,6 +19,8 @@ class Move:
     memcpy: float
     nixl: dict[str, float]
     """By mode; empty without NIXL."""
+    at_once: float | None
+    """With checksums, right after the hand-over: the source sums up meanwhile. None without checksums."""
     without: float | None
     """Without checksums; None where ours is."""
     uncoalesced: dict[str, float]
@@ -63,21 +65,25 @@ class Bandwidth:
     async def _round(self, case: Case, pools: Pools) -> Move:
         """Each way once; ours between the baselines, so that what drifts favours nobody."""
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
-        ours = await pools.caller.pull(case.ids("source"), case.ids("destination"))
+        ids = case.ids("source"), case.ids("destination")
+        at_once = (await pools.caller.pull(*ids)).seconds if self._plan.checksum else None
+        ours = await pools.caller.pull(*ids, lambda: pools.source.ask("summed_ahead"))
         pools.check_path(case, ours)
         without = await self._without_checksums(case, pools) if self._plan.checksum else None
         nixl = {mode: pair.move(case) for mode, pair in pools.pairs.items()}
         uncoalesced, smallest = {}, case.block_bytes == min(self._plan.block_bytes)
         if case.layout == "contiguous" and smallest and not self._plan.checksum:
             uncoalesced = {mode: pair.move(case, coalesced=False) for mode, pair in pools.pairs.items()}
-        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, without, uncoalesced)
+        return Move(ours.seconds, ours.phase_s("wire"), memcpy, nixl, at_once, without, uncoalesced)
 
     async def _without_checksums(self, case: Case, pools: Pools) -> float:
-        pools.destination.ask("compare", on=False)
+        for server in (pools.source, pools.destination):
+            server.ask("compare", on=False)
         try:
             return (await pools.caller.pull(case.ids("source"), case.ids("destination"))).seconds
         finally:
-            pools.destination.ask("compare", on=True)
+            for server in (pools.source, pools.destination):
+                server.ask("compare", on=True)
 
 
 def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullCase:
@@ -98,7 +104,15 @@ def _result(case: Case, moves: list[Move], descriptors: int, mode: str) -> PullC
         raw_nixl_gbps=gbps(lambda move: move.nixl[mode]) if mode else None,
         ratio_raw_nixl=statistics.median(move.nixl[mode] / move.ours for move in moves) if mode else None,
         raw_nixl_mode=mode,
-        ratio_without=statistics.median((move.without or 0.0) / move.ours for move in moves)
-        if moves[0].without is not None
-        else None,
+        ratio_without=_ratio(moves, lambda move: move.without, lambda move: move.ours),
+        ratio_at_once=_ratio(moves, lambda move: move.without, lambda move: move.at_once),
     )
+
+
+def _ratio(
+    moves: list[Move], baseline: Callable[[Move], float | None], measured: Callable[[Move], float | None]
+) -> float | None:
+    """The median over the rounds; None where it was not measured."""
+    pairs = [(baseline(move), measured(move)) for move in moves]
+    found = [one / other for one, other in pairs if one is not None and other is not None]
+    return statistics.median(found) if found else None

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -71,8 +71,11 @@ class Caller:
         for channel in (self.source, self.destination):
             await pool_pb2_grpc.PoolServiceStub(channel).AllocateBlocks(request, timeout=_CALL_S)
 
-    async def pull(self, source: Ids, destination: Ids) -> Moved:
-        """Hands blocks over and, timed, pulls them. Raises InternalError if that fails."""
+    async def pull(self, source: Ids, destination: Ids, meanwhile: Callable[[], object] | None = None) -> Moved:
+        """Hands blocks over, does something else, and then pulls them; only that is timed.
+
+        Raises InternalError if it fails.
+        """
         handed = handoff_pb2.FinishedBlocksRequest(
             transfer_key=os.urandom(16), blocks=group_blocks(source), content=content(len(source)), last=True
         )
@@ -81,6 +84,8 @@ class Caller:
             content=content(len(destination)),
             destination=handoff_pb2.PullDestination(blocks=group_blocks(destination)),
         )
+        if meanwhile is not None:
+            meanwhile()
         began = time.monotonic_ns()
         started = await self._at_destination.PullBlocks(request, timeout=_CALL_S)
         ended = await self._wait(_until_over(started.transfer.transfer_id), timeout=_CALL_S)

@@ -82,7 +82,9 @@ class PullCase:
     raw_nixl_mode: str = ""
     """Which of the two was better: progress_thread or target_polled."""
     ratio_without: float | None = None
-    """With checksums: to the same pull without them."""
+    """With checksums, which the source has of what it handed over: to the same pull without them."""
+    ratio_at_once: float | None = None
+    """The same for a pull right after the hand-over: the source sums up while it is read."""
 
     def targets(self) -> list[Target]:
         """Its ratios with their targets, where there is one; the others are not for pulls with checksums."""

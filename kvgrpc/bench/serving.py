@@ -28,6 +28,7 @@ from kvgrpc.errors import InternalError, Reason
 from kvgrpc.server import Server, calm_collector
 
 _WARM_PULLS = 10
+_LOOK_S = 0.001
 
 
 class Serving:
@@ -85,6 +86,13 @@ class Serving:
         """Whether what arrives is compared by checksums: the same server on the same memory with and without."""
         assert self._server is not None
         self._server._node.state.checksums = on  # noqa: SLF001 - no setting changes while a server runs
+        return {}, []
+
+    async def summed_ahead(self) -> Answer:
+        """Waits until what was handed over is summed up, if it is to be."""
+        assert self._server is not None
+        while not self._server._node.sums_ahead.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
+            await asyncio.sleep(_LOOK_S)
         return {}, []
 
     async def stop(self) -> Answer:

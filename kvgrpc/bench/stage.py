@@ -82,6 +82,7 @@ class Pools:
     caller: Caller
     """All blocks of both pools are its own."""
     baseline: Host
+    source: Host
     destination: Host
     pairs: dict[str, RawPair]
     """Raw NIXL on the same memory, by mode; what does not work here is left out."""
@@ -139,7 +140,7 @@ class Stage:
             with self._raw(source_fd, destination_fd, MODES if raw else ()) as pairs:
                 async with Caller(source["address"], destination["address"]) as caller:
                     await caller.allocate(blocks)
-                    yield Pools(caller, self.baseline, self.destination, pairs)
+                    yield Pools(caller, self.baseline, self.source, self.destination, pairs)
         finally:
             os.close(source_fd)
             os.close(destination_fd)

@@ -39,7 +39,7 @@ def _pulls(cases: Sequence[PullCase]) -> Table:
     table = _table(
         "Pulls, from the call to the woken waiter; GB/s are 10^9 bytes a second; red: short of the target",
         ("path", "blocks", "layout"),
-        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", "without"),
+        ("threads", "runs", "GB/s", "control ms", "memcpy", "ratio", "raw NIXL", "ratio", "without", "at once"),
     )
     for case in cases:
         targets = {target.name: target for target in case.targets()}
@@ -56,6 +56,7 @@ def _pulls(cases: Sequence[PullCase]) -> Table:
             "-" if case.raw_nixl_gbps is None else f"{case.raw_nixl_gbps:.1f}",
             _ratio(case.ratio_raw_nixl, targets.get("ratio_raw_nixl")),
             _ratio(case.ratio_without, targets.get("ratio_without")),
+            _ratio(case.ratio_at_once, targets.get("ratio_at_once")),
         )
     return table
 

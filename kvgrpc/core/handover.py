@@ -25,6 +25,7 @@ from kvgrpc.core.leases import END_REASON, Lease, LeaseState, ended_error
 from kvgrpc.core.limits import granted_ttl
 from kvgrpc.core.pins import Blocks, PinKind
 from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.sums import SumsAhead
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
 from kvgrpc.errors import (
@@ -52,8 +53,9 @@ class Pushes(Protocol):
 class HandOver:
     """Leases of this engine."""
 
-    def __init__(self, state: NodeState) -> None:
+    def __init__(self, state: NodeState, sums: SumsAhead) -> None:
         self._state = state
+        self._sums = sums
         self._minted = 0
 
     def attach(self, pushes: Pushes) -> None:
@@ -72,6 +74,7 @@ class HandOver:
         self.add(lease, event)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
+        self._sums.announced(lease)
         return lease
 
     def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
@@ -251,6 +254,7 @@ class HandOver:
             self.outdate(state.accesses[access_id], reason)
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
+        self._sums.ended(lease)
         lease.forget_blocks()
 
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:

@@ -81,6 +81,8 @@ class Lease:
     """How many of them each consumer has."""
     nbytes_done: int = 0
     """Bytes that its readers say they moved."""
+    sums: tuple[bytes, ...] = ()
+    """Of its blocks, by every rank, in the order of its groups and their blocks: see `sums`. Empty: not known."""
     trouble: str = ""
     """Why the last consumer that failed did, for people."""
 
@@ -116,6 +118,7 @@ class Lease:
     def forget_blocks(self) -> None:
         """Only how it ended is remembered: blocks and digests may be large."""
         self.blocks = tuple(ids[:0] for ids in self.blocks)
+        self.sums = ()
         self.content = Content(self.content.tokens, opaque=b"forgotten")
 
     @property

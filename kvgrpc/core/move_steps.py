@@ -258,8 +258,9 @@ class MoveSteps(ABC, Generic[M]):
             parts = slices_of(chunks, source, state.limits.in_flight_bytes, most)
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
             move.left = [Slice(None, part) for part in parts]
-            self.ask_checksums(move)
         self._post_slice(move)
+        if move.comparing is not None:  # after the first bytes are on their way, which wait for nobody
+            self.ask_checksums(move)
 
     def _post_slice(self, move: M) -> None:
         """Posts as much as may be in flight at once; the rest has another turn."""

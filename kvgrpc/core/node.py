@@ -73,6 +73,7 @@ from kvgrpc.core.pulling import Pulls
 from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.serving import Serving
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.sums import SumsAhead
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, Transfer
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unavailable
@@ -96,13 +97,14 @@ class Node:
         self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
     ) -> None:
         self.state = NodeState(limits or Limits(), writers, checksums=checksums)
-        self.handover = HandOver(self.state)
+        self.sums_ahead = SumsAhead(self.state)
+        self.handover = HandOver(self.state, self.sums_ahead)
         self._lives = Lives(self.state)
         self._peering = Peering(self.state, self._lives)
         closings = Closings(self.state, self._peering)
         self._pulls = Pulls(self.state, self._peering, self._lives, closings)
         self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
-        self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes)
+        self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes, self.sums_ahead)
         self._proofs = Proofs(self.state, self._lives, self._peering, self._pulls.deliveries)
         self._pool = Pool(self.state)
         self.handover.attach(self._pushes)
@@ -281,6 +283,7 @@ class Node:
             steps[layer] = max(steps[layer], event.step)
         if state.step_done() > before:
             self._serving.step_done()
+            self.sums_ahead.go_on()
             self._pulls.step_done()
         self._pushes.step_done()
 

@@ -19,7 +19,7 @@ from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.spent import SpentIds
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.sums import Sums
+from kvgrpc.core.sums import Sums, SumsAhead
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 
@@ -27,13 +27,15 @@ from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
 class Serving:
     """The issuer's side of every access."""
 
-    def __init__(self, state: NodeState, handover: HandOver, deliveries: Deliveries, pushes: Pushes) -> None:
+    def __init__(
+        self, state: NodeState, handover: HandOver, deliveries: Deliveries, pushes: Pushes, ahead: SumsAhead
+    ) -> None:
         self._state = state
         self._handover = handover
         self._deliveries = deliveries
         self._pushes = pushes
         self.spent = SpentIds(state)
-        self.sums = Sums(state)
+        self.sums = Sums(state, ahead)
         self._openings = OpenAccesses(state, self.spent, deliveries)
         self._early: dict[str, dict[bytes, None]] = {}
         """Accesses that were closed before their lease was announced, by lease id."""

@@ -17,7 +17,6 @@ import numpy as np
 from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import Segment
-from kvgrpc.datapath.addresses import groups
 from kvgrpc.datapath.base import DataPathFailed, Memory, Posting
 from kvgrpc.datapath.crc32c import Plan, Summer
 from kvgrpc.datapath.crc32c import Sums as Values
@@ -25,8 +24,10 @@ from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
-ARRIVED_BYTES = 32 << 20
-"""Of a slice of a posting: some milliseconds of copying. See docs/performance.md for others."""
+ARRIVED_BYTES = 8 << 20
+"""Of the last slices of a posting: a millisecond of copying. The fewer slices the faster the copy: each is half of what
+is left, so that nearly all is summed up when the last one comes. See docs/performance.md for others.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Sums:
     def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[Summed], None]) -> None:
         self._memory = memory
         self._report = report
+        self._width = threads
         self._threads = ThreadPoolExecutor(threads, f"kvgrpc-sum-{rank}")
         self._summer: Summer | None = None
 
@@ -67,8 +69,9 @@ class Sums:
             return
         works = [partial(plan.sum, first, end) for first, end in plan.slices]
         job = Job(name, values, len(works), self._report, places)
-        for work in works:
-            self.submit(job, work)
+        left = iter(works)
+        for _ in range(self._width):
+            self._later(job.name, self._turn, job, left)
 
     def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
         """What a posting brings; reported when all of it was summed up, and not if it fails. None, and reported at
@@ -89,10 +92,20 @@ class Sums:
 
     def submit(self, job: "Job", work: Work) -> None:
         """Does a piece of work after all that was submitted or planned before."""
+        self._later(job.name, job.run, work)
+
+    def _turn(self, job: "Job", left: Iterator[Work]) -> None:
+        """One piece of work, and later the next: what has arrived meanwhile comes between the two."""
+        work = next(left, None)
+        if work is not None:
+            job.run(work)
+            self._later(job.name, self._turn, job, left)
+
+    def _later(self, name: str, do: Callable[..., None], *arguments: object) -> None:
         try:
-            self._threads.submit(job.run, work)
+            self._threads.submit(do, *arguments)
         except RuntimeError:  # closed: nobody is left to care
-            _log.debug("the rank is closed; %s is not summed up", job.name)
+            _log.debug("the rank is closed; %s is not summed up", name)
 
     def close(self) -> None:
         """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
@@ -183,15 +196,18 @@ def _zeros(pieces: Pieces) -> Values:
     return np.zeros(len(pieces.counts), dtype=np.uint32)
 
 
-def _cut(pieces: Pieces, most: int) -> list[Pieces]:
-    """The same sums in lists of about so many bytes."""
+def _cut(pieces: Pieces, least: int) -> list[Pieces]:
+    """The same sums in lists, each of half of the bytes that are left, or of about `least` of them."""
     last = np.cumsum(pieces.counts)
     ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[last]
-    found, first = [], 0
-    for _, end in groups(np.diff(ends, prepend=0), most, max(len(last), 1)):
-        taken = slice(int(last[first - 1]) if first else 0, int(last[end - 1]))
-        found.append(Pieces(pieces.offsets[taken], pieces.nbytes[taken], pieces.counts[first:end]))
-        first = end
+    found, first, taken = [], 0, 0
+    while first < len(last):
+        left = int(ends[-1]) - taken
+        most = max(left // 2, least) if left > 1.5 * least else left
+        end = max(int(np.searchsorted(ends, taken + most, side="right")), first + 1)
+        some = slice(int(last[first - 1]) if first else 0, int(last[end - 1]))
+        found.append(Pieces(pieces.offsets[some], pieces.nbytes[some], pieces.counts[first:end]))
+        first, taken = end, int(ends[end - 1])
     return found
 
 

@@ -24,6 +24,8 @@ TABLES = {
     "_serving._openings._rows": "openings still wait",
     "_serving._openings._missing": "openings are still listed by what they miss",
     "_serving.sums._waiting": "calls still wait for checksums",
+    "sums_ahead.waiting": "calls still wait for checksums of a lease",
+    "sums_ahead._queue": "leases still wait to be summed up",
     "_pulls._closings._sent": "closings are not answered",
     "_pulls._closings._following": "closings wait for others",
     "_pulls._closings._unsent": "closings wait for a connection",

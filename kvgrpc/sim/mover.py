@@ -11,10 +11,13 @@ import numpy as np
 from kvgrpc.core.actions import MapPeer, Post, Sum, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded, Summed
 from kvgrpc.core.operation import Operation
+from kvgrpc.core.transfers import Transfer
+from kvgrpc.errors import Reason
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.ends import Ends
 from kvgrpc.sim.faults import Faults, Luck
 from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
+from kvgrpc.sim.rules import Rule, broken
 
 CHUNKS = 6
 """Into how many steps a posting falls at most: enough for a source to change under it."""
@@ -75,6 +78,8 @@ class Mover:
         self._paused_until = 0.0
         self._postings: dict[_Posting, None] = {}
         """Those that are not over."""
+        self._corrupted: set[str] = set()
+        """Transfers of which something arrived as something else."""
         self._landing = 0
         """Writes of dead processes of which something is still on the wire."""
         self._at_rest: Callable[[], None] | None = None
@@ -160,6 +165,12 @@ class Mover:
                 posting.sink.filled(posting.filled, posting.can)
         self._check_at_rest()
 
+    def check_blamed(self, transfer: Transfer) -> None:
+        """What differs from its source's has arrived as something else."""
+        failure = transfer.failure
+        if failure and failure.reason is Reason.CHECKSUM_MISMATCH and transfer.id not in self._corrupted:
+            broken(Rule.R2, f"{transfer.id} failed by checksums, and all arrived as it was", transfer.id)
+
     @property
     def busy(self) -> bool:
         """Postings are in flight."""
@@ -240,7 +251,10 @@ class Mover:
                 self._end(posting, done=False)
                 return
             src, dst = posting.cells.pop()
-            number = UNWRITTEN if left == posting.corrupt_at else posting.source.cells[src]
+            number = posting.source.cells[src]
+            if left == posting.corrupt_at:
+                number = UNWRITTEN
+                self._corrupted.add(posting.owner)
             posting.sink.arrive(dst, number, posting.owner)
         if posting.cells:
             self._step(posting, chunk)

@@ -140,4 +140,5 @@ class Performing:
 
     def _changed(self, action: TransferChanged) -> None:
         self._host.audit.changed(action)
+        self._host.mover.check_blamed(action.transfer)
         self._host.ledger.changed(action.transfer, self._host.clock(), attached=self._host.tells)

@@ -196,6 +196,23 @@ def all_agree(both: Any) -> Any:
     return lambda self: (both(self)[1],) * 2
 
 
+def summed_early(announced: Any) -> Any:
+    def early(self: Any, lease: Any) -> None:
+        step, lease.after_step = lease.after_step, 0
+        announced(self, lease)
+        lease.after_step = step
+
+    return early
+
+
+def from_the_first(places: Any) -> Any:
+    def first(blocks: Any, wanted: Any) -> Any:
+        found = places(blocks, wanted)
+        return found and [slice(0, place.stop - place.start) for place in found]
+
+    return first
+
+
 def proved_anyway(rekeyed: Any) -> Any:
     return lambda self, event: rekeyed(self, replace(event, message=""))
 

@@ -33,6 +33,7 @@ from kvgrpc.core import (
     push_steps,
     serving,
     state,
+    sums,
     timers,
     transfers,
     turns,
@@ -138,6 +139,8 @@ MUTANTS = (
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
     Mutant("closings that came early are kept", serving.Serving, "forget", bugs.kept_early, Rule.END),
     Mutant("checksums are not compared", moves.Comparing, "both", bugs.all_agree, Rule.R2),
+    Mutant("blocks are summed up before their step is over", sums.SumsAhead, "announced", bugs.summed_early, Rule.R2),
+    Mutant("the sums of other blocks are told", sums, "_places", bugs.from_the_first, Rule.R2),
     Mutant("a send concludes", push_steps.PushSteps, "_post", bugs.concluded, Rule.R9),
 )  # fmt: skip
 
