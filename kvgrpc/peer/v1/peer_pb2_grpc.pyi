@@ -79,9 +79,10 @@ class PeerServiceStub:
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     """
     ChecksumBlocks: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ChecksumBlocksRequest, _peer_pb2.ChecksumBlocksResponse]
-    """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
-    arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
-    the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+    """CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
+    that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
+    issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
+    summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -157,9 +158,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
     """
     ChecksumBlocks: _aio.UnaryUnaryMultiCallable[_peer_pb2.ChecksumBlocksRequest, _peer_pb2.ChecksumBlocksResponse]  # type: ignore[assignment]
-    """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
-    arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
-    the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+    """CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
+    that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
+    issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
+    summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -262,9 +264,10 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _peer_pb2.ChecksumBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_peer_pb2.ChecksumBlocksResponse, _abc.Awaitable[_peer_pb2.ChecksumBlocksResponse]]:
-        """CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
-        arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
-        the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+        """CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
+        that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
+        issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
+        summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,

@@ -76,9 +76,10 @@ type PeerServiceClient interface {
 	//     this push.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
 	PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error)
-	// CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
-	// arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
-	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+	// CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
+	// that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
+	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
+	// summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -232,9 +233,10 @@ type PeerServiceServer interface {
 	//     this push.
 	//   - OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED.
 	PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error)
-	// CRC-32C of blocks that the caller may read under an access, as they lie in memory. A caller that compares what
-	// arrived asks while it reads, and settles only when all are the same: what is no checksum but the issuer's own word is
-	// the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks.
+	// CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
+	// that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
+	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
+	// summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
