@@ -163,8 +163,11 @@ class HandMover(Mover):
         posting.at = HALF if posting.at == START else END
         while len(posting.cells) > left:
             src, dst = posting.cells.pop()
-            posting.sink.arrive(dst, UNWRITTEN if posting.corrupted else posting.source.cells[src], posting.owner)
-            posting.corrupted = False
+            number = posting.source.cells[src]
+            if posting.corrupted:
+                number, posting.corrupted = UNWRITTEN, False
+                self._corrupted.add(posting.owner)
+            posting.sink.arrive(dst, number, posting.owner)
         self._turn(posting)
 
     def _befall(self, posting: _Posting) -> None:
