@@ -1,7 +1,7 @@
 """Two engines move blocks for a long time, and change their minds; afterwards nothing of it is left.
 
 1,200 transfers in a run of all tests; SOAK_TRANSFERS says how many else, over SOAK_PATH. A fraction of them again where
-the source writes what is pushed: over a path whose name ends in WRITES.
+the source writes what is pushed, and where what arrives is compared with its source: see `CHANGES`.
 """
 
 import os
@@ -19,17 +19,20 @@ from tests.soak.traffic import Traffic, leads
 TRANSFERS = int(os.environ.get("SOAK_TRANSFERS", "1200"))
 PATH = os.environ.get("SOAK_PATH", "shm")
 SEED = int(os.environ.get("SOAK_SEED", "1"))
-WRITES = "-writes"
-WRITTEN = "nixl-tcp" + WRITES, max(200, TRANSFERS // 50)
-CASES = [(PATH, TRANSFERS)] if PATH.endswith(WRITES) else [(PATH, TRANSFERS), WRITTEN]
+CHANGES = {"-writes": "--source-writes", "-compares": "--checksums"}
+"""Flags by the ends of names of paths."""
+FEW = max(200, TRANSFERS // 50)
+CASES = [(PATH, TRANSFERS), ("nixl-tcp-writes", FEW), ("cma-compares", FEW)]
+if PATH.endswith(tuple(CHANGES)):
+    del CASES[1:]
 WARM_UP_SHARE = 5
 """After a fifth of the transfers the tables are full that keep something for a while."""
 MIB = 1 << 20
 GROWTH_BYTES_MAX, SHORT_GROWTH_BYTES_MAX, SHORT = 5 * MIB, 12 * MIB, 50_000
 """Of a server's own memory, after the warm-up. After a short one the allocator has not seen all yet."""
 RUN_S = 6 * 3600
-DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST")
-"""Why a transfer never fails here: nobody died, and nothing broke."""
+DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST", "CHECKSUM_MISMATCH")
+"""Why a transfer never fails here: nobody died, nothing broke, and all arrived as it was."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,12 @@ def test_after_many_transfers_no_block_is_lost_and_nothing_has_grown(
     path: str,
     transfers: int,
 ) -> None:
-    flags, environment = PATHS[path.removesuffix(WRITES)]
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    name, change = next(((path.removesuffix(end), [CHANGES[end]]) for end in CHANGES if path.endswith(end)), (path, []))
+    flags, environment = PATHS[name]
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
     warm_up, most = transfers // WARM_UP_SHARE, GROWTH_BYTES_MAX if transfers >= SHORT else SHORT_GROWTH_BYTES_MAX
-    with leads(tmp_path, *flags, *(["--source-writes"] if path.endswith(WRITES) else [])) as pair:
+    with leads(tmp_path, *flags, *change) as pair:
         traffic = Traffic(pair, SEED)
         try:
             traffic.run(warm_up)
