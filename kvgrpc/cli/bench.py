@@ -42,7 +42,10 @@ def pull(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     layouts: Annotated[str, typer.Option(help="Block orders to measure.")] = "scattered,contiguous",
     parts: Annotated[str | None, typer.Option(help="What to measure. Default bandwidth,latency,leases.")] = None,
     checksum: Annotated[
-        bool, typer.Option("--checksum", help="Bandwidth with checksums, and each pull without them right after it.")
+        bool,
+        typer.Option(
+            "--checksum", help="Bandwidth with checksums: with the source's sums at hand, at once, and without."
+        ),
     ] = False,
     repeats: Repeats = None,
     pool_mb: PoolMb = None,

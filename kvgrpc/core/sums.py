@@ -251,6 +251,6 @@ def _places(blocks: Blocks, wanted: Wanted) -> Places | None:
             first = int(np.argmax(blocks[group] == ids[0]))
             if layers is not None or not np.array_equal(blocks[group][first : first + len(ids)], ids):
                 return None
-            begin_ = 4 * int(begins[group] + first)
-            places.append(slice(begin_, begin_ + 4 * len(ids)))
+            at = 4 * int(begins[group] + first)
+            places.append(slice(at, at + 4 * len(ids)))
     return places

@@ -197,7 +197,9 @@ def _zeros(pieces: Pieces) -> Values:
 
 
 def _cut(pieces: Pieces, least: int) -> list[Pieces]:
-    """The same sums in lists, each of half of the bytes that are left, or of about `least` of them."""
+    """The same sums in lists, each of half of the bytes that are left, or of about `least` of them: the last one of
+    up to half as many more, so that none is much smaller.
+    """
     last = np.cumsum(pieces.counts)
     ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[last]
     found, first, taken = [], 0, 0

@@ -9,6 +9,7 @@ from kvgrpc.core.accesses import Opening
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.sums import WAITING_MAX
+from kvgrpc.core.timers import Timer
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, access_id, claim, describe, hybrid, lists, refused
 from tests.core.test_checksums import sums as values
@@ -91,8 +92,9 @@ def test_whoever_asks_meanwhile_waits_for_what_is_under_way() -> None:
     assert [lead.answer(call) for call in calls] == [None, None]
     lead.say(asked, 1, 2, 3)
     assert [lead.answer(call) for call in calls] == [actions.Checksums((values(n),)) for n in (1, 3)]
+    assert lead.state.timers.when(Timer.SUMS, asked.name) is None
     lead.say(asked, 1, 2, 3)
-    lead.tick(29.0)
+    assert not lead.done, "a rank that says it twice changes nothing"
 
 
 def test_nothing_is_summed_up_before_its_step_is_over() -> None:
