@@ -25,6 +25,11 @@ from kvgrpc.errors import KVGrpcError, Reason
 
 ANSWER_BYTES = 64 * 1024
 """Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
+ASK_BYTES_PER_S = 50e9
+ASK_DELAY_MAX_S = 0.005
+"""The source is asked for them when the first bytes are on their way: the rank that starts these and the lead may share
+an interpreter. That is after about a tenth of the time that all bytes take, and at most so long.
+"""
 
 M = TypeVar("M", bound=Move)
 M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
@@ -162,7 +167,7 @@ class MoveSteps(ABC, Generic[M]):
         state = self._state
         move.comparing = None
         move.move(Stage.SETTLING)
-        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.SUMS_RETRY):
+        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.SUMS_ASK):
             state.timers.clear(timer, move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
@@ -259,8 +264,9 @@ class MoveSteps(ABC, Generic[M]):
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
             move.left = [Slice(None, part) for part in parts]
         self._post_slice(move)
-        if move.comparing is not None:  # after the first bytes are on their way, which wait for nobody
-            self.ask_checksums(move)
+        if move.comparing is not None:
+            delay_s = min(runs.total_bytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
+            state.timers.set(Timer.SUMS_ASK, move.name, state.now + delay_s)
 
     def _post_slice(self, move: M) -> None:
         """Posts as much as may be in flight at once; the rest has another turn."""

@@ -68,7 +68,7 @@ MOVE_TIMERS = (
     Timer.SETTLE_RETRY,
     Timer.OPEN_RETRY,
     Timer.PARTS_RETRY,
-    Timer.SUMS_RETRY,
+    Timer.SUMS_ASK,
     Timer.RENEW,
 )
 

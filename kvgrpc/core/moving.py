@@ -166,7 +166,7 @@ class Moving(ABC, Generic[M]):
             else:
                 self._steps.ask_checksums(move)
         elif event.retryable:
-            self._state.timers.set(Timer.SUMS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.SUMS_ASK, move.name, self._state.now + RETRY_DELAY_S)
         else:
             self._ends.fail(move, event.result)
 
@@ -208,7 +208,7 @@ class Moving(ABC, Generic[M]):
             self._steps.send_open(move)
         elif timer is Timer.SETTLE_RETRY:
             self._steps.send_settle(move)
-        elif timer is Timer.SUMS_RETRY:
+        elif timer is Timer.SUMS_ASK:
             self._steps.ask_checksums(move)
         else:
             reason, message = TIMEOUTS[timer]

@@ -102,7 +102,7 @@ class PullSteps(MoveSteps[Pull]):
     def start_over(self, landing: Landing) -> None:
         """The source has replaced its parts, or taken them back: what is here of them counts no more."""
         state = self._state
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.SUMS_RETRY):
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.SUMS_ASK):
             state.timers.clear(timer, landing.name)
         state.turns.leave(landing.name)
         landing.left = landing.comparing = None

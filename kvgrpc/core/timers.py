@@ -41,7 +41,7 @@ class Timer(Enum):
     QUARANTINE = "quarantine"
     REKEY = "rekey"
     SUMS = "sums"
-    SUMS_RETRY = "sums_retry"
+    SUMS_ASK = "sums_ask"
 
 
 Key = tuple[Timer, str]

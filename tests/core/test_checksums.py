@@ -181,8 +181,10 @@ class Comparing(Lead):
         self.pulled = self.pull(grant(self.source), 32, (8, 9))
         self.connect(self.source)
         self.feed(events.AccessAnswered(access_id(), answer_of(self.source, 32, (3, 4))))
-        self.asked = self.one(actions.SendChecksums)
         self.posted = self.seen(actions.Post)
+        assert not self.seen(actions.SendChecksums), "nothing holds up the first bytes"
+        self.tick(move_steps.ASK_DELAY_MAX_S)
+        self.asked = self.one(actions.SendChecksums)
 
     def move(self) -> None:
         for post in self.posted:
@@ -343,6 +345,7 @@ def test_what_is_pushed_is_compared_round_by_round() -> None:
     for number, block in enumerate((1, 2)):
         pair.finish(32, (block,), last=number == 1)
         pair.moved()
+        pair.tick(move_steps.ASK_DELAY_MAX_S)
         names = {action.name for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
         name = max(names)
         pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
@@ -361,6 +364,7 @@ def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_cou
     pair.register(pair.reserve(16, (3,)).token)
     pair.finish(16, (1,))
     pair.moved()
+    pair.tick(move_steps.ASK_DELAY_MAX_S)
     ((name, _),) = {(action.name, 0) for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
     pair.feed(pair.d, events.Summed(0, f"{name}.0", sums(7)))
     pair.feed(pair.d, events.ChecksumsAnswered(name, 0, (sums(8),)))

@@ -6,6 +6,7 @@ from typing import Any
 from kvgrpc.core import actions, events
 from kvgrpc.core.accesses import AccessState
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.move_steps import ASK_DELAY_MAX_S
 from kvgrpc.core.node import Node
 from kvgrpc.core.timers import Timer
 from kvgrpc.core.transfers import Direction, Disposition, State, Transfer
@@ -148,6 +149,7 @@ def test_a_checksum_that_comes_late_of_parts_that_were_replaced_is_not_asked_for
     pair.register(pair.reserve(48, (3, 4), have_tokens=16).token)
     pair.finish(48, (1, 2), last=False)
     pair.moved()
+    pair.tick(ASK_DELAY_MAX_S)
     asked = [action for _, action in pair.lost if isinstance(action, actions.SendChecksums)]
     late: Any = Unavailable(Reason.LIMIT_EXCEEDED, "busy")
     pair.feed(pair.d, events.ChecksumsAnswered(asked[-1].name, 0, late, retryable=True))
