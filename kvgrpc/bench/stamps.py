@@ -99,6 +99,7 @@ class _Path:
         self._began = began
         self.name = path.name
         self.needs_polling = path.needs_polling
+        self.peers_need_turns = path.peers_need_turns
         self.connect_waits = getattr(path, "connect_waits", False)
 
     def offer(self, endpoint: RankEndpoint) -> RankEndpoint:

@@ -4,7 +4,7 @@ A data path knows memory, endpoints and runs. It knows no gRPC, no lease and no 
 goodwill without a bound, and reports an end only when it knows that no further access of its own can follow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -109,6 +109,19 @@ class Remote(Protocol):
 
 
 @runtime_checkable
+class SlicingRemote(Remote, Protocol):
+    """A peer rank from which bytes come slice by slice."""
+
+    def read_slices(
+        self, runs: Runs, ends: Sequence[int], arrived: Callable[[int], None], wake: Callable[[], None]
+    ) -> Posting:
+        """As `read`. Slice i ends after `ends[i]` bytes of `runs`, where a run does, too; `arrived` hears within this
+        call or a `poll` that its bytes are there.
+        """
+        ...
+
+
+@runtime_checkable
 class WritableRemote(Remote, Protocol):
     """A peer rank whose memory this rank may write, too.
 
@@ -133,6 +146,14 @@ class DataPath(Protocol):
     @property
     def needs_polling(self) -> bool:
         """Whether postings and open accesses progress only while `progress` is called."""
+        ...
+
+    @property
+    def peers_need_turns(self) -> bool:
+        """Whether what peers do with this rank's memory does. Where it does not, a new peer connects by them still.
+
+        Another peer may change it.
+        """
         ...
 
     def offer(self, endpoint: RankEndpoint) -> RankEndpoint:

@@ -29,6 +29,7 @@ class CmaPath:
 
     name = "cma"
     needs_polling = False
+    peers_need_turns = False
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgrpc.core.descriptors import Runs
@@ -16,8 +16,6 @@ from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
-_Slice = tuple[Runs, Callable[[], None] | None]
-_NOTHING: tuple[None, None] = None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +30,7 @@ class Submission:
 
 
 class Flight:
-    """One posting: moved as a whole, or in slices at the pace of a cap, or of what is summed up when it is there.
+    """One posting: moved as a whole, or in slices at the pace of a cap.
 
     Raises DataPathFailed when the link does not move bytes that way, or a run lies outside either
     memory: all runs are checked before the first slice moves.
@@ -52,12 +50,13 @@ class Flight:
         self.news_at: float | None = None
         """When the slice under way was started; None while there is none."""
         self._pace = pace
-        self._arrival = asked.arrival
-        self._together = None if asked.arrival is None or pace is not None else link.together(asked.arrival, runs)
-        self._slices = self._cut(runs)
-        self._next: Runs | None
-        self._arrived: Callable[[], None] | None
-        self._next, self._arrived = next(self._slices, _NOTHING)
+        arrival = asked.arrival
+        self._together = None if arrival is None or pace is not None else link.together(arrival, runs)
+        self._summed = None if arrival is None or self._together is not None else arrival.slices(runs)
+        if self._summed is not None:
+            runs = self._summed.runs
+        self._left = iter([runs]) if pace is None else slices(runs, pace.slice_bytes)
+        self._next = next(self._left, None)
         self._current: Posting | None = None
         self._current_bytes = 0
         self._nbytes = 0
@@ -98,6 +97,8 @@ class Flight:
         try:
             if self._together is not None:
                 self._current = self.link.read_and_sum(*self._together, self.wake)
+            elif self._summed is not None and self._pace is None:
+                self._current = self.link.read_slices(self._summed, self.wake)
             else:
                 self._current = self.link.start(runs, self.operation, self.wake)
         except KVGrpcError as error:
@@ -128,21 +129,13 @@ class Flight:
             return self._end(PostingState.FAILED, error)
         self._current = None
         self._nbytes += self._current_bytes
-        if self._arrived is not None:
-            self._arrived()
-        self._next, self._arrived = next(self._slices, _NOTHING)
+        self._next = next(self._left, None)
         return None
-
-    def _cut(self, runs: Runs) -> Iterator[_Slice]:
-        """What moves by itself, and what to call when it is there."""
-        arrival = None if self._together is not None else self._arrival
-        parts: Iterable[_Slice] = ((runs, None),) if arrival is None else arrival.slices(runs)
-        for part, arrived in parts:
-            pieces = [part] if self._pace is None else list(slices(part, self._pace.slice_bytes))
-            yield from ((piece, arrived if i == len(pieces) else None) for i, piece in enumerate(pieces, 1))
 
     def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
         self.link.lost |= not quiesced
+        if state is PostingState.DONE and self._summed is not None:
+            self._summed.all_there()
         return PostingEnded(self.posting, state, self._nbytes, self._wire_s(), error, quiesced, own_at_rest=quiesced)
 
     def _wire_s(self) -> float:

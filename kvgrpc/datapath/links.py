@@ -22,13 +22,14 @@ from kvgrpc.datapath.base import (
     PeerProcess,
     Posting,
     Remote,
+    SlicingRemote,
     WaitsToConnect,
     WritableRemote,
     WrittenByPeers,
 )
 from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
-from kvgrpc.datapath.sums import Arrival, Job, SummingRemote, Work
+from kvgrpc.datapath.sums import Arrival, Job, Slices, SummingRemote, Work
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
@@ -85,6 +86,12 @@ class Link:
             return self._remote.read(runs, wake)
         assert isinstance(self._remote, WritableRemote)  # see check_offers
         return self._remote.write(runs, wake)
+
+    def read_slices(self, slices: Slices, wake: Callable[[], None]) -> Posting:
+        """Slice by slice where the data path can; else as one."""
+        if isinstance(self._remote, SlicingRemote):
+            return self._remote.read_slices(slices.runs, slices.ends, slices.arrived, wake)
+        return self._remote.read(slices.runs, wake)
 
     def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
         """What reads these runs and sums them up; None where they are to be summed up when they are there."""

@@ -50,6 +50,7 @@ class LoopbackPath:
 
     name = "loopback"
     needs_polling = False
+    peers_need_turns = False
 
     def __init__(self, memory: Memory, key: str, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()

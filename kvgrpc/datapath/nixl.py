@@ -20,7 +20,7 @@ as with many. RDMA and CMA do not involve the process that is read, and no write
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core.descriptors import Runs
@@ -59,6 +59,10 @@ class NixlPath:
     @property
     def needs_polling(self) -> bool:
         return True
+
+    @property
+    def peers_need_turns(self) -> bool:
+        return not self._agent.written_by_callers
 
     def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
         """`endpoint` with this agent and its registered memory, the same for every peer."""
@@ -149,6 +153,12 @@ class NixlRemote:
         """
         return self._start(runs, Operation.READ, wake)
 
+    def read_slices(
+        self, runs: Runs, ends: Sequence[int], arrived: Callable[[int], None], wake: Callable[[], None]
+    ) -> NixlPosting:
+        """As `read`: a slice of the caller's is one or more of NIXL's."""
+        return self._start(runs, Operation.READ, wake, ends, arrived)
+
     def write(self, runs: Runs, wake: Callable[[], None]) -> NixlPosting:
         """As `read`, the other way."""
         return self._start(runs, Operation.WRITE, wake)
@@ -178,7 +188,14 @@ class NixlRemote:
     def after_close(self, operation: Operation) -> PostingState:
         return self._agent.after_close(operation)
 
-    def _start(self, runs: Runs, operation: Operation, wake: Callable[[], None]) -> NixlPosting:
+    def _start(
+        self,
+        runs: Runs,
+        operation: Operation,
+        wake: Callable[[], None],
+        ends: Sequence[int] = (),
+        arrived: Callable[[int], None] | None = None,
+    ) -> NixlPosting:
         own, there = self._agent.endpoint.segments, self._peer.segments
         source, destination = (there, own) if operation is Operation.READ else (own, there)
         addresses.check_runs(runs, memory_bytes(source), memory_bytes(destination))
@@ -186,7 +203,7 @@ class NixlRemote:
         rows = addresses.to_rows(runs, source, destination, SLICE_BYTES)
         if operation is Operation.WRITE:
             rows = rows[:, [1, 0, 2]]  # a slice has the own address first
-        posting = NixlPosting(self, slices(rows, own, there), wake, operation)
+        posting = NixlPosting(self, slices(rows, own, there, ends), wake, operation, arrived)
         posting.poll()
         return posting
 

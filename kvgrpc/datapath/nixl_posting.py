@@ -3,9 +3,10 @@
 Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -37,6 +38,8 @@ class Slice:
     own_type: str
     peer: NDArray[np.uint64]
     peer_type: str
+    part: int = 0
+    """The slice of the caller's that it belongs to."""
 
 
 # What can become of a posting that broke: the least that is proved first.
@@ -121,13 +124,18 @@ class NixlPosting:
         slices: Iterator[Slice],
         wake: Callable[[], None],
         operation: Operation = Operation.READ,
+        arrived: Callable[[int], None] | None = None,
     ) -> None:
         self._connection = connection
         self._operation = operation
         self._slices = slices
         self._next = next(slices, None)
         self._wake = wake
-        self._running: list[Transfer] = []
+        self._arrived = arrived
+        self._there: list[int] = []
+        """Parts of which `arrived` does not know."""
+        self._running: dict[Transfer, int] = {}
+        """With the part that each belongs to."""
         self._state = PostingState.PENDING
         self._error = ""
         self._end = PostingState.FAILED
@@ -145,6 +153,8 @@ class NixlPosting:
                     self._drop()
                 self._check()
                 self._post()
+                if not self._next:
+                    self._tell()
                 self._conclude()
             return self._state
 
@@ -165,8 +175,9 @@ class NixlPosting:
             except DataPathFailed as error:
                 self._error = error.message
                 return
+            self._running[transfer] = self._next.part
             self._next = next(self._slices, None)
-            self._running.append(transfer)
+            self._tell()
             state, error_text = transfer.post()
             self._update(transfer, state, error_text)
             if state is PostingState.DONE:
@@ -178,11 +189,21 @@ class NixlPosting:
     def _update(self, transfer: Transfer, state: PostingState, error: str) -> None:
         if state is PostingState.PENDING:
             return
-        self._running.remove(transfer)
+        part = self._running.pop(transfer)
         transfer.release()
+        is_next = self._next is not None and self._next.part == part
+        if state is PostingState.DONE and not is_next and part not in self._running.values():
+            self._there.append(part)
         if state is PostingState.FAILED:
             self._error = self._error or error
             self._end = min(self._end, self._connection.broke(error, self._operation), key=_PROVED.index)
+
+    def _tell(self) -> None:
+        """Just before a slice is posted: who hears it needs the interpreter, and this thread does so no more then."""
+        there, self._there = self._there, []
+        for part in there:
+            if self._arrived is not None:
+                self._arrived(part)
 
     def _conclude(self) -> None:
         if self._running:
@@ -201,11 +222,22 @@ def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, 
             yield memory_type, rows
 
 
-def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
-    """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices.
+def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Sequence[int] = ()) -> Iterator[Slice]:
+    """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices, of which none goes past an end of
+    `ends` of the bytes in their order, where a row ends, too.
 
     Each is of one kind of memory on either side, which is all that a transfer of NIXL's can be.
     """
+    if len(ends) < 2:
+        yield from _of_one_kind(rows, own, peer)
+        return
+    bounds = np.searchsorted(np.cumsum(rows[:, 2]), ends, side="right").tolist()
+    for part, (first, end) in enumerate(itertools.pairwise([0, *bounds])):
+        for piece in _of_one_kind(rows[first:end], own, peer):
+            yield replace(piece, part=part)
+
+
+def _of_one_kind(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
     for own_place, mine in _by_place(rows, 0, own):
         for peer_place, both in _by_place(mine, 1, peer):
             yield from _cut(both, own_place, peer_place)

@@ -48,6 +48,7 @@ class ShmPath:
 
     name = "shm"
     needs_polling = False
+    peers_need_turns = False
     connect_waits = True
 
     def __init__(

@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ import numpy as np
 from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import Segment
-from kvgrpc.datapath.base import DataPathFailed, Memory, Posting
+from kvgrpc.datapath.base import Memory, Posting
 from kvgrpc.datapath.crc32c import Plan, Summer
 from kvgrpc.datapath.crc32c import Sums as Values
 from kvgrpc.datapath.reports import Summed
@@ -53,7 +53,7 @@ class Sums:
     def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[Summed], None]) -> None:
         self._memory = memory
         self._report = report
-        self._width = threads
+        self.width = threads
         self._threads = ThreadPoolExecutor(threads, f"kvgrpc-sum-{rank}")
         self._summer: Summer | None = None
 
@@ -70,7 +70,7 @@ class Sums:
         works = [partial(plan.sum, first, end) for first, end in plan.slices]
         job = Job(name, values, len(works), self._report, places)
         left = iter(works)
-        for _ in range(self._width):
+        for _ in range(self.width):
             self._later(job.name, self._turn, job, left)
 
     def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
@@ -83,15 +83,8 @@ class Sums:
             self._report(Summed(name, b"", error.message))
             return None
 
-    def plan(self, pieces: Pieces, into: Values) -> Future[Plan]:
-        """See `Summer.plan`. Raises DataPathFailed when it is closed."""
-        try:
-            return self._threads.submit(self._made().plan, pieces, into)
-        except RuntimeError:
-            raise DataPathFailed("the rank is closed") from None
-
     def submit(self, job: "Job", work: Work) -> None:
-        """Does a piece of work after all that was submitted or planned before."""
+        """Does a piece of work after all that was submitted before."""
         self._later(job.name, job.run, work)
 
     def _turn(self, job: "Job", left: Iterator[Work]) -> None:
@@ -146,33 +139,53 @@ class Arrival:
         works: list[Work] = [partial(plan.sum, first, end) for first, end in plan.slices]
         return Job(self._name, values, len(works), self._report), works
 
-    def slices(self, runs: Runs) -> "Iterator[tuple[Runs, Callable[[], None]]]":
-        """The same bytes in slices of whole sums, and what to call when each is there. Raises DataPathFailed for
-        pieces out of range.
-        """
+    def slices(self, runs: Runs) -> "Slices":
+        """The same bytes in slices of whole sums. Raises DataPathFailed for pieces out of range."""
         self._summer.check(self._pieces)
-        offsets, values = sources_of(self._pieces, runs), _zeros(self._pieces)
-        parts = [self._pieces] if offsets is None else _cut(self._pieces, ARRIVED_BYTES)
-        job = Job(self._name, values, len(parts), self._report)
-        numbers = np.cumsum([0, *(len(part.counts) for part in parts)])
-        # While the first bytes move: planned between two slices it takes half a millisecond from the second one, for
-        # which the mover waits.
-        plans = [
-            self._sums.plan(part, values[first:end])
-            for part, (first, end) in zip(parts, itertools.pairwise(numbers), strict=True)
-        ]
-        piece = 0
-        for part, plan in zip(parts, plans, strict=True):
-            after = piece + len(part.offsets)
-            moved = runs if offsets is None else _joined(Runs(offsets[piece:after], part.offsets, part.nbytes))
-            yield moved, partial(self._sums.submit, job, partial(_sum, plan))
-            piece = after
+        return Slices(self._name, self._pieces, runs, self._summer, self._sums, self._report)
 
 
-def _sum(planned: Future[Plan]) -> None:
-    """It was planned before, by the same threads, so nobody waits."""
-    plan = planned.result()
-    plan.sum(0, len(plan.rows))
+class Slices:
+    """A posting that moves slice by slice, each summed up beside the next. Made and used by the mover's thread only."""
+
+    def __init__(
+        self, name: str, pieces: Pieces, runs: Runs, summer: Summer, sums: Sums, report: Callable[[Summed], None]
+    ) -> None:
+        sources, bounds = sources_of(pieces, runs), [0, len(pieces.counts)]
+        self.runs = runs
+        """What is to be moved, in this order."""
+        self.ends = [runs.total_bytes]
+        """Slice i is there when so many bytes of `runs` are."""
+        if sources is not None and len(sources):
+            bounds = _bounds(pieces, ARRIVED_BYTES)
+            self.runs, self.ends = _joined(Runs(sources, pieces.offsets, pieces.nbytes), pieces.counts, bounds)
+        self._left = dict(enumerate(itertools.pairwise(bounds)))
+        """The numbers of the sums of those slices that are not there yet."""
+        self._summer = summer
+        self._sums = sums
+        self._pieces = pieces
+        self._values = _zeros(pieces)
+        self._plan: Plan | None = None
+        self._planning = threading.Lock()
+        self._job = Job(name, self._values, len(self.ends) - 1 + sums.width, report)
+
+    def arrived(self, number: int) -> None:
+        """That slice is there. The sums of the last one are for all threads: nothing moves beside them."""
+        first, end = self._left.pop(number)
+        threads = self._sums.width if number == len(self.ends) - 1 else 1
+        for some in itertools.pairwise(np.linspace(first, end, threads + 1).astype(int).tolist()):
+            self._sums.submit(self._job, partial(self._sum, *some))
+
+    def all_there(self) -> None:
+        """The posting is over: what nobody has heard of is there, too."""
+        for number in [*self._left]:
+            self.arrived(number)
+
+    def _sum(self, first: int, end: int) -> None:
+        """Planned here, and once: the mover needs the interpreter for what it does between two slices."""
+        with self._planning:
+            self._plan = self._plan or self._summer.plan(self._pieces, self._values)
+        self._plan.sum_numbers(first, end)
 
 
 def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
@@ -196,32 +209,32 @@ def _zeros(pieces: Pieces) -> Values:
     return np.zeros(len(pieces.counts), dtype=np.uint32)
 
 
-def _cut(pieces: Pieces, least: int) -> list[Pieces]:
-    """The same sums in lists, each of half of the bytes that are left, or of about `least` of them: the last one of
-    up to half as many more, so that none is much smaller.
+def _bounds(pieces: Pieces, least: int) -> list[int]:
+    """Numbers of sums, of which each two bound a slice: of half of the bytes that are left, or of about `least` of
+    them, the last one of up to half as many more, so that none is much smaller.
     """
-    last = np.cumsum(pieces.counts)
-    ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[last]
-    found, first, taken = [], 0, 0
-    while first < len(last):
+    ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[np.cumsum(pieces.counts)]
+    found, taken = [0], 0
+    while found[-1] < len(ends):
         left = int(ends[-1]) - taken
         most = max(left // 2, least) if left > 1.5 * least else left
-        end = max(int(np.searchsorted(ends, taken + most, side="right")), first + 1)
-        some = slice(int(last[first - 1]) if first else 0, int(last[end - 1]))
-        found.append(Pieces(pieces.offsets[some], pieces.nbytes[some], pieces.counts[first:end]))
-        first, taken = end, int(ends[end - 1])
+        found.append(max(int(np.searchsorted(ends, taken + most, side="right")), found[-1] + 1))
+        taken = int(ends[found[-1] - 1])
     return found
 
 
-def _joined(runs: Runs) -> Runs:
-    """The same bytes in the order of where they go, in as few runs as possible."""
-    order = np.argsort(runs.dst)
+def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]]:
+    """The same bytes, slice by slice, within each in the order of where they go and in as few runs as possible; and the
+    bytes after which each slice ends. `runs` are as many as pieces; `bounds` are numbers of sums.
+    """
+    pieces = np.concatenate(([0], np.cumsum(counts)))[bounds]
+    slice_ = np.repeat(np.arange(len(pieces) - 1), np.diff(pieces))
+    order = np.lexsort((runs.dst, slice_))
     src, dst, nbytes = runs.src[order], runs.dst[order], runs.nbytes[order]
-    ends = np.cumsum(nbytes)
-    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1])
+    ends = np.concatenate(([0], np.cumsum(nbytes)))
+    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1]) & (slice_[1:] == slice_[:-1])
     first = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
-    lasts = np.append(first[1:], len(src)) - 1
-    return Runs(src[first], dst[first], np.diff(ends[lasts], prepend=0))
+    return Runs(src[first], dst[first], np.diff(ends[[*first, -1]])), ends[pieces[1:]].tolist()
 
 
 class Job:
@@ -239,7 +252,7 @@ class Job:
         self._places = places
         self._lock = threading.Lock()
         if not works:
-            report(Summed(name, b""))
+            report(Summed(name, self._in_order()))
 
     def run(self, work: Work) -> None:
         """One piece of it; the last one to end reports."""

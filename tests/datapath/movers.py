@@ -57,6 +57,7 @@ class Held:
         self.connect_hangs = hangs
         self.release = threading.Event()
         self.state = PENDING
+        self.peers_need_turns = True
         self.turns = 0
         self.looks = 0
         self.wakes: list[Callable[[], None]] = []

@@ -147,6 +147,9 @@ class Target:
     def late_writes(self) -> str:
         return self.path.late_writes
 
+    def needs_turns(self) -> bool:
+        return self.path.peers_need_turns
+
     def hold(self, source: RankEndpoint) -> None:
         """Connects to the source too, as ranks do both ways, and holds its process."""
         self._source = self.path.connect(source).process

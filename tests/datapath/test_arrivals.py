@@ -88,7 +88,7 @@ def sums_of(memory: Bytes, pieces: Pieces) -> list[int]:
     """What the library itself makes of it, block by block."""
     parts = [memory[at : at + n].tobytes() for at, n in zip(pieces.offsets, pieces.nbytes, strict=True)]
     ends = np.cumsum(pieces.counts).tolist()
-    return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [google_crc32c.value(b"".join(parts[first:end])) for first, end in zip([0, *ends][:-1], ends, strict=True)]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -112,6 +112,16 @@ def check(rank: Rank, peer: Peer, runs: Runs, pieces: Pieces) -> None:
     assert np.array_equal(now, expected(before, peer.content, runs))
     assert np.frombuffer(summed.values, dtype="<u4").tolist() == sums_of(now, pieces)
     assert rank.rank.close(DEADLINE_S)
+
+
+@pytest.mark.parametrize("nbytes", [(), (0,), (64, 0), (0, 64, 0, 0), (200_000, 0, 200_000, 0, 0)], ids=str)
+def test_nothing_is_summed_up_too(
+    case: Case, peer: Peer, nbytes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "ARRIVED_BYTES", 64 << 10)
+    sizes = np.array(nbytes, dtype=np.int64)
+    offsets = np.cumsum(sizes) - sizes
+    check(Rank(case, peer), peer, Runs(offsets, offsets, sizes), Pieces(offsets, sizes, np.ones_like(sizes)))
 
 
 @pytest.mark.parametrize("slice_bytes", [64 << 10, 16 << 20])

@@ -309,6 +309,11 @@ def cpu_s(mover: Mover) -> float:
     return time.clock_gettime(time.pthread_getcpuclockid(mover._thread.ident))
 
 
+def between_turns_s(mover: Mover) -> float | None:
+    """For how long its thread would wait if nothing had happened for a second; None: until something does."""
+    return mover._wait_s(time.monotonic() + 1.0)
+
+
 def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> None:
     held = Held()
     rank = with_held(held)
@@ -325,6 +330,31 @@ def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> No
     turns = held.turns
     threading.Event().wait(0.05)
     assert held.turns == turns
+    assert rank.mover.close(0.0)
+
+
+def test_peers_that_need_no_turns_for_their_bytes_get_few_while_nothing_moves_here() -> None:
+    """A new peer of them still connects by these."""
+    held = Held()
+    held.peers_need_turns = False
+    rank = held_rank(held)
+    assert between_turns_s(rank.mover) is None
+    rank.mover.expect("a")
+    until(lambda: held.turns > 0)
+    alone = between_turns_s(rank.mover)
+    held.peers_need_turns = True
+    needed = between_turns_s(rank.mover)
+    held.peers_need_turns = False
+    rank.mover.post("p", "h", WHOLE)
+    until(lambda: held.looks > 0)
+    with_posting = between_turns_s(rank.mover)
+    assert alone is not None
+    assert needed == with_posting
+    assert needed is not None
+    assert 0 < 5 * needed < alone
+    held.state = DONE
+    assert rank.next(PostingEnded).state is DONE
+    assert between_turns_s(rank.mover) == alone
     assert rank.mover.close(0.0)
 
 

@@ -94,6 +94,18 @@ def test_each_slice_is_of_one_kind_of_memory_on_either_side() -> None:
     ]
 
 
+def test_no_slice_goes_past_the_end_of_a_part() -> None:
+    own, peer = [Segment(0, 1000), Segment(1000, 100, MemoryKind.CUDA, 1)], [Segment(0, 1000)]
+    rows = np.array([[0, 0, 10], [1000, 10, 5], [20, 15, 5], [30, 20, 7], [40, 27, 3]], dtype=np.int64)
+    found = [(piece.part, *describe(piece)[1:2], piece.own_type) for piece in slices(rows, own, peer, [15, 20, 20, 30])]
+    assert found == [
+        (0, [[0, 10, 0]], "DRAM"),
+        (0, [[1000, 5, 1]], "VRAM"),
+        (1, [[20, 5, 0]], "DRAM"),
+        (3, [[30, 7, 0], [40, 3, 0]], "DRAM"),
+    ]
+
+
 def describe(piece: Slice) -> tuple[str, list[list[int]], str, list[list[int]]]:
     return piece.own_type, piece.own.tolist(), piece.peer_type, piece.peer.tolist()
 
@@ -344,6 +356,32 @@ def scripted(
     connection = ScriptedConnection(transfers, after_an_error)
     empty = np.empty((1, 3), dtype=np.uint64)
     return connection, NixlPosting(connection, iter([Slice(empty, "DRAM", empty, "DRAM")] * 3), nothing, operation)
+
+
+def sliced(*transfers: tuple[int, ScriptedTransfer]) -> tuple[list[int], NixlPosting]:
+    """A posting whose slices belong to parts, and the parts that have arrived."""
+    connection = ScriptedConnection([transfer for _, transfer in transfers], FAILED)
+    empty = np.empty((1, 3), dtype=np.uint64)
+    pieces = iter([Slice(empty, "DRAM", empty, "DRAM", part) for part, _ in transfers])
+    arrived: list[int] = []
+    return arrived, NixlPosting(connection, pieces, nothing, Operation.READ, arrived.append)
+
+
+def test_a_part_has_arrived_when_all_its_slices_have_in_any_order() -> None:
+    at_once = [ScriptedTransfer(DONE) for _ in range(4)]
+    late, later = ScriptedTransfer(PENDING, PENDING, PENDING, DONE), ScriptedTransfer(PENDING, PENDING, PENDING, DONE)
+    arrived, posting = sliced(*zip((0, 0, 1), at_once, strict=False), (1, late), (2, at_once[3]), (3, later))
+    seen = []
+    while posting.poll() is PENDING:
+        seen.append(tuple(arrived))
+    assert seen == [(), (), (0,), (0,), (0, 2), (0, 2), (0, 2, 1)]
+    assert (posting.poll(), arrived) == (DONE, [0, 2, 1, 3])
+
+
+def test_of_a_posting_that_broke_no_part_arrives_any_more() -> None:
+    arrived, posting = sliced((0, ScriptedTransfer(DONE)), (1, ScriptedTransfer(FAILED)), (2, ScriptedTransfer(DONE)))
+    assert [posting.poll() for _ in range(3)] == [PENDING, FAILED, FAILED]
+    assert arrived == [0], "just before the one that failed began"
 
 
 @pytest.mark.parametrize("end", [FAILED, UNPROVED])

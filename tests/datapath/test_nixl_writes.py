@@ -87,6 +87,14 @@ def test_the_end_of_a_source_s_process_is_seen_and_is_a_proof_by_cma_only(env: d
         assert pair.target.ask("source_ended") == (True, is_enough)
 
 
+@pytest.mark.parametrize(("env", "needs"), [(CMA, False), (TCP, True)], ids=["cma", "tcp"])
+def test_a_target_knows_whether_what_peers_do_needs_its_turns(env: dict[str, str], needs: bool) -> None:
+    with Pair(env) as pair:
+        assert pair.target.ask("needs_turns") is needs
+        pair.begin()
+        assert pair.source.ask("finish") == (DONE, True)
+
+
 @pytest.mark.parametrize("end", ["close", "rekey"])
 def test_by_tcp_nothing_of_a_killed_source_follows_the_end_of_the_target_s_agent(end: str) -> None:
     with Pair(TCP) as pair:
