@@ -228,13 +228,13 @@ def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]
     bytes after which each slice ends. `runs` are as many as pieces; `bounds` are numbers of sums.
     """
     pieces = np.concatenate(([0], np.cumsum(counts)))[bounds]
-    slice_ = np.repeat(np.arange(len(pieces) - 1), np.diff(pieces))
-    order = np.lexsort((runs.dst, slice_))
+    order = np.concatenate([first + np.argsort(runs.dst[first:end]) for first, end in itertools.pairwise(pieces)])
     src, dst, nbytes = runs.src[order], runs.dst[order], runs.nbytes[order]
     ends = np.concatenate(([0], np.cumsum(nbytes)))
-    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1]) & (slice_[1:] == slice_[:-1])
+    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1])
+    goes_on[pieces[1:-1] - 1] = False
     first = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
-    return Runs(src[first], dst[first], np.diff(ends[[*first, -1]])), ends[pieces[1:]].tolist()
+    return Runs(src[first], dst[first], np.diff(ends[np.append(first, len(src))])), ends[pieces[1:]].tolist()
 
 
 class Job:
