@@ -1,7 +1,8 @@
 """The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them.
 
 What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
-sums up what it has just copied (`SummingRemote`); else the posting moves in slices, each summed up beside the next.
+sums up what it has just copied (`SummingRemote`). By others the posting moves in slices, if they can (`SlicingRemote`),
+each summed up beside the next.
 """
 
 import itertools
