@@ -117,11 +117,18 @@ def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None
                 continue
             starts = np.array([region.offset for region in regions], dtype=np.int64)
             strides = np.array([region.stride_bytes for region in regions], dtype=np.int64)
+            each = np.array([region.block_bytes for region in regions], dtype=np.int64)
             offsets.append((starts + ids[:, None] * strides).ravel())
-            nbytes.append(np.tile(np.array([region.block_bytes for region in regions], dtype=np.int64), len(ids)))
-            counts.append(np.full(len(ids), len(regions), dtype=np.int64))
-    nothing: Ids = np.empty(0, dtype=np.int64)
-    return Pieces(*(np.concatenate(part) if part else nothing for part in (offsets, nbytes, counts)))
+            nbytes.append(np.broadcast_to(each, (len(ids), len(regions))).reshape(-1))
+            counts.append(np.broadcast_to(np.int64(len(regions)), len(ids)))
+    return Pieces(_one_after_the_other(offsets), _one_after_the_other(nbytes), _one_after_the_other(counts))
+
+
+def _one_after_the_other(parts: list[Ids]) -> Ids:
+    """Not copied where that is one: of thousands of blocks new memory costs more than what it is for."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:

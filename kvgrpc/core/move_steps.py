@@ -262,7 +262,7 @@ class MoveSteps(ABC, Generic[M]):
             most = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * len(ranks)), 1))
             parts = slices_of(chunks, source, state.limits.in_flight_bytes, most)
             move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
-            move.left = [Slice(None, part) for part in parts]
+            move.left = [Slice(runs if len(parts) == 1 else None, part) for part in parts]
         self._post_slice(move)
         if move.comparing is not None:
             delay_s = min(runs.total_bytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)

@@ -25,6 +25,8 @@ from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
+SLICE_BYTES = 64 << 20
+"""Of a posting: what NIXL gets at once anyway."""
 ARRIVED_BYTES = 8 << 20
 """Of the last slices of a posting: a millisecond of copying. The fewer slices the faster the copy: each is half of what
 is left, so that nearly all is summed up when the last one comes. See docs/performance.md for others.
@@ -174,7 +176,8 @@ class Slices:
         """That slice is there. The sums of the last one are for all threads: nothing moves beside them."""
         first, end = self._left.pop(number)
         threads = self._sums.width if number == len(self.ends) - 1 else 1
-        for some in itertools.pairwise(np.linspace(first, end, threads + 1).astype(int).tolist()):
+        bounds = [first + (end - first) * i // threads for i in range(threads + 1)]
+        for some in itertools.pairwise(bounds):
             self._sums.submit(self._job, partial(self._sum, *some))
 
     def all_there(self) -> None:
@@ -196,14 +199,23 @@ def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
     if not len(runs) or runs.total_bytes != int(pieces.nbytes.sum()):
         return None
     # Both in order: to look up thousands of offsets in an order of their own takes six times as long.
-    order, wanted = np.argsort(runs.dst), np.argsort(pieces.offsets)
-    run = np.empty(len(wanted), dtype=np.int64)
-    run[wanted] = order[np.maximum(np.searchsorted(runs.dst[order], pieces.offsets[wanted], side="right") - 1, 0)]
+    order = np.argsort(runs.dst)
+    if _in_order(pieces.offsets):
+        run = order[np.searchsorted(runs.dst[order], pieces.offsets, side="right") - 1]
+    else:
+        wanted = np.argsort(pieces.offsets)
+        run = np.empty(len(wanted), dtype=np.int64)
+        run[wanted] = order[np.searchsorted(runs.dst[order], pieces.offsets[wanted], side="right") - 1]
     skipped = pieces.offsets - runs.dst[run]
     if ((skipped < 0) | (skipped + pieces.nbytes > runs.nbytes[run])).any():
         return None
     sources: Ids = runs.src[run] + skipped
     return sources
+
+
+def _in_order(offsets: Ids) -> bool:
+    """What takes a tenth of the time that sorting does."""
+    return bool((offsets[1:] >= offsets[:-1]).all())
 
 
 def _zeros(pieces: Pieces) -> Values:
@@ -218,7 +230,7 @@ def _bounds(pieces: Pieces, least: int) -> list[int]:
     found, taken = [0], 0
     while found[-1] < len(ends):
         left = int(ends[-1]) - taken
-        most = max(left // 2, least) if left > 1.5 * least else left
+        most = min(max(left // 2, least), SLICE_BYTES) if left > 1.5 * least else left
         found.append(max(int(np.searchsorted(ends, taken + most, side="right")), found[-1] + 1))
         taken = int(ends[found[-1] - 1])
     return found
@@ -229,8 +241,10 @@ def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]
     bytes after which each slice ends. `runs` are as many as pieces; `bounds` are numbers of sums.
     """
     pieces = np.concatenate(([0], np.cumsum(counts)))[bounds]
-    order = np.concatenate([first + np.argsort(runs.dst[first:end]) for first, end in itertools.pairwise(pieces)])
-    src, dst, nbytes = runs.src[order], runs.dst[order], runs.nbytes[order]
+    src, dst, nbytes = runs.src, runs.dst, runs.nbytes
+    if not _in_order(dst):
+        order = np.concatenate([first + np.argsort(dst[first:end]) for first, end in itertools.pairwise(pieces)])
+        src, dst, nbytes = src[order], dst[order], nbytes[order]
     ends = np.concatenate(([0], np.cumsum(nbytes)))
     goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1])
     goes_on[pieces[1:-1] - 1] = False
