@@ -69,9 +69,6 @@ class Flight:
                 ended = self._look()
                 if ended is not None or self._current is not None:
                     return ended
-                if self._next is not None and self._pace is None:
-                    self.wake()  # others get a turn first
-                    return None
             if self._next is None:
                 return self._end(PostingState.DONE)
             if self._pace is not None and self.start_at is None:

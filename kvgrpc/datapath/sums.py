@@ -223,8 +223,8 @@ def _zeros(pieces: Pieces) -> Values:
 
 
 def _bounds(pieces: Pieces, least: int) -> list[int]:
-    """Numbers of sums, of which each two bound a slice: of half of the bytes that are left, or of about `least` of
-    them, the last one of up to half as many more, so that none is much smaller.
+    """Numbers of sums, of which each two bound a slice: of half of the bytes that are left, at most SLICE_BYTES, or of
+    about `least`, the last one of up to half as many more, so that none is much smaller.
     """
     ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[np.cumsum(pieces.counts)]
     found, taken = [0], 0

@@ -115,7 +115,7 @@ def check(rank: Rank, peer: Peer, runs: Runs, pieces: Pieces) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [(), (0,), (64, 0), (0, 64, 0, 0), (200_000, 0, 200_000, 0, 0)], ids=str)
-def test_nothing_is_summed_up_too(
+def test_blocks_of_no_bytes_are_summed_up_too(
     case: Case, peer: Peer, nbytes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sums, "ARRIVED_BYTES", 64 << 10)
