@@ -42,6 +42,9 @@ _WHOLE = 1 << 62
 _CHECK = b"123456789"
 _CHECK_CRC = 0xE3069283
 """What every CRC-32C makes of these nine characters."""
+_TIMES = 300
+"""That many of them are copied: two kilobytes past the cache, and the rest."""
+_ALIGNED = 64
 
 # void sum_rows(const int64_t (*rows)[4], uint64_t count, uint32_t (*extend)(uint32_t, const void *, size_t))
 # Calling convention of System V. Each line: bytes, listing.
@@ -277,10 +280,13 @@ def sum_in_loop(rows: Rows) -> None:
 
 
 def sums_up(sum_rows: SumRows) -> bool:
-    """Whether it makes of nine characters, whole, in parts and copied, what every CRC-32C does."""
-    data, copy = np.frombuffer(_CHECK, dtype=np.uint8), np.zeros(len(_CHECK), dtype=np.uint8)
-    found: Sums = np.zeros(3, dtype=np.uint32)
+    """Whether it makes of nine characters, whole and in parts, what every CRC-32C does, and copies what it sums up."""
+    data = np.frombuffer(_CHECK * _TIMES, dtype=np.uint8)
+    copy = np.zeros(len(data) + _ALIGNED, dtype=np.uint8)
+    copy = copy[-copy.ctypes.data % _ALIGNED :][: len(data)]
+    found: Sums = np.zeros(4, dtype=np.uint32)
     at, end, to = data.ctypes.data, copy.ctypes.data, found.ctypes.data
-    rows = [(at, 0, 9, to), (at, 0, 4, to + 4), (at + 4, 0, 0, to + 4), (at + 4, 0, 5, to + 4), (end, at, 9, to + 8)]
+    rows = [(at, 0, 9, to), (at, 0, 4, to + 4), (at + 4, 0, 0, to + 4), (at + 4, 0, 5, to + 4)]
+    rows += [(at, 0, len(data), to + 8), (end, at, len(data), to + 12)]
     sum_rows(np.array(rows, dtype=np.int64))
-    return bool((found == _CHECK_CRC).all() and (copy == data).all())
+    return bool((found[:2] == _CHECK_CRC).all() and found[2] == found[3] and (copy == data).all())

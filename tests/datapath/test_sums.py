@@ -1,6 +1,7 @@
 """CRC-32C of blocks of a rank's memory: the right sums, whatever the pieces, and a report for everything asked for."""
 
 import queue
+import threading
 from collections.abc import Iterator
 
 import google_crc32c
@@ -14,7 +15,7 @@ from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.reports import Summed
 from kvgrpc.datapath.sums import Sums
-from tests.datapath.peers import DEADLINE_S, content
+from tests.datapath.peers import DEADLINE_S, GUARD, content
 
 FIRST, SECOND = content(1, 9 << 20), content(2, 1 << 20)
 WHOLE = np.concatenate([FIRST, SECOND]).tobytes()
@@ -70,6 +71,48 @@ def test_a_loop_in_python_makes_the_same_sums() -> None:
     """Where the system allows no machine code, or the processor is another one."""
     assert crc32c.sums_up(crc32c.sum_in_loop)
     assert crc32c.sums_up(crc32c.summer())
+
+
+SUMMERS = {"machine code": crc32c.summer, "loop": lambda: crc32c.sum_in_loop}
+
+
+@pytest.mark.parametrize("by", SUMMERS)
+@pytest.mark.parametrize("skipped", [0, 1, 16, 48])
+@pytest.mark.parametrize("nbytes", [0, 1, 64, 1023, 1024, 1025, 4096, 10_240, 10_007])
+def test_what_is_copied_to_anywhere_arrives_is_summed_up_and_nothing_beside_it_changes(
+    by: str, skipped: int, nbytes: int
+) -> None:
+    room = np.full(nbytes + 256, GUARD, dtype=np.uint8)
+    begin = -room.ctypes.data % 64 + skipped
+    values = np.zeros(2, dtype=np.uint32)
+    row = (room.ctypes.data + begin, FIRST.ctypes.data + 33, nbytes, values.ctypes.data)
+    SUMMERS[by]()(np.array([row, (FIRST.ctypes.data, 0, 9, values.ctypes.data + 4)], dtype=np.int64))
+    copied = FIRST[33 : 33 + nbytes].tobytes()
+    assert values.tolist() == [google_crc32c.value(copied), google_crc32c.value(FIRST[:9].tobytes())]
+    whole = bytes([GUARD])
+    assert room.tobytes() == whole * begin + copied + whole * (len(room) - begin - nbytes)
+
+
+@pytest.mark.parametrize("by", SUMMERS)
+def test_what_is_summed_up_is_what_was_written_though_the_source_changes_meanwhile(by: str) -> None:
+    source, room, values = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8), np.zeros(1, np.uint32)
+    rows = np.array([(room.ctypes.data, source.ctypes.data, len(source), values.ctypes.data)], dtype=np.int64)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            source[:] += 1
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(50):
+            values[0] = 0
+            SUMMERS[by]()(rows)
+            assert values[0] == google_crc32c.value(room.tobytes())
+    finally:
+        stop.set()
+        changing.join()
 
 
 def test_a_function_that_sums_up_wrongly_is_not_taken() -> None:
