@@ -51,8 +51,8 @@ _ALIGNED = 64
 # A kilobyte a call: the library sums up three streams side by side, which in more than that lie too far from each other
 # for what the processor fetches ahead by itself. Blocks end too often for that anyway: everything that is read is
 # fetched here, two kilobytes ahead, beyond the end of a row too. What is copied goes by way of a kilobyte on the stack
-# and past the cache to where it goes: summed up from there, source and destination would take turns in the same places
-# of the cache when they lie at like addresses (AMD's way prediction: 50 ms for 256 MB instead of 32).
+# and past the cache to where it goes. Summed up where it goes, it would have to be fetched there first, and where
+# source and destination lie 256 MB from each other AMD's way prediction mixes them up (50 ms for 256 MB instead of 32).
 SUM_ROWS = """
 f30f1efa        endbr64
 55              push rbp

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import google_crc32c
 import numpy as np
@@ -73,7 +73,7 @@ def test_a_loop_in_python_makes_the_same_sums() -> None:
     assert crc32c.sums_up(crc32c.summer())
 
 
-SUMMERS = {"machine code": crc32c.summer, "loop": lambda: crc32c.sum_in_loop}
+SUMMERS: dict[str, Callable[[], crc32c.SumRows]] = {"machine code": crc32c.summer, "loop": lambda: crc32c.sum_in_loop}
 
 
 @pytest.mark.parametrize("by", SUMMERS)
