@@ -73,7 +73,7 @@ class Mover:
         self._polled = [path for path in paths if path.needs_polling]
         self._report_to = report
         self._pace = None if limit is None else Pace(limit)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.Queue[Callable[[], None]] = queue.Queue()  # SimpleQueue may wait for ever: see decision 13
         self._thread = threading.Thread(target=self._run, name=f"kvgrpc-mover-{rank}", daemon=True)
         self._lock = threading.Lock()  # guards the next two
         self._postings: set[str] = set()
