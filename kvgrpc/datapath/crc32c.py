@@ -73,14 +73,17 @@ f30f1efa        endbr64
 48894dc8        mov [rbp - 56], rcx     # ... from here on
 41be02000000    mov r14d, 2
                 early:
-e8c2000000      call fetch
+e8cb000000      call fetch
 41ffce          dec r14d
 75f6            jnz early
                 next:
 4c39e3          cmp rbx, r12
-0f83a2000000    jae done
+0f83ab000000    jae done
 4c8b3b          mov r15, [rbx]
 4c8b7310        mov r14, [rbx + 16]     # bytes left
+488b4318        mov rax, [rbx + 24]
+8b00            mov eax, [rax]
+8945c0          mov [rbp - 64], eax     # the sum so far
                 more:
 e8a8000000      call fetch
 ba00040000      mov edx, 1024
@@ -125,15 +128,15 @@ eb03            jmp sum
                 sum:
 4901d7          add r15, rdx
 4929d6          sub r14, rdx
-488b4318        mov rax, [rbx + 24]
-8b38            mov edi, [rax]          # the sum so far
+8b7dc0          mov edi, [rbp - 64]
 41ffd5          call r13
-488b5318        mov rdx, [rbx + 24]
-8902            mov [rdx], eax
+8945c0          mov [rbp - 64], eax
 4d85f6          test r14, r14
-0f856effffff    jnz more
+0f8574ffffff    jnz more
+488b5318        mov rdx, [rbx + 24]
+8902            mov [rdx], eax          # once a row: other threads' sums lie in the same line of the cache
 4883c320        add rbx, 32
-e955ffffff      jmp next
+e94cffffff      jmp next
                 done:
 0faef8          sfence                  # before anyone is told that the bytes are there
 488d65d8        lea rsp, [rbp - 40]

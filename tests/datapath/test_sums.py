@@ -1,5 +1,6 @@
 """CRC-32C of blocks of a rank's memory: the right sums, whatever the pieces, and a report for everything asked for."""
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from kvgrpc.core.chunks import Pieces
 from kvgrpc.core.endpoints import MemoryKind, Segment
-from kvgrpc.datapath import crc32c
+from kvgrpc.datapath import crc32c, machine_code
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.reports import Summed
@@ -113,6 +114,25 @@ def test_what_is_summed_up_is_what_was_written_though_the_source_changes_meanwhi
     finally:
         stop.set()
         changing.join()
+
+
+def test_a_sum_is_written_once_its_row_is_whole() -> None:
+    """The sums of two threads lie in one line of the cache, which each write takes away from the other thread."""
+    call = machine_code.load(machine_code.parse(crc32c.SUM_ROWS)[0])
+    if call is None:
+        pytest.skip("no machine code here")
+    values, seen = np.zeros(1, np.uint32), list[int]()
+
+    def extend(so_far: int, at: int, nbytes: int) -> int:
+        seen.append(int(values[0]))
+        return so_far + nbytes
+
+    function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)(extend)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address is not None
+    rows = np.array([(FIRST.ctypes.data, 0, nbytes, values.ctypes.data) for nbytes in (3000, 100)], dtype=np.int64)
+    call(rows.ctypes.data, len(rows), address)
+    assert (seen, values[0]) == ([0, 0, 0, 3000], 3100)
 
 
 def test_a_function_that_sums_up_wrongly_is_not_taken() -> None:
