@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import count
-from multiprocessing.connection import Connection
+from itertools import count, islice
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +22,8 @@ STEPS = 5_000
 PROGRESS_S = 30.0
 SHRINK_S = 60.0
 """So long a world is made smaller before what was found by then is shown."""
-AHEAD = 4
-"""Worlds that wait for each worker, so that none is idle."""
+WORKER_STEPS = 100_000
+"""Steps of one process before the next world begins in a new one: some 200 MB."""
 
 
 @dataclass
@@ -97,28 +97,61 @@ def _replay_scenario(path: Path) -> int:
     return int(seen != text)
 
 
-def one(seed: int, steps: int) -> tuple[int, "Outcome", float]:
-    """One world: its seed, what came of it, and the processor time that it took."""
-    # In a process of its own: its end frees the world at once, of which a collection would visit every object.
-    receive, send = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_run_world, args=(send, seed, steps))
-    process.start()
-    send.close()
-    try:
-        outcome, processor_s = receive.recv()
-    except EOFError:
-        process.join()
-        raise RuntimeError(f"the process of seed {seed} ended without a result: exit code {process.exitcode}") from None
-    process.join()
-    return seed, outcome, processor_s
+class Worker:
+    """A process that runs worlds one after another.
+
+    Its end frees them at once, of which a collection would visit every object; and not each has a process of its own,
+    since the first world copies most of the memory that it shares with its parent.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_work, args=(theirs, self.connection, steps), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._seed = 0
+        self._steps = 0
+
+    @property
+    def spent(self) -> bool:
+        """Its memory is worth a new process."""
+        return self._steps >= WORKER_STEPS
+
+    def begin(self, seed: int) -> None:
+        """Lets it run a world."""
+        self._seed = seed
+        self.connection.send(seed)
+
+    def result(self) -> tuple[int, "Outcome", float]:
+        """Waits for the world to end: its seed, what came of it, and the processor time that it took."""
+        try:
+            outcome, processor_s = self.connection.recv()
+        except EOFError:
+            self._process.join()
+            code = self._process.exitcode
+            raise RuntimeError(f"the process of seed {self._seed} ended without a result: exit code {code}") from None
+        self._steps += outcome.steps
+        return self._seed, outcome, processor_s
+
+    def end(self) -> None:
+        """Between two worlds only."""
+        self.connection.send(None)
+        self._process.join()
+        self.connection.close()
 
 
-def _run_world(send: Connection, seed: int, steps: int) -> None:
+def _work(connection: Connection, parents: Connection, steps: int) -> None:
     from kvgrpc.sim import drawn, run
 
+    parents.close()  # so that it ends when its parent does
     gc.disable()
-    outcome = run(drawn(seed, steps))
-    send.send((outcome, time.process_time()))
+    with suppress(EOFError):
+        for seed in iter(connection.recv, None):
+            began = time.process_time()
+            outcome = run(drawn(seed, steps))
+            connection.send((outcome, time.process_time() - began))
 
 
 def to_json(report: Report, steps: int) -> dict[str, Any]:
@@ -205,19 +238,33 @@ def _progress(report: Report, outcome: "Outcome") -> None:
 
 
 def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, "Outcome", float]]:
-    """Worlds as they end."""
-    if jobs == 1:
-        yield from (one(seed, steps) for seed in seeds)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        running: set[Future[tuple[int, Outcome, float]]] = set()
-        while True:
-            while len(running) < jobs * AHEAD and (seed := next(seeds, None)) is not None:
-                running.add(pool.submit(one, seed, steps))
-            if not running:
-                return
-            ended, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in ended)
+    """Worlds as they end, so many at once."""
+    busy: list[Worker] = []
+
+    def begin(worker: Worker, seed: int) -> None:
+        worker.begin(seed)
+        busy.append(worker)
+
+    for seed in islice(seeds, jobs):
+        begin(Worker(steps), seed)
+    while busy:
+        ready = wait([worker.connection for worker in busy])
+        for worker in [worker for worker in busy if worker.connection in ready]:
+            busy.remove(worker)
+            yield worker.result()
+            following = next(seeds, None)
+            if following is None:
+                worker.end()
+            else:
+                begin(_fresh(worker, steps), following)
+
+
+def _fresh(worker: Worker, steps: int) -> Worker:
+    """This one, or when it is spent another."""
+    if not worker.spent:
+        return worker
+    worker.end()
+    return Worker(steps)
 
 
 def _replay_command(violation: "Violation", steps: int) -> str:
