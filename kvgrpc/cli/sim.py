@@ -5,7 +5,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
@@ -50,6 +50,9 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     jobs: Annotated[int, typer.Option(help="Worlds at once; 0: one for each processor.")] = 1,
     seed: Annotated[int | None, typer.Option(help="This one world only.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     scenario: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Replay a scenario file, and print what is seen.")
@@ -60,7 +63,8 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     Messages are late, lost, doubled and reordered; links break; leads, ranks and engines crash at any step or are
     stopped; data paths stall, fail, and write after an error; schedulers abort, preempt, and mix up grants. The same
     seed with the same steps is the same world, on every machine. steps_per_s is events for each second of processor
-    time: what one core does.
+    time: what one core does. The digest of a world stays the same for as long as every lead decides the same in it: two
+    versions of the code with equal digests (--digest --json) differ in nothing but their shape.
 
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
@@ -73,7 +77,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     if seeds <= 0 and seconds <= 0 and seed is None:
         raise typer.BadParameter("0 takes a bound: add --seconds", param_hint="--seeds")
     first, most = (first_seed, seeds) if seed is None else (seed, 1)
-    report = _run(first, most, steps, seconds, jobs or os.cpu_count() or 1)
+    report = _run(first, most, steps, seconds, jobs or os.cpu_count() or 1, digest=digest)
     if as_json:
         typer.echo(json.dumps(to_json(report, steps)))
     else:
@@ -104,10 +108,10 @@ class Worker:
     since the first world copies most of the memory that it shares with its parent.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, digest: bool = False) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(theirs, self.connection, steps), daemon=True
+            target=_work, args=(theirs, self.connection, steps, digest), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -142,15 +146,15 @@ class Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, parents: Connection, steps: int) -> None:
-    from kvgrpc.sim import drawn, run
+def _work(connection: Connection, parents: Connection, steps: int, digest: bool) -> None:
+    from kvgrpc.sim import digested, drawn, run
 
     parents.close()  # so that it ends when its parent does
     gc.disable()
     with suppress(EOFError):
         for seed in iter(connection.recv, None):
             began = time.process_time()
-            outcome = run(drawn(seed, steps))
+            outcome = (digested if digest else run)(drawn(seed, steps))
             connection.send((outcome, time.process_time() - began))
 
 
@@ -170,6 +174,7 @@ def to_json(report: Report, steps: int) -> dict[str, Any]:
         "violations": [
             asdict(violation) | {"replay": _replay_command(violation, steps)} for violation in outcome.violations
         ],
+        "digests": {seed: f"{value:08x}" for seed, value in sorted(outcome.digests.items())},
         "seconds": round(report.seconds, 3),
         "processor_s": round(report.processor_s, 3),
         "steps_per_s": round(outcome.steps / max(report.processor_s, 1e-9)),
@@ -193,6 +198,8 @@ def show(report: Report, steps: int) -> None:
         for name, number in found[title].items():
             table.add_row(name, f"{number:,}")
     console.print(table)
+    for seed, value in found["digests"].items():
+        typer.echo(f"seed {seed}: digest {value}")
     for violation in found["violations"]:
         typer.echo(f"\nseed {violation['seed']}, step {violation['step']}: {violation['rule']}: {violation['message']}")
         typer.echo(f"  {violation['replay']}")
@@ -203,7 +210,7 @@ def show(report: Report, steps: int) -> None:
         typer.echo("\nno violations")
 
 
-def _run(first: int, most: int, steps: int, seconds: float, jobs: int) -> Report:
+def _run(first: int, most: int, steps: int, seconds: float, jobs: int, *, digest: bool) -> Report:
     from kvgrpc.sim import Outcome
 
     began = time.monotonic()
@@ -216,7 +223,7 @@ def _run(first: int, most: int, steps: int, seconds: float, jobs: int) -> Report
             yield seed
 
     said = began
-    for seed, outcome, processor_s in _worlds(wanted(), steps, jobs):
+    for seed, outcome, processor_s in _worlds(wanted(), jobs, lambda: Worker(steps, digest=digest)):
         report.done.add(seed)
         report.outcome.add(outcome)
         report.processor_s += processor_s
@@ -237,7 +244,7 @@ def _progress(report: Report, outcome: "Outcome") -> None:
     typer.echo(f"... {steps:,} steps, {violations} violations; go on with seed {report.next_seed}", err=True)
 
 
-def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, "Outcome", float]]:
+def _worlds(seeds: Iterator[int], jobs: int, make: Callable[[], Worker]) -> Iterator[tuple[int, "Outcome", float]]:
     """Worlds as they end, so many at once."""
     busy: list[Worker] = []
 
@@ -246,7 +253,7 @@ def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, 
         busy.append(worker)
 
     for seed in islice(seeds, jobs):
-        begin(Worker(steps), seed)
+        begin(make(), seed)
     while busy:
         ready = wait([worker.connection for worker in busy])
         for worker in [worker for worker in busy if worker.connection in ready]:
@@ -256,15 +263,15 @@ def _worlds(seeds: Iterator[int], steps: int, jobs: int) -> Iterator[tuple[int, 
             if following is None:
                 worker.end()
             else:
-                begin(_fresh(worker, steps), following)
+                begin(_fresh(worker, make), following)
 
 
-def _fresh(worker: Worker, steps: int) -> Worker:
+def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
     """This one, or when it is spent another."""
     if not worker.spent:
         return worker
     worker.end()
-    return Worker(steps)
+    return make()
 
 
 def _replay_command(violation: "Violation", steps: int) -> str:

@@ -17,7 +17,7 @@ every transfer and the answer to every call. What does not hold is raised as `Vi
 from kvgrpc.sim.chaos import Chaos, Mishaps
 from kvgrpc.sim.faults import ROUGH, STORMY, Faults
 from kvgrpc.sim.rules import Rule, Violated
-from kvgrpc.sim.run import Outcome, Violation, run
+from kvgrpc.sim.run import Outcome, Violation, digested, run
 from kvgrpc.sim.setup import TIGHT, Setup, drawn
 from kvgrpc.sim.traffic import Habits, Traffic
 from kvgrpc.sim.world import World
@@ -37,6 +37,7 @@ __all__ = [
     "Violated",
     "Violation",
     "World",
+    "digested",
     "drawn",
     "run",
 ]

@@ -8,7 +8,7 @@ from kvgrpc.sim.chaos import Chaos
 from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.setup import Setup
 from kvgrpc.sim.surroundings import Watcher
-from kvgrpc.sim.trace import tell
+from kvgrpc.sim.trace import Digest, tell
 from kvgrpc.sim.traffic import Traffic
 from kvgrpc.sim.world import World
 
@@ -40,6 +40,8 @@ class Outcome:
     reasons: Counter[str] = field(default_factory=Counter)
     """Why they failed."""
     violations: list[Violation] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)
+    """Of the traces of worlds that were watched for it, by seed."""
 
     def add(self, other: "Outcome") -> None:
         """Adds another one."""
@@ -50,6 +52,7 @@ class Outcome:
         self.ends += other.ends
         self.reasons += other.reasons
         self.violations += other.violations
+        self.digests |= other.digests
 
 
 def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
@@ -77,6 +80,14 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
 
     violations = _found(live, world)
     return Outcome(world.steps, traffic.made, world.agenda.now, world.seen, world.ends(), world.failures(), violations)
+
+
+def digested(setup: Setup) -> Outcome:
+    """As `run`, with the digest of all that happened: it is the same for as long as the same is decided."""
+    seen = Digest()
+    outcome = run(setup, seen)
+    outcome.digests[setup.seed] = seen.value
+    return outcome
 
 
 def _found(live: Callable[[], None], world: World) -> list[Violation]:

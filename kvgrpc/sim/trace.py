@@ -30,6 +30,8 @@ _SILENT = frozenset({
 })  # fmt: skip
 """Fields that say little about what went wrong."""
 LINES = 60
+EVENT, ACTION = "<", "    >"
+"""What marks the lines of a trace."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +43,60 @@ class _Line:
     """The line of the event that led to it, or its own."""
 
 
+class Digest:
+    """A number for all that happens in a world, equal for equal runs; see `surroundings.Watcher`."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def event(self, address: str, now: float, event: Event) -> None:
+        """A node is about to handle that."""
+        self.add(_line(address, now, EVENT, event))
+
+    def actions(self, address: str, now: float, actions: list[Action]) -> None:
+        """It asks for that."""
+        for action in actions:
+            self.add(_line(address, now, ACTION, action))
+
+    def note(self, address: str, now: float, what: str) -> None:
+        """Something befell a host."""
+        self.add(_note(address, now, what))
+
+    def add(self, line: str) -> None:
+        """One more line of the trace."""
+        self.value = crc32(line.encode(), self.value)
+
+
 class Trace:
     """Records what happens; see `surroundings.Watcher`. The times are those of the world, in seconds."""
 
     def __init__(self) -> None:
         self._lines: list[_Line] = []
+        self._digest = Digest()
         self._event = 0
         """Where the event stands that is being handled."""
         self._tied: dict[str, str] = {}
         """Each name's next one on the way to the one that stands for its request."""
-        self.digest = 0
+
+    @property
+    def digest(self) -> int:
         """Of everything that happened: equal for equal runs."""
+        return self._digest.value
 
     def event(self, address: str, now: float, event: Event) -> None:
         """A node is about to handle that."""
         self._event = len(self._lines)
-        self._add(address, now, "<", event)
+        self._add(_line(address, now, EVENT, event), event)
 
     def actions(self, address: str, now: float, actions: list[Action]) -> None:
         """It asks for that."""
         for action in actions:
-            self._add(address, now, "    >", action)
+            self._add(_line(address, now, ACTION, action), action)
 
     def note(self, address: str, now: float, what: str) -> None:
         """Something befell a host."""
         self._event = len(self._lines)
-        self._keep(f"{now:12.6f} {address} * {what}", frozenset())
+        self._keep(_note(address, now, what), frozenset())
 
     def lines(self, about: tuple[str, ...], most: int = LINES) -> list[str]:
         """The last lines about the requests of these names, with what befell hosts; all where no name is known."""
@@ -80,8 +110,7 @@ class Trace:
                 shown |= {line.event: None, i: None}
         return [_short(self._lines[i].text) for i in list(shown)[-most:]]
 
-    def _add(self, address: str, now: float, mark: str, what: Event | Action) -> None:
-        text = f"{now:12.6f} {address} {mark} {tell(what)}"
+    def _add(self, text: str, what: Event | Action) -> None:
         names = frozenset(_NAME.findall(text))
         for name in names:
             self._tied.setdefault(name, name)
@@ -91,7 +120,7 @@ class Trace:
         self._keep(text, names or frozenset({""}))
 
     def _keep(self, text: str, names: frozenset[str]) -> None:
-        self.digest = crc32(text.encode(), self.digest)
+        self._digest.add(text)
         self._lines.append(_Line(text, names, self._event))
 
     def _tie(self, names: frozenset[str]) -> None:
@@ -104,6 +133,14 @@ class Trace:
         while (tied := self._tied.get(name, name)) != name:
             name = tied
         return name
+
+
+def _line(address: str, now: float, mark: str, what: Event | Action) -> str:
+    return f"{now:12.6f} {address} {mark} {tell(what)}"
+
+
+def _note(address: str, now: float, what: str) -> str:
+    return f"{now:12.6f} {address} * {what}"
 
 
 def tell(what: Any) -> str:

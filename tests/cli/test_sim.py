@@ -46,6 +46,19 @@ def test_the_same_seeds_are_the_same_worlds_one_by_one_or_at_once() -> None:
     assert timeless(as_json(*args)) == timeless(as_json(*args)) == timeless(as_json(*args, "--jobs", "2"))
 
 
+def test_each_world_has_a_digest_that_another_decision_changes() -> None:
+    args = ("--seeds", "3", "--steps", "200", "--digest")
+    digests = as_json(*args)["digests"]
+    assert list(digests) == ["0", "1", "2"]
+    assert len(set(digests.values())) == 3
+    assert as_json(*args, "--jobs", "2")["digests"] == digests
+    assert f"seed 2: digest {digests['2']}" in sim(*args).stdout
+    one = ("--seed", "0", "--steps", "3000", "--digest")
+    with planted(named(BUG)):
+        changed = as_json(*one)["digests"]
+    assert changed != as_json(*one)["digests"]
+
+
 def test_people_get_a_table() -> None:
     done = sim("--seeds", "2", "--steps", "200")
     assert done.exit_code == 0
