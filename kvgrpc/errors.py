@@ -22,7 +22,7 @@ Standard library only: this is the lowest layer.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Reason(StrEnum):
@@ -126,6 +126,11 @@ class KVGrpcError(Exception):
         self.violations = violations
         self.retry_delay_s = retry_delay_s
         self.metadata = metadata or {}
+
+    def untraced(self) -> Self:
+        """The same error without where it was raised, for one that is kept: frames keep what a request brought."""
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
 
     def __str__(self) -> str:
         details = "".join(f"; {v.field}: {v.description}" for v in self.violations)

@@ -261,7 +261,7 @@ class OpenAccesses:
             self._answer_row(call, row, answer)
 
     def _answer_row(self, call: _Call, row: int, answer: Opened | KVGrpcError) -> None:
-        call.rows[row] = answer
+        call.rows[row] = answer.untraced() if isinstance(answer, KVGrpcError) else answer
         call.left -= 1
         if not call.left:
             self._state.reply(call.id, Openings(tuple(row for row in call.rows if row is not None)))

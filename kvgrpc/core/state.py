@@ -141,7 +141,7 @@ class NodeState:
         """Refuses a call, and all that joined it."""
         calls, _ = self.keys.finish(call_id, None)
         for call in calls:
-            self.emit(Refuse(call, error))
+            self.emit(Refuse(call, error.untraced()))
 
     def key_due(self, name: str) -> None:
         """Forgets an idempotency key unless what it created still lives."""

@@ -94,6 +94,8 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                 await Conversation(self._lead, context).run()
         except KVGrpcError as error:
             await status.abort(context, error)
+        finally:
+            del context  # as in `rpc`
 
     @streaming
     async def KeepLiveness(

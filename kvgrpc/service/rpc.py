@@ -48,6 +48,9 @@ def unary(
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
             await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        finally:
+            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            del request, context
 
     return call
 
@@ -61,7 +64,7 @@ def streaming(
     @functools.wraps(method)
     async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
-        requests: Any = _readable(request) if isinstance(request, AsyncIterator) else request
+        requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
         try:
             check_readable(request)
             async for reply in method(self, requests, traceparent):
@@ -73,6 +76,9 @@ def streaming(
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
             await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        finally:
+            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            del request, requests, context
 
     return call
 
@@ -122,7 +128,8 @@ def check_readable(request: object) -> None:
         raise InvalidRequest(Reason.INVALID_FIELD, f"the request cannot be parsed: {request.why}")
 
 
-async def _readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
+async def _readable(context: Any) -> AsyncIterator[Any]:
+    """The requests of a stream. gRPC's own iterator keeps the last one, and itself, when it is left before its end."""
+    while (request := await context.read()) is not grpc.aio.EOF:
         check_readable(request)
         yield request

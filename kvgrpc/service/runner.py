@@ -133,21 +133,20 @@ class Runner:
 
     async def ask(self, call_id: int, event: Event) -> Reply:
         """Feeds an event whose call has this id; returns the node's reply or raises its refusal."""
-        future: asyncio.Future[Reply] = self._loop.create_future()
+        future: asyncio.Future[Reply | KVGrpcError] = self._loop.create_future()
 
         def answered(reply: Reply | KVGrpcError) -> None:
-            if future.done():
-                return
-            if isinstance(reply, KVGrpcError):
-                future.set_exception(_copy(reply))
-            else:
+            if not future.done():
                 future.set_result(reply)
 
         self.submit(call_id, event, answered)
         try:
-            return await future
+            reply = await future
         finally:
             self._calls.pop(call_id, None)
+        if isinstance(reply, KVGrpcError):
+            raise _copy(reply)
+        return reply
 
     def submit(self, call_id: int, event: Event, answered: Callable[[Reply | KVGrpcError], None]) -> None:
         """Feeds an event whose call has this id; `answered` gets the node's reply, in order with all actions."""

@@ -30,7 +30,14 @@ async def abort(context: Aborting, error: KVGrpcError) -> NoReturn:
     """Ends a call with the status of `error`."""
     message = str(error)[:MESSAGE_CHARS_MAX]
     status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error))
-    await context.abort(status_code(error), message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+    try:
+        await context.abort(status_code(error), message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
+    except BaseException as ended:
+        # The context keeps what ends its call: that must lead back neither to the context nor to the request.
+        ended.__context__ = None
+        raise
+    finally:
+        del context, error
 
 
 def status_code(error: KVGrpcError) -> grpc.StatusCode:

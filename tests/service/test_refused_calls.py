@@ -1,0 +1,123 @@
+"""A call that was refused leaves nothing behind: neither its message nor what was made of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
+from tests.service.api import read_refusal
+from tests.service.engines import Engine
+from tests.service.footprint import resident_bytes
+from tests.service.values import content, group, new_key
+
+CALLS = 60
+WARM_UP = 20
+"""What the allocator keeps of as many messages is reused by those after them."""
+KEPT_BYTES_MAX = 20_000_000
+"""Of CALLS messages of 1 MB each."""
+TEXT = "x" * 1_000_000
+CALLER = peer_pb2.Caller(engine_id="stranger", incarnation=1)
+
+
+def refused_by_the_node() -> Any:
+    """Content of 300,000 tokens of blocks that nobody has allocated."""
+    return handoff_pb2.FinishedBlocksRequest(
+        transfer_key=new_key(), last=True, content=content(range(65_536, 365_536)), blocks=[group([1])]
+    )
+
+
+CALLERS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "by the node": ("v1.HandoffService/FinishedBlocks", refused_by_the_node),
+    "by the node, with a key": (
+        "v1.HandoffService/FinishedBlocks",
+        lambda: handoff_pb2.FinishedBlocksRequest(
+            transfer_key=new_key(),
+            idempotency_key="one for each",
+            last=True,
+            content=content(range(65_536, 365_536)),
+            blocks=[group([1])],
+        ),
+    ),
+    "when it is converted": (
+        "v1.TransferService/CancelTransfer",
+        lambda: transfer_pb2.CancelTransferRequest(transfer_id=TEXT),
+    ),
+    "when its grant is read": (
+        "v1.HandoffService/PullBlocks",
+        lambda: handoff_pb2.PullBlocksRequest(grant=common_pb2.Grant(token=TEXT.encode()), request_id="r"),
+    ),
+    "of a stranger": (
+        "peer.v1.PeerService/CloseAccess",
+        lambda: peer_pb2.CloseAccessRequest(
+            caller=CALLER, closings=[peer_pb2.AccessClosing(access_id=b"a" * 16, message=TEXT)]
+        ),
+    ),
+    "of a watch": (
+        "v1.TransferService/WatchTransfers",
+        lambda: transfer_pb2.WatchTransfersRequest(
+            filter=transfer_pb2.TransferFilter(request_id=TEXT), incarnation=1, after_event_seq=1
+        ),
+    ),
+}
+CALLERS |= {
+    "of a stream, for its calls": (
+        "peer.v1.PeerService/Converse",
+        lambda: peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1, traceparent="x" * 200)] * 5_000),
+    ),
+    "of a stream, for what it asks": (
+        "v1.LeaseService/KeepAlive",
+        lambda: lease_pb2.KeepAliveRequest(leases=[lease_pb2.LeaseRef(lease_id="x" * 8)] * 80_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("who", CALLERS)
+def test_refused_calls_keep_no_memory_however_long_they_were(source: Engine, who: str) -> None:
+    rpc, make = CALLERS[who]
+    body = make().SerializeToString()
+    assert len(body) > 900_000
+    channel: Any = source.api.channel
+    name = f"/kvgrpc.{rpc}"
+
+    def call() -> None:
+        if who.startswith("of a watch"):
+            list(channel.unary_stream(name)(body, timeout=60))
+        elif who.startswith("of a stream"):
+            list(channel.stream_stream(name)(iter([body]), timeout=60))
+        else:
+            channel.unary_unary(name)(body, timeout=60)
+
+    def refuse() -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert read_refusal(rpc, caught.value).reason
+
+    for _ in range(WARM_UP):
+        refuse()
+    before = resident_bytes(source.process.pid)
+    for _ in range(CALLS):
+        refuse()
+    assert resident_bytes(source.process.pid) - before < KEPT_BYTES_MAX
+
+
+def test_refused_calls_of_a_stream_keep_no_memory(source: Engine) -> None:
+    closing = peer_pb2.CloseAccessRequest(
+        caller=CALLER, closings=[peer_pb2.AccessClosing(access_id=b"a" * 16, message=TEXT)]
+    )
+    message = peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1, close_access=closing)])
+    turns = iter(range(WARM_UP + CALLS))
+    seen = []
+
+    def messages() -> Iterator[peer_pb2.ConverseRequest]:
+        for _ in turns:
+            yield message
+
+    for reply in source.api.peer.Converse(messages(), timeout=60):
+        for answer in reply.answers:
+            assert answer.error.reason == common_pb2.FAILURE_REASON_NO_HANDSHAKE
+            seen.append(resident_bytes(source.process.pid))
+    assert len(seen) == WARM_UP + CALLS
+    assert seen[-1] - seen[WARM_UP] < KEPT_BYTES_MAX
