@@ -181,6 +181,8 @@ class Deliveries:
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
         if landing.write_access and opening.part_epoch < landing.part_epoch:
             raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
+        if self._table.of_access(opening.access_id) is not None:
+            raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
         reverse = opening.reverse_access_id
         if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")

@@ -241,6 +241,8 @@ def _shape_violation(groups: tuple[Group, ...], region: Region, i: int) -> Field
         return FieldViolation(f"regions[{i}]", "layers, block_bytes and offset must be positive")
     if region.stride_bytes < region.block_bytes:
         return FieldViolation(f"regions[{i}].stride_bytes", "is smaller than block_bytes")
+    if region.stride_bytes > BYTES_MAX:  # of a lone block nothing else bounds it
+        return FieldViolation(f"regions[{i}].stride_bytes", f"is at most {BYTES_MAX}")
     kind = groups[region.group].kind
     if not set(_PARTS[region.tensor]) <= set(_PARTS[WHOLE[kind]]):
         return FieldViolation(f"regions[{i}].tensor", f"a group of kind {kind.value} holds no {region.tensor.value}")

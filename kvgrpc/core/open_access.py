@@ -279,9 +279,13 @@ def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
     same = access.peer == peer.key and known.token == opening.token
     if same and access.state is AccessState.CLOSED:  # before the claim, which a closing that came first does not have
         raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access is closed; open a new one")
-    asked = (opening.claim, opening.reverse_access_id, opening.part_epoch)
-    if not same or (known.claim, known.reverse_access_id, known.part_epoch) != asked:
+    if not same or _asked(known) != _asked(opening):
         raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
+
+
+def _asked(opening: Opening) -> tuple[object, ...]:
+    """What is asked for by the grant, and how it is to be used."""
+    return opening.claim, opening.reverse_access_id, opening.part_epoch, opening.push_content
 
 
 def _wait_error(access: Access) -> KVGrpcError:

@@ -5,10 +5,12 @@ about its layout costs more than its message did.
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvgrpc.core.descriptors import plan_runs
 from kvgrpc.core.layout import (
     BYTES_MAX,
     LAYERS_MAX,
@@ -106,6 +108,7 @@ def test_an_overlap_is_found_behind_a_region_that_lies_between() -> None:
         ({"block_bytes": 0}, "regions[1]"),
         ({"offset": -1}, "regions[1]"),
         ({"stride_bytes": 7}, "regions[1].stride_bytes"),
+        ({"stride_bytes": BYTES_MAX + 1}, "regions[1].stride_bytes"),
         ({"offset": 33}, "regions[1]"),
         ({"first_layer": 0}, "groups[0].layers"),
         ({"first_layer": 2}, "groups[0].layers"),
@@ -120,6 +123,19 @@ def test_an_overlap_is_found_behind_a_region_that_lies_between() -> None:
 )
 def test_each_wrong_field_of_a_region_is_named(change: dict[str, Any], field: str) -> None:
     assert field in violations(TWO[0], replace(TWO[1], **change))
+
+
+def test_where_a_lone_block_would_be_followed_by_another_is_bounded_too() -> None:
+    """It is multiplied with block ids before anybody looks for a second block."""
+    lone = replace(GROUP, blocks=1)
+    layouts = []
+    for stride in (8, BYTES_MAX):
+        regions = tuple(replace(region, stride_bytes=stride) for region in TWO)
+        layouts.append(PoolLayout((lone,), regions, 64))
+    block = (np.zeros(1, dtype=np.int64),)
+    assert plan_runs(layouts[0], layouts[1], block, block).total_bytes == 16
+    for stride in (BYTES_MAX + 1, 2**63, 2**64 - 1):
+        assert "regions[1].stride_bytes" in violations(TWO[0], replace(TWO[1], stride_bytes=stride), groups=(lone,))
 
 
 def apart(layer: int, offset: int) -> tuple[Region, Region]:

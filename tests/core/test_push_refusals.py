@@ -301,3 +301,34 @@ def test_a_reverse_access_has_a_new_random_id() -> None:
     wanted = Opening(access_id(60), token, None, reverse_access_id=b"short", push_content=content(32))
     (row,) = pair.d.opened(pair.p.me, wanted)
     assert row.reason is Reason.INVALID_FIELD
+
+
+@MODES
+def test_an_access_to_write_has_an_id_that_no_other_access_has(writers: frozenset[str]) -> None:
+    """A source knows the ids of the accesses that were opened at it."""
+    pair = Pair(writers)
+    token = pair.reserve(32).token
+    pull = pair.d.pull(grant(pair.p.me, key=b"another request!"), 32, (8, 9), number=70)
+    assert pair.d.one(actions.SendOpen).opening.access_id == access_id(70)
+    for reverse in (b"", access_id(71)):
+        taken = Opening(access_id(70), token, None, reverse_access_id=reverse, push_content=content(32))
+        unchanged_by_row(pair, taken, Reason.ACCESS_REUSED)
+    assert not pair.d.transfer(pull.id).over
+
+
+def test_an_access_id_stands_for_one_kind_of_access() -> None:
+    pair = Pair()
+    token = pair.reserve(32).token
+    pair.register(token)
+    pair.finish(32, (1,), last=False)
+    same = Opening(access_id(10), token, None, reverse_access_id=access_id(11), push_content=content(32))
+    assert isinstance(pair.d.opened(pair.p.me, same)[0], events.Opened)
+    unchanged_by_row(pair, replace(same, push_content=None), Reason.ACCESS_REUSED)
+    unchanged_by_row(pair, replace(same, push_content=content(32, 7)), Reason.ACCESS_REUSED)
+
+
+def unchanged_by_row(pair: Pair, opening: Opening, reason: Reason) -> None:
+    before = snapshot(pair.d.node)
+    (row,) = pair.d.opened(pair.p.me, opening)
+    assert row.reason is reason
+    assert snapshot(pair.d.node) == before
