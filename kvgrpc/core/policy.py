@@ -85,7 +85,8 @@ class Policy:
         if known is None and len(self._requests) >= self.rules.requests_max:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
         if known is not None and known.arrival != arrival:
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"another request is called {arrival.request_id!r}")
+            what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")
         prompt = arrival.prompt_tokens
         if prefills(arrival) and not arrival.needs_all_outputs:
             prompt = without_backoff(self.rules, prompt)
@@ -155,7 +156,7 @@ class Policy:
     def preempted(self, request_id: str) -> None:
         """Its blocks are somebody else's now; it will be computed once more, in others."""
         request = self._requests.get(request_id)
-        if request is None:
+        if request is None or request.over:
             return
         request.saved_tokens = 0
         if any(request.sent) and request.give is Stage.BUSY:
@@ -297,12 +298,13 @@ class Policy:
     def _end_take(self, request: Request, step: int, message: str = "its request is over") -> None:
         """Nobody waits for what was to come; what is being filled returns when it is at rest."""
         arrival = request.arrival
-        if arrival.take is None or request.take_loss is not None or request.take not in (Stage.OPEN, Stage.BUSY):
+        if arrival.take is None or request.take not in (Stage.OPEN, Stage.BUSY):
             return
-        if request.take is Stage.BUSY or arrival.take.mode is Mode.PULL:
+        wanted = request.take_loss is None
+        if wanted and (request.take is Stage.BUSY or arrival.take.mode is Mode.PULL):
             self._tasks.append(Cancel(arrival.request_id, Side.TAKE, message))
             request.take_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
-        elif not arrival.take.keep:
+        elif wanted and not arrival.take.keep:
             self._let_go(request, step)
         if request.take is Stage.OPEN:
             request.take = Stage.OVER

@@ -102,6 +102,10 @@ class Arrival:
     """Every prompt token has to go through this engine, for prompt log-probabilities say: nothing is taken."""
     whole_units: bool = False
     """It is known by digests of whole units of tokens, and cannot be named at any other length but its own."""
+    wanted: object = None
+    """All that its transfers are called and made of: tokens, adapter, salt, keys, grants, intent. Only compared, and by
+    value: it must not change any more.
+    """
 
 
 @dataclass(frozen=True)

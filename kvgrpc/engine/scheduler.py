@@ -112,7 +112,11 @@ class Scheduler:
         return admitted
 
     def refused(self, wanted: Wanted, message: str) -> None:
-        """A request that this scheduler does not let in: whoever waits for its push learns that none comes."""
+        """A request that this scheduler does not let in: whoever waits for its push learns that none comes. Under the
+        key of a request that it has let in, one does.
+        """
+        if wanted.transfer_key in {known.wanted.transfer_key for known in self._known.values()}:
+            return
         if wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill:
             with suppress(InvalidRequest):  # of a key that is too short: nobody waits under one
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)

@@ -1,8 +1,10 @@
 """A request as its scheduler knows it, with all that its transfers are called and made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from kvgrpc.core import grants
 from kvgrpc.core.policy_request import without_backoff
@@ -34,7 +36,7 @@ class Wanted:
 
     request_id: str
     prompt: Sequence[int] = ()
-    """Token ids; empty where it has none."""
+    """Token ids; empty where it has none. Kept as they are now: engines go on writing to theirs."""
     adapter: str = ""
     cache_salt: str = ""
     transfer_key: bytes = b""
@@ -49,8 +51,14 @@ class Wanted:
     on_abort: grants.OnAbort = grants.OnAbort.RELEASE
     ttl_s: float | None = None
     priority: int = 0
-    traceparent: str = ""
+    traceparent: str = field(default="", compare=False)
     needs_all_outputs: bool = False
+
+    def __post_init__(self) -> None:
+        ids = self.prompt
+        if isinstance(ids, np.ndarray):
+            ids = ids.tolist()  # else they would be numpy's own integers
+        object.__setattr__(self, "prompt", tuple(ids))
 
     def arrival(self, rules: Rules) -> Arrival:
         """As the policy takes it. Raises InvalidRequest (GRANT_INVALID) for what is no grant, or for a key that is too
@@ -65,7 +73,7 @@ class Wanted:
             _claims(self.target, grants.Access.WRITE)
         if self.give is not None or isinstance(self.take, Source):
             check_key(self.transfer_key)
-        return Arrival(self.request_id, len(self.prompt), take, self.give, self.needs_all_outputs)
+        return Arrival(self.request_id, len(self.prompt), take, self.give, self.needs_all_outputs, wanted=self)
 
     def content(self, ids: Sequence[int]) -> Content:
         """What the KV of these tokens is of."""

@@ -42,7 +42,7 @@ from kvgrpc.core.policy_values import (
 )
 from kvgrpc.core.pull import NEXT_STEPS
 from kvgrpc.core.transfers import Next, State, Transfer
-from kvgrpc.errors import AlreadyExists, Exhausted, KVGrpcError, Reason
+from kvgrpc.errors import Exhausted, KVGrpcError, Reason
 from kvgrpc.service.handoff_service import check_dial
 from kvgrpc.service.lead import ANONYMOUS, Lead
 from kvgrpc.service.news import NEWS_MAX, NewsLog
@@ -98,18 +98,14 @@ class Scheduling:
 
     def arrived(self, wanted: Wanted) -> Admitted:
         """Raises what `Policy.arrived` raises, and for what the node would not take. Then nothing has changed."""
-        request = self._known.get(wanted.request_id)
-        if request is not None and request.wanted != wanted:
-            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"another request is called {wanted.request_id!r}")
-        new = request is None
-        request = request or _Request(wanted)
         arrival = self._arrival(wanted)
-        if new:
+        admitted = self.policy.admits(arrival)
+        if wanted.request_id not in self.policy:
+            request = _Request(wanted)
             self._check(request, arrival)
-        admitted = self.policy.arrived(arrival)
-        if new:
             self._known[request.id] = request
-        self._settle(request.id)
+        self.policy.arrived(arrival)
+        self._settle(wanted.request_id)
         return admitted
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
@@ -172,11 +168,11 @@ class Scheduling:
         elif wanted.take is not None:
             take = Take(Mode.PUSH, without_backoff(self.policy.rules, tokens), wanted.take.keep)
         chain = wanted.prompt is not None and wanted.prompt.tokens is None
-        return Arrival(wanted.request_id, tokens, take, wanted.give, wanted.needs_all_outputs, chain)
+        return Arrival(wanted.request_id, tokens, take, wanted.give, wanted.needs_all_outputs, chain, wanted)
 
     def _check(self, request: _Request, arrival: Arrival) -> None:
         """Raises, or has registered the push of a target that was brought."""
-        wanted, state, policy = request.wanted, self._lead.node.state, self.policy
+        wanted, state = request.wanted, self._lead.node.state
         state.pool  # noqa: B018 - raises where there is none
         for address in wanted.addresses:
             check_dial(self._lead, address)
@@ -187,8 +183,8 @@ class Scheduling:
         if arrival.give is None or arrival.give.mode is not Mode.PUSH or wanted.prompt is None:
             return
         if prefills(arrival):
-            request.given = wanted.prompt.first(without_backoff(policy.rules, arrival.prompt_tokens))
-        if wanted.target and len(policy) < policy.rules.requests_max:
+            request.given = wanted.prompt.first(without_backoff(self.policy.rules, arrival.prompt_tokens))
+        if wanted.target:
             self._register(request)
 
     def _check_news(self) -> None:

@@ -492,6 +492,29 @@ def test_a_staged_engine_saves_what_each_step_computed_and_loads_what_came() -> 
     assert made.take_told() == [LoadEnded(R, 64, None, (), OnLoss.FAIL)]
 
 
+# ---- late calls
+
+
+def test_of_a_push_whose_request_has_left_nothing_is_taken_back() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH))
+    made.finished(R, TABLE, 64, COMPLETE)
+    made.take_tasks()
+    made.preempted(R)
+    assert made.take_tasks() == []
+
+
+def test_nothing_comes_any_more_to_a_request_that_has_left() -> None:
+    made = policy()
+    made.arrived(Arrival(R, 64, Take(PULL, 64), Give(PULL)))
+    made.failed(R, Side.TAKE, LOST)
+    made.finished(R, TABLE, 64, COMPLETE)
+    made.take_told()
+    assert made.match(R, 0) == Match(0)
+    made.allocated(R, TABLE, 0, 0)
+    assert made.take_told() == []
+
+
 # ---- bounds
 
 
@@ -502,6 +525,8 @@ def test_an_arrival_may_come_twice_but_no_other_one_of_its_name() -> None:
     assert made.take_tasks() == [Begin(R, 64)]
     with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
         made.arrived(decode(offer=48))
+    with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
+        made.admits(decode(wanted="another prompt of as many tokens"))
     with refused(Reason.LIMIT_EXCEEDED, Exhausted):
         made.arrived(Arrival("another", 16))
     assert len(made) == 1

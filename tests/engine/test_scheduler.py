@@ -4,6 +4,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from kvgrpc.core.transfers import Side as End
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Scheduler
 from kvgrpc.engine.wanted import Offer, Source, Wanted
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
@@ -322,6 +323,58 @@ def test_a_refusal_of_what_nobody_waits_for_is_told_to_nobody(sides: tuple[At, A
     p.scheduler.refused(Wanted(R, PROMPT, take=Offer(b"nonsense")), "no grant")
     assert p.scheduler.step() == []
     assert p.side.lead.at_rest()
+
+
+KEY = new_key()
+FIRST = Wanted(R, PROMPT, transfer_key=KEY, give=Give(Mode.PULL), traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
+
+
+@pytest.mark.parametrize("when", ["computes", "has left"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"prompt": tokens(40, seed=7)},
+        {"adapter": "another"},
+        {"cache_salt": "another tenant's"},
+        {"transfer_key": new_key()},
+        {"give": Give(Mode.PUSH)},
+        {"target": grants.mint(ELSEWHERE, b"x" * 32)},
+        {"consumers": 2},
+        {"on_abort": grants.OnAbort.KEEP},
+        {"ttl_s": 1.0},
+        {"priority": 1},
+        {"label": "another"},
+    ],
+    ids="".join,
+)
+def test_another_request_under_a_known_id_is_refused_and_the_first_goes_on(
+    sides: tuple[At, At], other: dict[str, Any], when: str
+) -> None:
+    p, d = sides
+    p.scheduler.arrived(FIRST)
+    grant = p.prefilled(FIRST) if when == "has left" else b""
+    with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
+        p.scheduler.arrived(replace(FIRST, **other))
+    p.scheduler.refused(replace(FIRST, give=Give(Mode.PUSH)), "of a push under the first one's key")
+    same_ids: Any = np.array(PROMPT)
+    assert p.scheduler.arrived(replace(FIRST, prompt=same_ids, traceparent="")).one_token
+    grant = grant or p.prefilled(FIRST)
+    assert p.scheduler.grant(R) == grant
+    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant)))
+    assert d.load() == 40
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d)
+    assert p.told(SendEnded).loss is None
+
+
+def test_a_prompt_that_its_owner_goes_on_writing_to_stays_what_it_was(sides: tuple[At, At]) -> None:
+    p, _ = sides
+    prompt = list(PROMPT)
+    p.scheduler.arrived(replace(FIRST, prompt=prompt))
+    prompt[0] += 1
+    with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
+        p.scheduler.arrived(replace(FIRST, prompt=prompt))
+    p.scheduler.aborted(R)
 
 
 def test_what_a_request_brings_is_checked_before_it_is_known(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:

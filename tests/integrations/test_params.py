@@ -67,7 +67,7 @@ def test_a_decode_engine_that_offers_back_gives_under_a_key_of_its_own(params: d
     found, defaults = read(params, offer_ttl_s=60), Defaults(offer_ttl_s=60)
     offers = [offered(found, defaults) for _ in range(2)]
     assert all(offer and (offer.take, offer.give) == (None, Give(Mode.PULL, prefill=False)) for offer in offers)
-    assert all(offer and (offer.request_id, offer.prompt, offer.ttl_s) == ("r", PROMPT, 60) for offer in offers)
+    assert all(offer and (offer.request_id, offer.prompt, offer.ttl_s) == ("r", tuple(PROMPT), 60) for offer in offers)
     keys = {offer.transfer_key for offer in offers if offer} | {found.transfer_key, KEY}
     assert len(keys) == 3 + (found.transfer_key != KEY)
     assert {len(key) for key in keys} <= {16, 32}

@@ -102,6 +102,52 @@ def test_a_prompt_of_more_than_token_ids_is_computed_and_given_to_nobody_and_wha
     assert d.told.failed == d.told.loaded == {"d"}
 
 
+NAMED = {**PREFILL, "transfer_id": "1" * 16}
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[::-1]], ids=["the same prompt", "another"])
+@pytest.mark.parametrize("params", [None, PREFILL, NAMED], ids=["nothing", "a prefill", "one of the same name"])
+def test_a_request_under_the_id_of_one_that_left_its_blocks_is_served_alone_and_the_first_is_untouched(
+    cores: tuple[Core, Core], params: Any, prompt: list[int]
+) -> None:
+    p, d = cores
+    first = request_of("p", NAMED)
+    p.tables["p"] = p.computing(first)
+    given = p.left(first, p.tables["p"])
+    again = request_of("p", params, prompt_token_ids=prompt, all_token_ids=prompt)
+    p.hooks.arrived(again)
+    assert p.hooks.match(again, 0) == 0
+    p.tables["p"] = blocks = p.allocate()
+    p.hooks.allocated(again, (blocks,), 0)
+    p.step({"p": 32}, preempted={"p"})
+    assert p.used() == 6
+    assert p.left(again, blocks) == {}
+    assert p.used() == 3, "those of the first one"
+    request = request_of("d", given)
+    d.begin(request)
+    wait_until(lambda: d.step() and d.told.loaded == {"d"})
+    assert not d.told.failed
+    wait_until(lambda: p.step() and p.used() == 0)
+    assert p.prefilled("p")
+
+
+def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    key = b"k" * 16
+    first = request_of("p", {**PREFILL, **pushed(key)})
+    p.tables["p"] = p.computing(first)
+    p.step({"p": 32})
+    assert p.left(first, p.tables["p"]) == {}
+    again = request_of("p", {**PREFILL, **pushed(key)}, prompt_token_ids=PROMPT[::-1])
+    p.tables["p"] = p.computing(again)
+    p.step({"p": 32}, preempted={"p"})
+    assert p.left(again, p.tables["p"]) == {}
+    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
+    assert not d.told.failed
+    wait_until(lambda: p.step() and p.used() == 0)
+
+
 def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: tuple[Core, Core]) -> None:
     p, _ = cores
     prefill, other = request_of("p", PREFILL), request_of("q", None)

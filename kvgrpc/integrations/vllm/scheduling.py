@@ -15,7 +15,7 @@ from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, News, Outcome, R
 from kvgrpc.engine import Engine, LeadDied
 from kvgrpc.engine.scheduler import Scheduler
 from kvgrpc.engine.wanted import Wanted
-from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
@@ -56,6 +56,8 @@ class SchedulerSide:
         """Found here when `match` was asked last; vLLM's own count changes between that and `allocated`."""
         self._known: set[str] = set()
         """Requests that are not over for kvgrpc."""
+        self._serving: set[str] = set()
+        """Requests of vLLM that are served here. Of one that has left, another one may have the id already."""
         self._look_at = 0.0
         """When a step looks whether there is still a lead, though nothing is under way."""
         self._offers: dict[str, Wanted] = {}
@@ -109,6 +111,7 @@ class SchedulerSide:
             _log.warning("request %s moves no KV: %s", request.request_id, error)
             return False
         self._known.add(request.request_id)
+        self._serving.add(request.request_id)
         if (offer := offered(found, self._options.defaults)) is not None:
             self._offers[request.request_id] = offer
         if self._overlap:
@@ -127,6 +130,9 @@ class SchedulerSide:
             pushes = found.give is not None and found.give.mode is Mode.PUSH
             if not found.prompt and (found.take is not None or pushes):
                 raise InvalidRequest(Reason.CONTENT_REQUIRED, "its prompt is more than token ids, and has no name")
+            if request.request_id in self.scheduler.policy:  # vLLM tells of each request once
+                what = "blocks of an earlier request of this id are still given or filled"
+                raise AlreadyExists(Reason.TRANSFER_EXISTS, what)
             named = replace(found, adapter=self.adapters.name(request.lora_request))
             self.scheduler.arrived(named)
         except LeadDied:
@@ -138,11 +144,15 @@ class SchedulerSide:
         return named
 
     def match(self, request_id: str, computed_tokens: int) -> int:
+        if request_id not in self._serving:
+            return 0
         self._computed_tokens[request_id] = computed_tokens
         return self.scheduler.match(request_id, computed_tokens).tokens
 
     def allocated(self, request_id: str, table: tuple[list[int], ...], external_tokens: int) -> bool:
         """False: nothing comes of it."""
+        if request_id not in self._serving:
+            return False
         computed = self._computed_tokens.pop(request_id, 0)
         try:
             self.scheduler.allocated(request_id, _without_null(table), computed, external_tokens, self._behind())
@@ -154,7 +164,7 @@ class SchedulerSide:
     def step(self, output: "SchedulerOutput", *, waiting: bool) -> Step:
         """What was scheduled may be sent when it is done, and the worker learns what came. `waiting`: for KV."""
         self._number += 1
-        for request_id in output.preempted_req_ids or ():
+        for request_id in self._serving.intersection(output.preempted_req_ids or ()):
             self.scheduler.preempted(request_id)
         for request_id, request in self._computing.items():
             if count := output.num_scheduled_tokens.get(request_id):
@@ -210,6 +220,9 @@ class SchedulerSide:
         self._computing.pop(request_id, None)
         self._computed_tokens.pop(request_id, None)
         offer = self._offers.pop(request_id, None)
+        if request_id not in self._serving:
+            return False, None
+        self._serving.remove(request_id)
         if request_id not in self.scheduler.policy:
             self._forget(request_id)
             return False, None
