@@ -11,10 +11,10 @@ from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess,
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import OnAbort, read_claims, verify
 from kvgrpc.core.handover import HandOver
-from kvgrpc.core.ids import ACCESS_ID_BYTES, peer_key
+from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.leases import Lease
 from kvgrpc.core.open_access import LEASE, LIVENESS, POSTINGS, STEP, OpenAccesses
-from kvgrpc.core.peers import Peer, PeerState
+from kvgrpc.core.peers import Peer
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pushing import Pushes
 from kvgrpc.core.spent import SpentIds
@@ -42,7 +42,7 @@ class Serving:
 
     def open(self, event: OpenAccess) -> None:
         """OpenAccess: see there. Not by peers that know this memory as it was before it was registered anew."""
-        peer = self._caller(event.engine_id, event.incarnation)
+        peer = self._state.caller(event.engine_id, event.incarnation)
         self._state.check_steady()
         if peer.told != self._state.pool.memory_generation:
             raise PreconditionFailed(
@@ -57,7 +57,7 @@ class Serving:
         for row in event.settlings:
             if row.last:
                 self._deliveries.quiesced(event.engine_id, row.access_id)
-        peer = self._caller(event.engine_id, event.incarnation)
+        peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._settle_row(peer, row) for row in event.settlings)
         self._state.reply(event.call.id, Verdicts(rows))
 
@@ -66,17 +66,17 @@ class Serving:
         for row in event.closings:
             if row.quiesced:
                 self._deliveries.quiesced(event.engine_id, row.access_id)
-        peer = self._caller(event.engine_id, event.incarnation)
+        peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
     def checksum(self, event: ChecksumBlocks) -> None:
         """ChecksumBlocks: see `sums`."""
-        self.sums.ask(event, self._caller(event.engine_id, event.incarnation))
+        self.sums.ask(event, self._state.caller(event.engine_id, event.incarnation))
 
     def parts_ready(self, event: PartsReady) -> None:
         """PartsReady: see `delivering`."""
-        self._deliveries.parts_ready(event, self._caller(event.engine_id, event.incarnation))
+        self._deliveries.parts_ready(event, self._state.caller(event.engine_id, event.incarnation))
 
     def lease_announced(self, lease: Lease) -> None:
         """Consumers that gave up before are counted; openings that came before are answered."""
@@ -153,14 +153,6 @@ class Serving:
         for access in self._state.accesses.values():
             if access.held:
                 self._state.expect(access, open_=False)
-
-    def _caller(self, engine_id: str, incarnation: int) -> Peer:
-        peer = self._state.peers.get(peer_key(engine_id, incarnation))
-        if peer is None or peer.state is PeerState.DEAD:
-            raise PreconditionFailed(
-                Reason.NO_HANDSHAKE, f"engine {engine_id} has no handshake with this incarnation; Handshake first"
-            )
-        return peer
 
     def _settle_row(self, peer: Peer, row: Settling) -> Verdict:
         access = self._state.accesses.get(row.access_id)

@@ -32,7 +32,7 @@ from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import BlockLists, LayerRange
 from kvgrpc.core.grants import signing_key
 from kvgrpc.core.idempotency import IdempotencyKeys
-from kvgrpc.core.ids import check_transfer_key
+from kvgrpc.core.ids import check_transfer_key, peer_key
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.leases import LeaseTable
 from kvgrpc.core.limits import Limits
@@ -261,6 +261,15 @@ class NodeState:
             raise Exhausted(
                 Reason.QUARANTINED, f"this engine's memory is being registered anew: {self.rekeying}", retry_delay_s=1.0
             )
+
+    def caller(self, engine_id: str, incarnation: int) -> Peer:
+        """The life of a peer that calls. Raises PreconditionFailed (NO_HANDSHAKE) for one that is unknown, or dead."""
+        peer = self.peers.get(peer_key(engine_id, incarnation))
+        if peer is None or peer.state is PeerState.DEAD:
+            raise PreconditionFailed(
+                Reason.NO_HANDSHAKE, f"engine {engine_id} has no handshake with this incarnation; Handshake first"
+            )
+        return peer
 
     def lives_on(self, life: str) -> bool:
         """Whether that life of a peer is not taken for dead."""

@@ -71,18 +71,30 @@ def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_
     accesses.put_checksums(answer.by_rank, into)
 
 
+def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
+    """OpenAccess, of a peer that is known: nothing is made of the blocks that another one names."""
+    lead.check_caller(request.caller)
+    return requests.open_access(request, call, lead.block_limit)
+
+
+def parts_ready(lead: Lead, request: peer_pb2.PartsReadyRequest, call: events.Call) -> events.PartsReady:
+    """PartsReady, likewise."""
+    lead.check_caller(request.caller)
+    return requests.parts_ready(request, call, lead.block_limit)
+
+
+def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: events.Call) -> events.ChecksumBlocks:
+    """ChecksumBlocks, likewise."""
+    lead.check_caller(request.caller)
+    return requests.checksum_blocks(request, call, lead.block_limit)
+
+
 _METHODS = {
-    "open_access": _Method(
-        "OpenAccess", lambda lead, row, call: requests.open_access(row, call, lead.block_limit), put_openings
-    ),
+    "open_access": _Method("OpenAccess", open_access, put_openings),
     "settle_access": _Method("SettleAccess", lambda _, row, call: requests.settle_access(row, call), put_verdicts),
     "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
-    "parts_ready": _Method(
-        "PartsReady", lambda lead, row, call: requests.parts_ready(row, call, lead.block_limit), put_widened
-    ),
-    "checksum_blocks": _Method(
-        "ChecksumBlocks", lambda lead, row, call: requests.checksum_blocks(row, call, lead.block_limit), put_checksums
-    ),
+    "parts_ready": _Method("PartsReady", parts_ready, put_widened),
+    "checksum_blocks": _Method("ChecksumBlocks", checksum_blocks, put_checksums),
 }
 
 

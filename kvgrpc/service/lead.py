@@ -10,6 +10,7 @@ from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
+from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.standing import Standing
 from kvgrpc.service.watchers import Watchers
@@ -64,6 +65,10 @@ class Lead:
     def renewal_limit(self) -> int:
         """Leases in one call."""
         return self.config.limits.renewals_per_call
+
+    def check_caller(self, caller: peer_pb2.Caller) -> None:
+        """Raises PreconditionFailed (NO_HANDSHAKE) for a peer that is not known, before its call is looked at."""
+        self.node.state.caller(caller.engine_id, caller.incarnation)
 
     def header(self) -> common_pb2.ResponseHeader:
         """Who answers."""

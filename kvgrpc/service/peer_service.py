@@ -10,7 +10,7 @@ from kvgrpc.core.ids import peer_key
 from kvgrpc.core.peers import PeerState
 from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
-from kvgrpc.service import status
+from kvgrpc.service import conversation, status
 from kvgrpc.service.conversation import Conversation, put_checksums, put_closings, put_openings, put_verdicts
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import streaming, unary
@@ -29,11 +29,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
         lead = self._lead
         header, answer = await lead.ask(
-            actions.Openings,
-            "OpenAccess",
-            request,
-            trace,
-            lambda call: requests.open_access(request, call, lead.block_limit),
+            actions.Openings, "OpenAccess", request, trace, lambda call: conversation.open_access(lead, request, call)
         )
         reply = peer_pb2.OpenAccessResponse()
         put_openings(header, answer, reply)
@@ -63,11 +59,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def PartsReady(self, request: peer_pb2.PartsReadyRequest, trace: str) -> peer_pb2.PartsReadyResponse:
         lead = self._lead
         header, _ = await lead.ask(
-            actions.Widened,
-            "PartsReady",
-            request,
-            trace,
-            lambda call: requests.parts_ready(request, call, lead.block_limit),
+            actions.Widened, "PartsReady", request, trace, lambda call: conversation.parts_ready(lead, request, call)
         )
         return peer_pb2.PartsReadyResponse(header=header)
 
@@ -81,7 +73,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             "ChecksumBlocks",
             request,
             trace,
-            lambda call: requests.checksum_blocks(request, call, lead.block_limit),
+            lambda call: conversation.checksum_blocks(lead, request, call),
         )
         reply = peer_pb2.ChecksumBlocksResponse()
         put_checksums(header, answer, reply)

@@ -4,9 +4,10 @@ A message of 4 MB has room for two million empty rows, or for one text that is a
 everything, texts the memory of whoever keeps them.
 """
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.v1 import common_pb2
 
 ROWS_MAX = 4_096
 """Rows of a batch between leads: far more than any lead sends."""
@@ -52,6 +53,20 @@ def check_count(field: str, count: int, most: int) -> None:
 def check_counts(field: str, lists: Iterable[Sized], most: int) -> None:
     """As `check_count`, for all rows of a field that several rows have."""
     check_count(field, sum(map(len, lists)), most)
+
+
+def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], rows: int, ids: int) -> None:
+    """Raises OutOfRange (LIMIT_EXCEEDED) for more rows of blocks than `rows`, or more than `ids` blocks in all of them:
+    counted before anything is made of their runs.
+    """
+    check_counts(field, lists, rows)
+    named = sum(sum(row.blocks.counts) for some in lists for row in some)
+    if named > ids:
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{field} names {named} blocks; the limit is {ids}",
+            violations=(FieldViolation(field, f"at most {ids} blocks in one message"),),
+        )
 
 
 def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:

@@ -20,6 +20,7 @@ from kvgrpc.wire.bounds import (
     NAMES_MAX,
     PARTS_MAX,
     ROWS_MAX,
+    check_blocks,
     check_count,
     check_counts,
     note,
@@ -44,8 +45,8 @@ GIVEN_LATER = frozenset(
     {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only"}
 )
 """Fields of a pull by transfer id."""
-PARTS_OF_A_BLOCK_MAX = 64
-"""Parts of one message that name the same block, each for other layers: what is unpacked is bounded before it is."""
+PARTS_OF_A_BLOCK_MAX = 32
+"""Parts of one message that name the same block, each for other layers."""
 
 
 def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
@@ -254,8 +255,7 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: i
     rows = request.openings
     check_count("openings", len(rows), ROWS_MAX)
     check_counts("openings.data_paths", (row.data_paths for row in rows), PARTS_MAX)
-    check_counts("openings.parts", (row.parts for row in rows), PARTS_MAX)
-    check_counts("openings.parts.blocks", (part.blocks for row in rows for part in row.parts), BLOCK_ROWS_MAX)
+    _check_parts("openings.parts", [part for row in rows for part in row.parts], limit * PARTS_OF_A_BLOCK_MAX)
     openings = tuple(_opening(row, limit) for row in rows)
     return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
 
@@ -306,37 +306,30 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
 
 def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
     """PartsReady."""
-    _check_parts("parts", request.parts)
+    _check_parts("parts", request.parts, limit * PARTS_OF_A_BLOCK_MAX)
     parts = _parts(request.parts, limit)
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
     """ChecksumBlocks: at most `limit` blocks in all."""
-    _check_parts("blocks", request.blocks)
-    blocks, left = [], limit
-    for row in request.blocks:
-        lists = block_lists(row.blocks, left)
-        left -= sum(len(ids) for _, ids in lists)
-        blocks.append((lists, layer_range(row)))
+    _check_parts("blocks", request.blocks, limit)
+    blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
     caller = request.caller
-    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, tuple(blocks))
+    return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
 
 
-def _check_parts(field: str, rows: Sequence[peer_pb2.ReadyPart] | Sequence[peer_pb2.BlocksOfLayers]) -> None:
-    """Raises OutOfRange for too many parts, or too many rows of blocks in them."""
+def _check_parts(field: str, rows: Sequence[peer_pb2.ReadyPart] | Sequence[peer_pb2.BlocksOfLayers], ids: int) -> None:
+    """Raises OutOfRange for too many parts, too many rows of blocks in them, or too many blocks in all of them."""
     check_count(field, len(rows), PARTS_MAX)
-    check_counts(f"{field}.blocks", (row.blocks for row in rows), BLOCK_ROWS_MAX)
+    check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, ids)
 
 
 def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
     """Parts of at most `limit` blocks each, and of some layers of each block."""
-    found, left = [], limit * PARTS_OF_A_BLOCK_MAX
-    for row in rows:
-        lists = block_lists(row.blocks, min(limit, left))
-        left -= sum(len(ids) for _, ids in lists)
-        found.append(events.ReadyPart(row.number, lists, layer_range(row), row.last))
-    return tuple(found)
+    return tuple(
+        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last) for row in rows
+    )
 
 
 def _life(request: Message) -> int:

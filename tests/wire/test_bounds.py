@@ -1,5 +1,6 @@
 """Rows are counted before anything is made of them, and texts are short where they are kept."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,13 @@ def open_access(**fields: Any) -> object:
     return requests.open_access(request, CALL, LIMIT)
 
 
+def openings_of_parts(count: int) -> peer_pb2.OpenAccessRequest:
+    """Openings with one part each, of as many blocks as a request may name."""
+    whole = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
+    row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[whole])])
+    return peer_pb2.OpenAccessRequest(openings=[row] * count)
+
+
 TOO_MANY: dict[str, Callable[[], object]] = {
     "blocks": lambda: values.block_lists([ROW] * (bounds.GROUPS_MAX + 1), LIMIT),
     "content.tokens.token_ids": lambda: values.content(tokens(token_ids=[1] * (bounds.TOKENS_MAX + 1)), ""),
@@ -44,6 +52,7 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     ),
     "openings.parts": lambda: open_access(parts=parts(bounds.PARTS_MAX + 1)),
     "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
+    "openings.parts.blocks in all": lambda: requests.open_access(openings_of_parts(33), CALL, LIMIT),
     "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.PARTS_MAX + 1)),
     "settlings": lambda: requests.settle_access(
         peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALL
@@ -91,7 +100,18 @@ def test_more_rows_than_a_message_may_have_are_refused_by_the_name_of_their_fiel
     with pytest.raises(OutOfRange) as refused:
         TOO_MANY[field]()
     assert refused.value.reason is Reason.LIMIT_EXCEEDED
-    assert [violation.field for violation in refused.value.violations] == [field]
+    assert [violation.field for violation in refused.value.violations] == [field.removesuffix(" in all")]
+
+
+def test_blocks_are_counted_before_anything_is_made_of_their_runs() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(OutOfRange):
+            requests.open_access(openings_of_parts(200), CALL, LIMIT)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000, "200 lists of 65,536 ids would take 100 MB"
 
 
 def test_as_many_rows_as_may_be_are_taken() -> None:
