@@ -312,10 +312,12 @@ class Deliveries:
 
     # -- proofs
 
-    def quiesced(self, engine_id: str, access_id: bytes) -> None:
-        """A source says that its movers are at rest, though its life may be taken for dead here, or have been."""
+    def quiesced(self, life: str, access_id: bytes) -> None:
+        """The life of a source that may write says that its movers are at rest, though it may be taken for dead here,
+        or have been.
+        """
         landing = self.writers.find(access_id)
-        if landing is not None and landing.stage is Stage.ENDED and landing.claims.engine_id == engine_id:
+        if landing is not None and landing.stage is Stage.ENDED and landing.writers[access_id] == life:
             self._proved(access_id, landing)
 
     def peer_at_rest(self, peer: str) -> None:

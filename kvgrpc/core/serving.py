@@ -11,7 +11,7 @@ from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess,
 from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import OnAbort, read_claims, verify
 from kvgrpc.core.handover import HandOver
-from kvgrpc.core.ids import ACCESS_ID_BYTES
+from kvgrpc.core.ids import ACCESS_ID_BYTES, peer_key
 from kvgrpc.core.leases import Lease
 from kvgrpc.core.open_access import LEASE, LIVENESS, POSTINGS, STEP, OpenAccesses
 from kvgrpc.core.peers import Peer
@@ -54,18 +54,20 @@ class Serving:
         """SettleAccess: the verdict on every access, given once and kept. Whoever settles the last of its write is at
         rest, whatever the verdict.
         """
+        life = peer_key(event.engine_id, event.incarnation)
         for row in event.settlings:
             if row.last:
-                self._deliveries.quiesced(event.engine_id, row.access_id)
+                self._deliveries.quiesced(life, row.access_id)
         peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._settle_row(peer, row) for row in event.settlings)
         self._state.reply(event.call.id, Verdicts(rows))
 
     def close(self, event: CloseAccess) -> None:
         """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
+        life = peer_key(event.engine_id, event.incarnation)
         for row in event.closings:
             if row.quiesced:
-                self._deliveries.quiesced(event.engine_id, row.access_id)
+                self._deliveries.quiesced(life, row.access_id)
         peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))

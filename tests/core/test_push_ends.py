@@ -134,6 +134,22 @@ def test_a_foreign_engine_proves_nothing() -> None:
     assert pair.both()[1].memory is Disposition.QUARANTINED
 
 
+@pytest.mark.parametrize("incarnation", [7, 99], ids=["that has a handshake", "that has none"])
+def test_another_life_of_the_source_proves_nothing(incarnation: int) -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    if incarnation == 7:
+        pair.d.admit(describe("p", 7))
+    for made in (
+        lambda c: events.CloseAccess(c, "p", incarnation, (events.Closing(access_id(10), True, quiesced=True),)),
+        lambda c: events.SettleAccess(c, "p", incarnation, (events.Settling(access_id(10), True),)),
+    ):
+        pair.d.ask(made, "peer")
+        assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
 def test_the_last_settling_of_a_push_that_is_over_proves_it_at_rest() -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
