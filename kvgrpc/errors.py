@@ -24,6 +24,28 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Self
 
+NOTE_BYTES_MAX = 1_024
+"""Of a text for people: what is longer is cut."""
+VIOLATIONS_MAX = 16
+"""Of one error; the first ones are kept."""
+_CUT = "…"
+
+
+def note(value: str, most: int = NOTE_BYTES_MAX) -> str:
+    """A text for people, whoever wrote it: the beginning of a long one, and what cannot be printed as Python writes it.
+
+    What it is said for goes on; no reply, log line or terminal suffers from what a peer says.
+    """
+    if len(value) * 4 <= most and value.isprintable():
+        return value
+    shown = value[: most + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+    whole = shown.encode()
+    if len(whole) <= most:
+        return shown
+    return whole[: most - len(_CUT.encode())].decode(errors="ignore") + _CUT
+
 
 class Reason(StrEnum):
     """What exactly went wrong. One value here, one value of `kvgrpc.v1.FailureReason`; a test compares them."""
@@ -104,9 +126,16 @@ class FieldViolation:
     description: str
     """What is wrong with it and what would be right."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "field", note(self.field))
+        object.__setattr__(self, "description", note(self.description))
+
 
 class KVGrpcError(Exception):
-    """Base of all errors. `str(error)` is the sentence for people; `reason` is for programs."""
+    """Base of all errors. `str(error)` is the sentence for people; `reason` is for programs.
+
+    Its texts are notes, because many are made of what others sent.
+    """
 
     code: ClassVar[str] = "UNKNOWN"
     """Name of the gRPC status code of this class. The one table of codes: both directions are derived from it."""
@@ -120,12 +149,12 @@ class KVGrpcError(Exception):
         retry_delay_s: float | None = None,
         metadata: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
         self.reason = reason
-        self.message = message
-        self.violations = violations
+        self.message = note(message)
+        self.violations = violations[:VIOLATIONS_MAX]
         self.retry_delay_s = retry_delay_s
         self.metadata = metadata or {}
+        super().__init__(self.message)
 
     def untraced(self) -> Self:
         """The same error without where it was raised, for one that is kept: frames keep what a request brought."""

@@ -65,7 +65,7 @@ from kvgrpc.core.leases import LeaseState
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.peering import Peering
-from kvgrpc.core.peers import PeerView
+from kvgrpc.core.peers import Peer, PeerView
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.pool import Pool
 from kvgrpc.core.proofs import Proofs
@@ -140,7 +140,11 @@ class Node:
 
     def peers(self) -> list[PeerView]:
         """All lives of other engines that are known, oldest first."""
-        return [self._peering.view(peer) for peer in self.state.peers.values()]
+        return [self.peer(peer) for peer in self.state.peers.values()]
+
+    def peer(self, peer: Peer) -> PeerView:
+        """A life of another engine as it is now."""
+        return self._peering.view(peer)
 
     def oldest_posting(self) -> float | None:
         """When the oldest posting in flight was posted, None while there is none."""

@@ -50,8 +50,13 @@ class Peer:
     """The endpoints that they were given."""
     attempt: int = 0
     """What names their answers."""
+    since: float = field(init=False)
+    """When it was heard of first."""
     accesses: dict[bytes, None] = field(default_factory=dict)
     """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
+
+    def __post_init__(self) -> None:
+        self.since = self.heard
 
     @property
     def key(self) -> str:

@@ -11,7 +11,12 @@ from enum import Enum
 from typing import NotRequired, TypedDict, Unpack
 
 from kvgrpc.core.ids import transfer_id
-from kvgrpc.errors import NotFound, Reason
+from kvgrpc.errors import NotFound, Reason, note
+
+WHY_BYTES_MAX = 512
+"""Of why a data path was taken or not, for each rank."""
+REJECTED_MAX = 8
+"""Data paths of which it is said; more than there are."""
 
 
 class Direction(Enum):
@@ -88,6 +93,9 @@ class Failure:
     rank: int | None = None
     next: Next | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", note(self.message))
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -107,6 +115,11 @@ class RankPath:
     data_path: str
     why: str
     rejected: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        rejected = tuple((note(name, WHY_BYTES_MAX), note(why, WHY_BYTES_MAX)) for name, why in self.rejected)
+        object.__setattr__(self, "rejected", rejected[:REJECTED_MAX])
+        object.__setattr__(self, "why", note(self.why, WHY_BYTES_MAX))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.node import Node
 from kvgrpc.core.pins import Pin, PinKind
 from kvgrpc.core.transfers import State
+from kvgrpc.errors import note
 from kvgrpc.service.admission import admission
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.pages import page
@@ -51,10 +52,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ListPeers(self, request: admin_pb2.ListPeersRequest, trace: str) -> admin_pb2.ListPeersResponse:
         lead = self._lead
         lead.runner.advance()
-        peers = lead.node.peers()
-        return admin_pb2.ListPeersResponse(
-            header=lead.header(), peers=[peer_to_proto(peer) for peer in reversed(peers)]
+        state = lead.node.state
+        found = page(
+            lead,
+            request,
+            state.peers.values(),
+            lambda peer: (state.began - peer.since, peer.key),
+            lambda peer: peer_to_proto(lead.node.peer(peer)),
         )
+        return admin_pb2.ListPeersResponse(header=found.header, peers=found.rows, next_page_token=found.next_page_token)
 
     @unary
     async def ListPins(self, request: admin_pb2.ListPinsRequest, trace: str) -> admin_pb2.ListPinsResponse:
@@ -88,7 +94,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             lambda call: requests.release_quarantine(request, call),
         )
         if request.force:
-            _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, request.message)
+            _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, note(request.message))
         return admin_pb2.ReleaseQuarantineResponse(
             header=header,
             released_blocks=answer.released,

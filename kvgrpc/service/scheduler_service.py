@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc import streaming, unary
 from kvgrpc.service.scheduling import Scheduling
 from kvgrpc.service.session_calls import refusal
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import scheduler as wire
-from kvgrpc.wire.bounds import check_count, note
+from kvgrpc.wire.bounds import check_count
 from kvgrpc.wire.values import block_lists, grant, seconds
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
 """Errors to gRPC statuses with typed details, and back. The codes themselves stand with the classes in `errors`."""
 
+from itertools import islice
 from typing import NoReturn, Protocol
 
 import grpc
@@ -9,13 +10,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
+from kvgrpc.errors import BY_CODE, VIOLATIONS_MAX, FieldViolation, InternalError, KVGrpcError, Reason, note
 
 DOMAIN = "kvgrpc.v1"
 DETAILS_KEY = "grpc-status-details-bin"
+METADATA_MAX = 16
+"""Entries of a peer's error that are kept."""
 MESSAGE_CHARS_MAX = 2_000
 """A status travels in headers, which proxies bound at 8 KiB."""
-VIOLATIONS_MAX = 16
 
 
 class Aborting(Protocol):
@@ -52,7 +54,7 @@ def details(error: KVGrpcError) -> list[AnyMessage]:
     if error.violations:
         rows = [
             error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
-            for v in error.violations[:VIOLATIONS_MAX]
+            for v in error.violations
         ]
         found.append(error_details_pb2.BadRequest(field_violations=rows))
     if error.retry_delay_s is not None:
@@ -89,13 +91,13 @@ def _add_details(error: KVGrpcError, packed: bytes) -> None:
             _add_detail(error, detail)
     except DecodeError:
         return
-    error.message = status.message or error.message
+    error.message = note(status.message) or error.message
 
 
 def _add_detail(error: KVGrpcError, detail: AnyMessage) -> None:
     info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
     if detail.Unpack(info) and info.reason in Reason.__members__:
         error.reason = Reason[info.reason]
-        error.metadata = dict(info.metadata)
+        error.metadata = {note(k): note(v) for k, v in islice(info.metadata.items(), METADATA_MAX)}
     elif detail.Unpack(bad):
-        error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations)
+        error.violations = tuple(FieldViolation(v.field, v.description) for v in bad.field_violations[:VIOLATIONS_MAX])

@@ -71,9 +71,12 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPeers(self, request, context):
-        """The engines that this lead knows.
+        """The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+        exactly one page.
 
-        Errors: none of its own.
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

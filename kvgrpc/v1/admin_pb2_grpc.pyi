@@ -39,9 +39,12 @@ class AdminServiceStub:
     Errors: none of its own.
     """
     ListPeers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPeersRequest, _admin_pb2.ListPeersResponse]
-    """The engines that this lead knows.
+    """The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+    exactly one page.
 
-    Errors: none of its own.
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     ListPins: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]
     """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
@@ -83,9 +86,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     Errors: none of its own.
     """
     ListPeers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPeersRequest, _admin_pb2.ListPeersResponse]  # type: ignore[assignment]
-    """The engines that this lead knows.
+    """The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+    exactly one page.
 
-    Errors: none of its own.
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+    * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     """
     ListPins: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListPinsRequest, _admin_pb2.ListPinsResponse]  # type: ignore[assignment]
     """Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
@@ -136,9 +142,12 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListPeersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListPeersResponse, _abc.Awaitable[_admin_pb2.ListPeersResponse]]:
-        """The engines that this lead knows.
+        """The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+        exactly one page.
 
-        Errors: none of its own.
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+        * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         """
 
     @_abc_1.abstractmethod

@@ -552,7 +552,7 @@ class Peer(_message.Message):
     """Accesses open with it, either way."""
     @_builtins.property
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPath]:
-        """The data path of each pair of ranks."""
+        """The data path of each pair of ranks; of the first 256 ranks."""
 
     @_builtins.property
     def silence(self) -> _duration_pb2.Duration:

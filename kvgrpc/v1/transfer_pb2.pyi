@@ -246,7 +246,7 @@ class Transfer(_message.Message):
 
     @_builtins.property
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferPath]:
-        """How each rank moves its bytes."""
+        """How each rank moves its bytes; of the first 256 ranks."""
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:

@@ -9,9 +9,9 @@ from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
 from kvgrpc.core.pins import Blocks
-from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.wire.bounds import note, text
+from kvgrpc.wire.bounds import text
 from kvgrpc.wire.packed import packed_sums, put_runs, unpacked_sums
 from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
 

@@ -11,6 +11,7 @@ from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
+from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
 from kvgrpc.wire.values import duration, error_row, failure, layer_ranges, pool_blocks, reason
 
@@ -82,7 +83,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         bytes=value.nbytes,
         bytes_done=value.nbytes_done,
         phases=[_phase(phase, value.created, end) for phase in value.phases],
-        paths=[_path(path) for path in value.paths],
+        paths=[_path(path) for path in value.paths[:PATHS_SHOWN_MAX]],
         layers_done=layer_ranges(value.layers_done),
         part_epoch=value.part_epoch,
         failure=failure(value.failure) if value.failure else None,

@@ -35,9 +35,6 @@ NAMES_MAX = 64
 """Short lists of names: features, states to filter by."""
 TEXT_BYTES_MAX = 256
 """Bound on labels such as request ids, so that nobody stores a novel here."""
-NOTE_BYTES_MAX = 1_024
-"""Of a text for people: what is longer is cut."""
-_CUT = "…"
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -78,13 +75,3 @@ def text(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
             violations=(FieldViolation(field, f"has at most {most} bytes"),),
         )
     return value
-
-
-def note(value: str) -> str:
-    """A text for people: the beginning of a long one, so that what it was said for goes on."""
-    if len(value) * 4 <= NOTE_BYTES_MAX:
-        return value
-    whole = value[: NOTE_BYTES_MAX + 1].encode()
-    if len(whole) <= NOTE_BYTES_MAX:
-        return value
-    return whole[: NOTE_BYTES_MAX - len(_CUT.encode())].decode(errors="ignore") + _CUT

@@ -26,6 +26,7 @@ from kvgrpc.wire.bounds import (
     NAMES_MAX,
     REGIONS_MAX,
     SEGMENTS_MAX,
+    TEXT_BYTES_MAX,
     check_count,
     check_counts,
     text,
@@ -61,6 +62,10 @@ PEER_STATES = {
     PeerState.DEAD: handshake_pb2.PEER_STATE_DEAD,
 }
 ENGINE_ID_BYTES_MAX = 255
+SOCKET_PATH_BYTES_MAX = 108
+"""What the kernel takes."""
+PATHS_SHOWN_MAX = 256
+"""Ranks of which a reply says how they move bytes: more than any engine has, and a row of a list stays a short one."""
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
@@ -114,15 +119,15 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
             raise invalid(f"{field}.groups[{i}].kind", "is required, and must be one that this server knows")
         groups.append(
             Group(
-                text(f"{field}.groups[{i}].name", g.name),
+                _printable(f"{field}.groups[{i}].name", g.name),
                 kind,
                 g.layers,
                 g.block_tokens,
                 g.blocks,
                 g.kv_heads,
                 g.head_dim,
-                text(f"{field}.groups[{i}].dtype", g.dtype),
-                text(f"{field}.groups[{i}].order", g.order) or "token_major",
+                _printable(f"{field}.groups[{i}].dtype", g.dtype),
+                _printable(f"{field}.groups[{i}].order", g.order) or "token_major",
                 g.window_tokens,
             )
         )
@@ -170,18 +175,18 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
     if not 0 < value.world_size <= 4096:
         raise invalid(f"{field}.world_size", "lies between 1 and 4096")
     return EngineDescription(
-        engine_id=text(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
+        engine_id=_printable(f"{field}.engine_id", value.engine_id, ENGINE_ID_BYTES_MAX),
         incarnation=value.incarnation,
-        address=text(f"{field}.address", value.address),
+        address=_printable(f"{field}.address", value.address),
         protocol_min=value.protocol_min,
         protocol_max=value.protocol_max,
-        weights_revision=text(f"{field}.weights_revision", value.weights_revision),
+        weights_revision=_printable(f"{field}.weights_revision", value.weights_revision),
         pool=pool_from_proto(value.pool, f"{field}.pool"),
         pool_kind=pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind"),
         world_size=value.world_size,
         memory_generation=value.memory_generation,
-        features=tuple(text(f"{field}.features", name) for name in value.features),
-        required_features=tuple(text(f"{field}.required_features", name) for name in value.required_features),
+        features=tuple(_printable(f"{field}.features", name) for name in value.features),
+        required_features=tuple(_printable(f"{field}.required_features", name) for name in value.required_features),
     )
 
 
@@ -229,20 +234,22 @@ def endpoints_from_proto(values: Sequence[pool_types_pb2.RankEndpoint]) -> tuple
 
 
 def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
-    """How a peer says that its rank can be reached."""
+    """How a peer says that its rank can be reached. Raises InvalidRequest for a long text."""
     shm = cma = nixl = loopback = None
     if value.HasField("shm"):
         s = value.shm
-        shm = ShmEndpoint(s.socket_path, s.token, s.nbytes, s.nonce, s.nonce_offset)
+        path = text("endpoints.shm.socket_path", s.socket_path, SOCKET_PATH_BYTES_MAX)
+        shm = ShmEndpoint(path, s.token, s.nbytes, s.nonce, s.nonce_offset)
     if value.HasField("cma"):
         c = value.cma
         cma = CmaEndpoint(_core_process(c.process), tuple(_core_segment(x) for x in c.segments))
     if value.HasField("nixl"):
         n = value.nixl
         process = _core_process(n.process) if n.HasField("process") else None
-        nixl = NixlEndpoint(n.agent, n.metadata, n.backend, tuple(_core_segment(x) for x in n.segments), process)
+        agent, backend = text("endpoints.nixl.agent", n.agent), text("endpoints.nixl.backend", n.backend)
+        nixl = NixlEndpoint(agent, n.metadata, backend, tuple(_core_segment(x) for x in n.segments), process)
     if value.HasField("loopback"):
-        loopback = LoopbackEndpoint(value.loopback.key, value.loopback.nbytes)
+        loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.nbytes)
     return RankEndpoint(value.rank, shm, cma, nixl, loopback)
 
 
@@ -271,7 +278,7 @@ def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
         incarnation=value.incarnation,
         address=value.address,
         state=PEER_STATES[value.state],
-        paths=[path_to_proto(path) for path in value.paths],
+        paths=[path_to_proto(path) for path in value.paths[:PATHS_SHOWN_MAX]],
         silence=duration(value.silence_s),
         open_accesses=value.open_accesses,
     )
@@ -309,6 +316,13 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         leases=value.leases,
         transfers=value.transfers,
     )
+
+
+def _printable(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
+    """As `text`, for a name that logs show as it is. Raises InvalidRequest also for one with control characters."""
+    if not text(field, value, most).isprintable():
+        raise invalid(field, "has printable characters only")
+    return value
 
 
 def _s(value: Duration) -> float:

@@ -10,7 +10,7 @@ from kvgrpc.core import events
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.content import Claim
 from kvgrpc.core.ids import ACCESS_ID_BYTES
-from kvgrpc.errors import PreconditionFailed, Reason
+from kvgrpc.errors import PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
@@ -23,7 +23,6 @@ from kvgrpc.wire.bounds import (
     check_blocks,
     check_count,
     check_counts,
-    note,
     text,
 )
 from kvgrpc.wire.values import (

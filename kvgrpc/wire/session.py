@@ -11,9 +11,9 @@ from kvgrpc.core.descriptors import Ids, Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
 from kvgrpc.core.rank_actions import Sum
-from kvgrpc.errors import Reason, Unimplemented
+from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.wire.bounds import note
+from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
 from kvgrpc.wire.packed import packed_sums, unpacked_sums
 from kvgrpc.wire.values import duration, failure, layer_ranges
@@ -167,8 +167,9 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "connect":
             row = report.connect
             check_peer_rank(rank, row)
-            rejected = tuple((path.data_path, note(path.why)) for path in row.rejected)
-            event = events.PeerMapped(rank, row.peer, row.data_path, note(row.why), rejected, row.attempt)
+            check_count("rejected", len(row.rejected), NAMES_MAX)
+            rejected = tuple((note(path.data_path), note(path.why)) for path in row.rejected)
+            event = events.PeerMapped(rank, row.peer, note(row.data_path), note(row.why), rejected, row.attempt)
         case "posting":
             end = report.posting
             wire_s = (end.wire.seconds * 10**9 + end.wire.nanos) / 1e9  # rounded once, so that it comes back as it went

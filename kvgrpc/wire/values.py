@@ -13,9 +13,9 @@ from kvgrpc.core.events import BlockLists
 from kvgrpc.core.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.transfers import Failure, Next, Side
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.v1 import common_pb2
-from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count, note
+from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count
 from kvgrpc.wire.packed import put_runs
 
 NEXT = {

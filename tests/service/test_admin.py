@@ -40,6 +40,21 @@ def test_the_status_counts_what_there_is_and_what_there_was(source: Engine, dest
     assert status(destination).counts.bytes_received - received == 2 * 2048
 
 
+def test_peers_are_listed_page_by_page_each_of_them_once(source: Engine) -> None:
+    strangers = [Consumer(source) for _ in range(5)]
+    for stranger in strangers:
+        stranger.handshake()
+    seen: list[str] = []
+    token = ""
+    while token or not seen:
+        reply = source.api.admin.ListPeers(admin_pb2.ListPeersRequest(page_size=2, page_token=token))
+        assert 0 < len(reply.peers) <= 2
+        seen += [peer.engine_id for peer in reply.peers]
+        token = reply.next_page_token
+    assert len(seen) == len(set(seen))
+    assert seen[:5] == [stranger.engine.engine_id for stranger in reversed(strangers)]
+
+
 def test_peers_are_listed_newest_first_with_their_paths(source: Engine, destination: Engine) -> None:
     request = handshake_pb2.ConnectPeerRequest(peer=common_pb2.PeerAddress(address=source.address))
     destination.api.handshake.ConnectPeer(request)

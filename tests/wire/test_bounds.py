@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
+from kvgrpc.errors import NOTE_BYTES_MAX, InvalidRequest, OutOfRange, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
 from kvgrpc.v1 import transfer_pb2 as transfers
@@ -169,13 +169,13 @@ def test_a_text_may_be_as_long_as_its_bound(character: str) -> None:
 @pytest.mark.parametrize("character", ["x", "\N{LATIN SMALL LETTER E WITH ACUTE}", "\N{SNOWMAN}", "\N{GRINNING FACE}"])
 def test_a_note_is_cut_where_it_is_too_long_and_says_so(character: str) -> None:
     size = len(character.encode())
-    longest = character * (bounds.NOTE_BYTES_MAX // size)
-    assert bounds.note(longest) == longest
+    longest = character * (NOTE_BYTES_MAX // size)
+    assert note(longest) == longest
     for more in (1, 2, 3, 1_000_000):
-        cut = bounds.note(longest + character * more)
+        cut = note(longest + character * more)
         assert cut.endswith("\N{HORIZONTAL ELLIPSIS}")
         assert longest.startswith(cut[:-1])
-        assert bounds.NOTE_BYTES_MAX - 2 * size - 3 < len(cut.encode()) <= bounds.NOTE_BYTES_MAX
+        assert NOTE_BYTES_MAX - 2 * size - 3 < len(cut.encode()) <= NOTE_BYTES_MAX
 
 
 NOTES: dict[str, Callable[[str], Any]] = {
@@ -204,8 +204,18 @@ NOTES: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("kind", NOTES)
 def test_a_message_for_people_is_cut_and_not_refused(kind: str) -> None:
     said = NOTES[kind]("x" * 1_000_000)
-    assert said == "x" * (bounds.NOTE_BYTES_MAX - 3) + "\N{HORIZONTAL ELLIPSIS}"
+    assert said == "x" * (NOTE_BYTES_MAX - 3) + "\N{HORIZONTAL ELLIPSIS}"
     assert NOTES[kind]("because") == "because"
+
+
+@pytest.mark.parametrize("character", ["\0", "\n", "\x1b", "\x7f", "\u2028", "\u202e", "\udc80"])
+def test_what_cannot_be_printed_is_written_out_in_a_note_and_never_makes_it_too_long(character: str) -> None:
+    assert note(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
+    for length in (1, 100, 400, 1024, 100_000):
+        shown = note(character * length)
+        assert shown.isprintable()
+        assert len(shown.encode()) <= NOTE_BYTES_MAX
+        assert note(shown) == shown
 
 
 def test_a_trace_is_kept_only_if_it_is_one_and_short() -> None:

@@ -29,7 +29,8 @@ from tests.wire.messages import messages, outcome
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 SMALL = st.integers(1, 8)
-TEXT = st.text(max_size=20)
+PRINTED = st.characters(codec="utf-8").filter(str.isprintable)
+TEXT = st.text(PRINTED, max_size=20)
 
 
 @st.composite
@@ -51,7 +52,7 @@ def layouts(draw: st.DrawFn) -> PoolLayout:
 
 ENGINES = st.builds(
     EngineDescription,
-    engine_id=st.text(min_size=1, max_size=255),
+    engine_id=st.text(PRINTED, min_size=1, max_size=63),
     incarnation=st.integers(1, 2**64 - 1),
     address=TEXT,
     protocol_min=U32,
@@ -113,8 +114,11 @@ def test_any_description_is_an_engine_or_a_typed_refusal(message: handshake_pb2.
 
 
 @given(messages(pool_types_pb2.RankEndpoint))
-def test_any_endpoint_can_be_read(message: pool_types_pb2.RankEndpoint) -> None:
-    endpoint = description.endpoint_from_proto(message)
+def test_any_endpoint_can_be_read_or_is_refused(message: pool_types_pb2.RankEndpoint) -> None:
+    endpoint = outcome(lambda: description.endpoint_from_proto(message))
+    if isinstance(endpoint, KVGrpcError):
+        assert all(violation.field.startswith("endpoints.") for violation in endpoint.violations)
+        return
     assert endpoint.rank == message.rank
     assert (endpoint.shm is not None) is message.HasField("shm")
 

@@ -445,9 +445,13 @@ func (x *Counts) GetBytesReceived() uint64 {
 	return 0
 }
 
-// ListPeers has no parameters.
+// Which page of the peers.
 type ListPeersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most this many; 0 means 100, at most 1,000. A page of long rows ends after about 1 MB: it may have fewer.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the last page's reply.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -482,13 +486,29 @@ func (*ListPeersRequest) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
+func (x *ListPeersRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListPeersRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
 // The peers.
 type ListPeersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Newest first.
-	Peers         []*Peer `protobuf:"bytes,2,rep,name=peers,proto3" json:"peers,omitempty"`
+	Peers []*Peer `protobuf:"bytes,2,rep,name=peers,proto3" json:"peers,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -535,6 +555,13 @@ func (x *ListPeersResponse) GetPeers() []*Peer {
 		return x.Peers
 	}
 	return nil
+}
+
+func (x *ListPeersResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // Which pins.
@@ -1004,11 +1031,15 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\rpinned_blocks\x18\b \x01(\x04R\fpinnedBlocks\x12-\n" +
 	"\x12quarantined_blocks\x18\t \x01(\x04R\x11quarantinedBlocks\x12%\n" +
 	"\x0ebytes_received\x18\n" +
-	" \x01(\x04R\rbytesReceived\"\x12\n" +
-	"\x10ListPeersRequest\"m\n" +
+	" \x01(\x04R\rbytesReceived\"N\n" +
+	"\x10ListPeersRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"\x95\x01\n" +
 	"\x11ListPeersResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12%\n" +
-	"\x05peers\x18\x02 \x03(\v2\x0f.kvgrpc.v1.PeerR\x05peers\"\x87\x01\n" +
+	"\x05peers\x18\x02 \x03(\v2\x0f.kvgrpc.v1.PeerR\x05peers\x12&\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x87\x01\n" +
 	"\x0fListPinsRequest\x12.\n" +
 	"\x05block\x18\x01 \x01(\v2\x13.kvgrpc.v1.BlockRefH\x00R\x05block\x88\x01\x01\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +

@@ -37,9 +37,12 @@ type AdminServiceClient interface {
 	//
 	// Errors: none of its own.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// The engines that this lead knows.
+	// The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+	// exactly one page.
 	//
-	// Errors: none of its own.
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListPeers(ctx context.Context, in *ListPeersRequest, opts ...grpc.CallOption) (*ListPeersResponse, error)
 	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
 	// is on exactly one page.
@@ -127,9 +130,12 @@ type AdminServiceServer interface {
 	//
 	// Errors: none of its own.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// The engines that this lead knows.
+	// The engines that this lead knows; newest first; a snapshot, page by page. A peer that is known all the while is on
+	// exactly one page.
 	//
-	// Errors: none of its own.
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: bad page token.
+	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	ListPeers(context.Context, *ListPeersRequest) (*ListPeersResponse, error)
 	// Who pins which blocks, why and since when; oldest first; a snapshot, page by page. A pin that is there all the while
 	// is on exactly one page.

@@ -993,7 +993,7 @@ type Peer struct {
 	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	// Whether it can be used.
 	State PeerState `protobuf:"varint,4,opt,name=state,proto3,enum=kvgrpc.v1.PeerState" json:"state,omitempty"`
-	// The data path of each pair of ranks.
+	// The data path of each pair of ranks; of the first 256 ranks.
 	Paths []*RankPath `protobuf:"bytes,5,rep,name=paths,proto3" json:"paths,omitempty"`
 	// Time since it was last heard.
 	Silence *durationpb.Duration `protobuf:"bytes,6,opt,name=silence,proto3" json:"silence,omitempty"`

@@ -347,7 +347,7 @@ type Transfer struct {
 	LayersDone []*LayerRange `protobuf:"bytes,14,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
 	// The phases so far, in order.
 	Phases []*Phase `protobuf:"bytes,15,rep,name=phases,proto3" json:"phases,omitempty"`
-	// How each rank moves its bytes.
+	// How each rank moves its bytes; of the first 256 ranks.
 	Paths []*TransferPath `protobuf:"bytes,16,rep,name=paths,proto3" json:"paths,omitempty"`
 	// Why it failed.
 	Failure *Failure `protobuf:"bytes,17,opt,name=failure,proto3" json:"failure,omitempty"`

@@ -1,0 +1,71 @@
+"""One row of a list, however large what it is of, fits into a message beside a whole page of others."""
+
+import numpy as np
+from google.protobuf.message import Message
+
+from kvgrpc.core.actions import LeaseView
+from kvgrpc.core.leases import LeaseState
+from kvgrpc.core.limits import Limits
+from kvgrpc.core.peers import PeerState, PeerView
+from kvgrpc.core.policy_values import LoadEnded, Loss, News, OnLoss, Save
+from kvgrpc.core.transfers import Direction, Failure, Next, Phase, RankPath, Side, Transfer, TransferPath
+from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.v1 import scheduler_pb2
+from kvgrpc.wire import answers, description, scheduler
+from kvgrpc.wire.bounds import ENDPOINTS_MAX, TEXT_BYTES_MAX
+
+PAGE_BYTES = 1 << 20
+"""What a page may have before its last row."""
+LIMITS = Limits()
+LABEL = "\N{SNOWMAN}" * (TEXT_BYTES_MAX // 3)
+SCATTERED = np.arange(0, 2 * LIMITS.blocks_per_request, 2) + (1 << 26)
+"""As many blocks as a request may have, each a run of its own, with long ids."""
+LONG = "\0" * 10_000_000
+WORST = RankPath(4_000, 4_000, LONG[:20], LONG, ((LONG, LONG),) * 1_000)
+
+
+def fits(row: Message) -> None:
+    assert row.ByteSize() + PAGE_BYTES < LIMITS.message_bytes, row.ByteSize()
+
+
+def test_a_transfer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
+    value = Transfer(
+        id=LABEL, direction=Direction.RECEIVE, created=0.0, key=b"k" * 64, owner="me", request_id=LABEL,
+        peer_engine_id=LABEL, peer_address=LABEL, peer_transfer_id=LABEL, lease_id=LABEL,
+        phases=(Phase("handshake", 0.0),) * 16, paths=(TransferPath(WORST, 1 << 60, 1 << 31),) * ENDPOINTS_MAX,
+        layers_done=tuple((2 * i, 1) for i in range(10_000)),
+        failure=Failure(Reason.NO_DATA_PATH, LONG, "handshake", Side.SOURCE, 4_000),
+    )  # fmt: skip
+    fits(answers.transfer(value, 1.0))
+
+
+def test_a_peer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
+    fits(description.peer_to_proto(PeerView(LABEL, 1 << 62, LABEL, PeerState.DEAD, (WORST,) * ENDPOINTS_MAX, 1.0, 9)))
+
+
+def test_a_lease_of_scattered_blocks_fits() -> None:
+    view = LeaseView(
+        id=LABEL, state=LeaseState.LIVE, request_id=LABEL, transfer_id=LABEL, ttl_s=30.0, remaining_s=12.5,
+        cap_remaining_s=600.0, age_s=17.5, blocks=(SCATTERED,), token_count=1 << 30, consumers=1 << 20,
+        consumers_done=1, open_accesses=1, renewals=3, trace="",
+        labels=tuple((f"{i:064}", "x" * 64) for i in range(16)),
+    )  # fmt: skip
+    fits(answers.lease(view))
+
+
+def test_news_fit_into_one_reply_however_many_there_are_and_the_rest_comes_later() -> None:
+    blocks = (tuple(SCATTERED.tolist()),)
+    loss = Loss(Reason.NO_DATA_PATH, LONG, Next.RECOMPUTE, "handshake", Side.SOURCE, 0)
+    rows: list[News] = [Save("r", blocks), LoadEnded("r", 0, loss, blocks, OnLoss.RECOMPUTE)] * 8
+    left, replies = list(enumerate(rows, 1)), 0
+    while left:
+        reply = scheduler_pb2.PollSchedulerNewsResponse()
+        scheduler.put_news(iter(left), reply)
+        assert 0 < reply.ByteSize() < LIMITS.message_bytes
+        assert reply.more == (len(reply.news) < len(left))
+        left, replies = left[len(reply.news) :], replies + 1
+    assert replies > 1
+
+
+def test_an_error_is_short_however_much_it_quotes() -> None:
+    assert len(KVGrpcError(Reason.INTERNAL, LONG).message.encode()) <= 1024
