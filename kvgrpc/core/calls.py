@@ -33,6 +33,10 @@ class ReadyPart:
     number: int
     """Counted from 0 within the access."""
     blocks: BlockLists
-    """Those that follow the ones of the same layers in earlier parts."""
+    """Those that no earlier part lists."""
+    known: tuple[int, ...]
+    """Blocks of each group before these that earlier parts list, for other layers; groups without any at the end are
+    left out.
+    """
     layers: LayerRange | None
     last: bool

@@ -4,13 +4,11 @@ A source that moves the bytes itself settles here; for one that does not, this s
 steps of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from kvgrpc.core import content as contents
 from kvgrpc.core.accesses import Access, AccessState, Verdict
 from kvgrpc.core.actions import Reserved, Widened
-from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import (
     Closing,
     Destination,
@@ -18,7 +16,6 @@ from kvgrpc.core.events import (
     Opened,
     PartsReady,
     PushSource,
-    ReadyPart,
     RegisterAnswered,
     ReserveBlocks,
     Settling,
@@ -148,7 +145,7 @@ class Deliveries:
         if landing.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
         fresh = [row for row in event.parts if row.number >= len(landing.parts)]
-        self._add(landing.parts, fresh, peer.description)
+        landing.parts.extend(fresh)
         if fresh:
             self._steps.await_part(landing)
         self._state.reply(event.call.id, Widened())
@@ -193,8 +190,8 @@ class Deliveries:
                 )
             return None
         source = state.peers[access.peer].description
-        parts = Parts(source.pool, opening.push_content.tokens)
-        self._add(parts, opening.parts, source)
+        parts = Parts(source.pool, opening.push_content.tokens, state.limits.blocks_per_request)
+        parts.extend(opening.parts)
         return parts
 
     def open(self, access: Access, parts: Parts | None) -> None:
@@ -364,13 +361,6 @@ class Deliveries:
             self._state.check_key(read_claims(access.opening.token).transfer_key)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return landing
-
-    def _add(self, parts: Parts, rows: Sequence[ReadyPart], source: EngineDescription) -> None:
-        for row in rows:
-            if row.number != len(parts):
-                raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(parts)} comes before part {row.number}")
-            blocks = self._state.resolve_for(source.pool, row.blocks, f"parts[{row.number}]")
-            parts.add(parts.check(blocks, row.layers, last=row.last))
 
     def _close(self, access: Access) -> None:
         state = self._state

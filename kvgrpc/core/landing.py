@@ -15,7 +15,7 @@ from kvgrpc.core.grants import Access as AccessKind
 from kvgrpc.core.grants import Claims
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.layout import PoolLayout
-from kvgrpc.core.parts import Parts, Progress, chunks_of
+from kvgrpc.core.parts import Parts, Progress
 from kvgrpc.core.pull import Pull
 from kvgrpc.errors import Reason
 
@@ -84,14 +84,14 @@ class Landing(Pull):
     def last_round(self) -> bool:
         return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
 
-    def chunks(self, source: PoolLayout) -> list[Chunk]:
+    def chunks(self) -> list[Chunk]:
         assert self.parts is not None
         assert self.destination is not None
-        return chunks_of(self.parts.since(self.posted), source, self.destination, self.claim.tokens)
+        return self.parts.chunks(self.parts.batch(self.posted), self.destination, self.claim.tokens)
 
     def begin_round(self) -> None:
         assert self.parts is not None
-        self.posted = len(self.parts)
+        self.posted += len(self.parts.batch(self.posted))
 
     def settling(self) -> Settling:
         return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)

@@ -235,7 +235,7 @@ class MoveSteps(ABC, Generic[M]):
         state = self._state
         peer = state.peers[move.peer]
         source, destination = self._pools(move)
-        chunks, move.mismatch = move.chunks(source), ""
+        chunks, move.mismatch = move.chunks(), ""
         runs = plan_chunks(chunks, source, destination)
         move.begin_round()
         if not len(runs):

@@ -25,7 +25,6 @@ from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.chunks import Chunk, Slice, Summing
 from kvgrpc.core.events import Settling
 from kvgrpc.core.grants import Claims
-from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.timers import Timer
 
@@ -211,8 +210,8 @@ class Move(ABC):
         """The round that is being settled is its last one."""
 
     @abstractmethod
-    def chunks(self, source: PoolLayout) -> list[Chunk]:
-        """What the next round moves, out of the pool of the source."""
+    def chunks(self) -> list[Chunk]:
+        """What the next round moves."""
 
     @abstractmethod
     def begin_round(self) -> None:

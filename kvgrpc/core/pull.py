@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from kvgrpc.core.chunks import Chunk
 from kvgrpc.core.content import Claim
 from kvgrpc.core.events import Opened, Settling
-from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.moves import Move
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.timers import Timer
@@ -77,7 +76,7 @@ class Pull(Move):
     def last_round(self) -> bool:
         return True
 
-    def chunks(self, source: PoolLayout) -> list[Chunk]:  # noqa: ARG002 - it has no parts
+    def chunks(self) -> list[Chunk]:
         assert self.opened is not None
         assert self.destination is not None
         blocks = tuple(ids[skip:] for (_, ids), skip in zip(self.opened.blocks, self.skip, strict=True))

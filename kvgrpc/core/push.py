@@ -17,9 +17,8 @@ from kvgrpc.core.content import Content
 from kvgrpc.core.descriptors import check_ids
 from kvgrpc.core.events import Opened, ReadyPart, Settling
 from kvgrpc.core.grants import read_claims
-from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.moves import Move, MoveTable, Stage
-from kvgrpc.core.parts import Parts, Progress, chunks_of
+from kvgrpc.core.parts import Part, Parts, Progress
 from kvgrpc.core.pins import Blocks
 from kvgrpc.errors import KVGrpcError
 
@@ -79,7 +78,7 @@ class Registration(Move):
     progress: Progress | None = None
     """How far the destination's target is filled, where this side moves."""
     ready: int = 0
-    """Parts that the engine's steps have written."""
+    """Parts that the engine's steps have written, up to as many as move, or are told, at once."""
     posted: int = 0
     """Parts that were posted, where this side moves."""
     told: int = 0
@@ -97,6 +96,11 @@ class Registration(Move):
         """Of the present epoch, which has some."""
         assert self.push.parts is not None
         return self.push.parts
+
+    @property
+    def fresh(self) -> list[Part]:
+        """The parts of the next round, where this side moves."""
+        return self.parts.between(self.posted, self.ready)
 
     @property
     def target(self) -> Blocks:
@@ -117,10 +121,9 @@ class Registration(Move):
         parts = self.push.parts
         return parts is not None and parts.complete and self.posted == len(parts)
 
-    def chunks(self, source: PoolLayout) -> list[Chunk]:
+    def chunks(self) -> list[Chunk]:
         assert self.opened is not None
-        fresh = self.parts.since(self.posted)[: self.ready - self.posted]
-        return chunks_of(fresh, source, self.target, self.opened.token_count)
+        return self.parts.chunks(self.fresh, self.target, self.opened.token_count)
 
     def begin_round(self) -> None:
         self.posted = self.ready
@@ -133,8 +136,7 @@ class Registration(Move):
 
     def rows(self) -> tuple[ReadyPart, ...]:
         """The parts that the destination is to be told of."""
-        fresh = self.parts.since(self.told)[: max(self.telling - self.told, 0)]
-        return tuple(ReadyPart(p.number, tuple(enumerate(p.blocks)), p.layers, p.last) for p in fresh)
+        return tuple(self.parts.row(part) for part in self.parts.between(self.told, self.telling))
 
     def rewind(self) -> None:
         """Nothing of the parts counts any more."""

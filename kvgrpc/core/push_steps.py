@@ -146,16 +146,16 @@ class PushSteps(MoveSteps[Registration]):
         self.try_post(move)
 
     def _post(self, move: Registration) -> None:
-        fresh = move.parts.since(move.posted)[: move.ready - move.posted]
         move.posted_epoch = move.push.part_epoch
-        for part in fresh:
-            self._state.pins.extend(move.name, PinKind.ACCESS, part.fresh, self._state.now)
+        self._state.pins.extend(move.name, PinKind.ACCESS, move.parts.listed(move.fresh), self._state.now)
         super()._post(move)
 
     def _ready(self, move: Registration, done: int) -> bool:
-        """Counts the parts that the engine's steps have written, of which `done` were; whether some are not."""
+        """Counts the parts that the engine's steps have written, of which `done` were; whether some are not. No more
+        than one call tells, or one round moves: the others are looked at when these are done.
+        """
         state = self._state
-        fresh = move.parts.since(done)
+        fresh = move.parts.batch(done)
         late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
         move.ready = done + late
         if late < len(fresh):
@@ -166,8 +166,8 @@ class PushSteps(MoveSteps[Registration]):
         """The destination may read what is ready, and is about to be told."""
         move.telling = move.ready
         access = self._state.accesses[move.reverse_id]
-        for part in move.parts.since(move.told)[: move.ready - move.told]:
-            self._state.pins.extend(access.owner, PinKind.ACCESS, part.fresh, self._state.now)
+        listed = move.parts.listed(move.parts.between(move.told, move.ready))
+        self._state.pins.extend(access.owner, PinKind.ACCESS, listed, self._state.now)
         self._extend(move)
 
     def _extend(self, move: Registration) -> None:

@@ -23,7 +23,7 @@ from kvgrpc.core.moves import AT_ISSUER, Stage
 from kvgrpc.core.moving import RETRY_DELAY_S, Moving
 from kvgrpc.core.parts import Part, Parts
 from kvgrpc.core.peering import Peering
-from kvgrpc.core.pins import PinKind
+from kvgrpc.core.pins import Blocks, PinKind
 from kvgrpc.core.push import Push, PushTable, Registration
 from kvgrpc.core.push_ends import PushEnds
 from kvgrpc.core.push_steps import PushSteps
@@ -86,8 +86,8 @@ class Pushes(Moving[Registration]):
             self._give_up(event, push)
             return
         first = push is None or push.parts is None or event.part_epoch > push.part_epoch
-        parts, part, content = self._check(event, push, first=first)
-        lease = self._lease(event, push, content, part, first=first)
+        blocks, parts, part, content = self._check(event, push, first=first)
+        lease = self._lease(event, push, content, blocks, first=first)
         if event.validate_only:
             state.reply(event.call.id, HandedOver(self._handover.view(lease), None, b""))
             return
@@ -95,10 +95,10 @@ class Pushes(Moving[Registration]):
             push = self._new(event.call, event.request_id, event.key, "registration")
         if first:
             self._begin_epoch(push, event, parts, content, lease)
-        parts.add(part)
+        parts.add(part, blocks)
         lease.blocks = parts.blocks
         if not first:
-            state.pins.extend(lease.id, PinKind.LEASE, part.fresh, state.now)
+            state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
         self._handover.extend(lease, state.limits.registration_timeout_s)
         pool = state.pool.pool
         transfer = state.change(
@@ -335,7 +335,7 @@ class Pushes(Moving[Registration]):
             declared = f"this push has as many destinations as it declared: {push.consumers}"
             raise AlreadyExists(Reason.TRANSFER_EXISTS, declared)
 
-    def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Parts, Part, Content]:
+    def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Blocks, Parts, Part, Content]:
         """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
         state = self._state
         state.check_key(event.key)
@@ -353,16 +353,18 @@ class Pushes(Moving[Registration]):
         content = _content(event, push)
         parts = None if push is None or first else push.parts
         if parts is None:
-            parts = Parts(state.pool.pool, content.tokens)
+            parts = Parts(state.pool.pool, content.tokens, state.limits.blocks_per_request)
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
         state.check_owned(blocks)
         state.pins.check_free_for(PinKind.LEASE, blocks)
-        return parts, part, content
+        return blocks, parts, part, content
 
-    def _lease(self, event: FinishedBlocks, push: Push | None, content: Content, part: Part, *, first: bool) -> Lease:
+    def _lease(
+        self, event: FinishedBlocks, push: Push | None, content: Content, blocks: Blocks, *, first: bool
+    ) -> Lease:
         """The lease of the epoch, or the one that its first part makes."""
         if push is None or first:
-            return self._handover.new_lease(event, part.blocks, content, self._state.limits.registration_timeout_s)
+            return self._handover.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
             raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
         return self._state.leases.get(push.lease_id)

@@ -33,7 +33,7 @@ from kvgrpc.core.events import BlockLists, LayerRange
 from kvgrpc.core.grants import signing_key
 from kvgrpc.core.idempotency import IdempotencyKeys
 from kvgrpc.core.ids import check_transfer_key, peer_key
-from kvgrpc.core.layout import PoolKind, PoolLayout
+from kvgrpc.core.layout import PoolKind
 from kvgrpc.core.leases import LeaseTable
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.peers import Peer, PeerState
@@ -179,11 +179,7 @@ class NodeState:
 
         Raises OutOfRange or InvalidRequest.
         """
-        return self.resolve_for(self.pool.pool, lists, field)
-
-    def resolve_for(self, pool: PoolLayout, lists: BlockLists, field: str) -> Blocks:
-        """As `resolve`, for the blocks of a peer's pool."""
-        groups = pool.groups
+        groups = self.pool.pool.groups
         blocks = [np.empty(0, dtype=np.int64) for _ in groups]
         seen = set()
         for group, ids in lists:

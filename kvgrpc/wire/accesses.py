@@ -106,6 +106,7 @@ def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer
         for group, ids in part.blocks:
             if len(ids):
                 put_runs(ids, row.blocks.add(group=group).blocks)
+        row.known.extend(part.known)
         if part.layers is not None:
             row.layers.first, row.layers.count = part.layers
 

@@ -14,7 +14,7 @@ ROWS_MAX = 4_096
 CALLS_MAX = 4_096
 """Calls of one message of a stream between leads."""
 PARTS_MAX = 16_384
-"""Parts of a push, or ranges of layers, in one message: 128 layers in 128 pieces."""
+"""Rows of blocks to sum up, or ranges of layers, in one message."""
 GROUPS_MAX = 256
 """Groups of a pool, and so rows of one list of blocks."""
 BLOCK_ROWS_MAX = 65_536

@@ -10,6 +10,7 @@ from kvgrpc.core import events
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.content import Claim
 from kvgrpc.core.ids import ACCESS_ID_BYTES
+from kvgrpc.core.parts import BATCH_PARTS
 from kvgrpc.errors import PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
@@ -44,8 +45,6 @@ GIVEN_LATER = frozenset(
     {"idempotency_key", "transfer_id", "destination", "transfer_key", "after_step", "validate_only"}
 )
 """Fields of a pull by transfer id."""
-PARTS_OF_A_BLOCK_MAX = 32
-"""Parts of one message that name the same block, each for other layers."""
 
 
 def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
@@ -254,7 +253,7 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: i
     rows = request.openings
     check_count("openings", len(rows), ROWS_MAX)
     check_counts("openings.data_paths", (row.data_paths for row in rows), PARTS_MAX)
-    _check_parts("openings.parts", [part for row in rows for part in row.parts], limit * PARTS_OF_A_BLOCK_MAX)
+    _check_ready("openings.parts", [part for row in rows for part in row.parts], limit)
     openings = tuple(_opening(row, limit) for row in rows)
     return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
 
@@ -305,29 +304,31 @@ def close_access(request: peer_pb2.CloseAccessRequest, call: events.Call) -> eve
 
 def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: int) -> events.PartsReady:
     """PartsReady."""
-    _check_parts("parts", request.parts, limit * PARTS_OF_A_BLOCK_MAX)
+    _check_ready("parts", request.parts, limit)
     parts = _parts(request.parts, limit)
     return events.PartsReady(call, request.caller.engine_id, request.caller.incarnation, request.access_id, parts)
 
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
     """ChecksumBlocks: at most `limit` blocks in all."""
-    _check_parts("blocks", request.blocks, limit)
+    check_count("blocks", len(request.blocks), PARTS_MAX)
+    check_blocks("blocks.blocks", [row.blocks for row in request.blocks], BLOCK_ROWS_MAX, limit)
     blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
     caller = request.caller
     return events.ChecksumBlocks(call, caller.engine_id, caller.incarnation, request.access_id, blocks)
 
 
-def _check_parts(field: str, rows: Sequence[peer_pb2.ReadyPart] | Sequence[peer_pb2.BlocksOfLayers], ids: int) -> None:
-    """Raises OutOfRange for too many parts, too many rows of blocks in them, or too many blocks in all of them."""
-    check_count(field, len(rows), PARTS_MAX)
-    check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, ids)
+def _check_ready(field: str, rows: Sequence[peer_pb2.ReadyPart], limit: int) -> None:
+    """Raises OutOfRange for too many parts, too many groups in them, or blocks listed by all of them."""
+    check_count(field, len(rows), BATCH_PARTS)
+    check_counts(f"{field}.known", (row.known for row in rows), BLOCK_ROWS_MAX)
+    check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, limit)
 
 
 def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
-    """Parts of at most `limit` blocks each, and of some layers of each block."""
     return tuple(
-        events.ReadyPart(row.number, block_lists(row.blocks, limit), layer_range(row), row.last) for row in rows
+        events.ReadyPart(row.number, block_lists(row.blocks, limit), tuple(row.known), layer_range(row), row.last)
+        for row in rows
     )
 
 

@@ -260,7 +260,7 @@ def test_ready_parts_are_checked_like_all_that_a_peer_says() -> None:
     pair.finish(32, (1,), last=False)
 
     def ready(number: int, *blocks: int, access: bytes = access_id(10), source: str = "p") -> None:
-        row = events.ReadyPart(number, lists(blocks), None, last=False)
+        row = events.ReadyPart(number, lists(blocks), (), None, last=False)
         pair.call(pair.d, lambda c: events.PartsReady(c, source, 1, access, (row,)), "peer")
 
     unchanged(pair, Reason.ACCESS_NOT_FOUND, lambda: ready(1, 5, access=access_id(99)))
@@ -275,7 +275,7 @@ def test_a_source_that_writes_has_no_ready_parts() -> None:
     pair = Pair(WRITING)
     pair.register(pair.reserve(32).token)
     pair.finish(32, (1,), last=False)
-    row = events.ReadyPart(0, lists((1,)), None, last=False)
+    row = events.ReadyPart(0, lists((1,)), (), None, last=False)
     with refused(Reason.ACCESS_REUSED):
         pair.call(pair.d, lambda c: events.PartsReady(c, "p", 1, access_id(10), (row,)), "peer")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
+from kvgrpc.core.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, InvalidRequest, OutOfRange, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
@@ -21,8 +22,8 @@ LONG = "\N{SNOWMAN}" * 86
 """Of 258 bytes, in a third as many characters."""
 
 
-def parts(count: int, rows: int = 0) -> list[peer_pb2.ReadyPart]:
-    return [peer_pb2.ReadyPart(blocks=[ROW] * rows)] * count
+def parts(count: int, rows: int = 0, known: int = 0) -> list[peer_pb2.ReadyPart]:
+    return [peer_pb2.ReadyPart(blocks=[ROW] * rows, known=[1] * known)] * count
 
 
 def tokens(**fields: Any) -> common_pb2.Content:
@@ -50,7 +51,7 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "openings": lambda: requests.open_access(
         peer_pb2.OpenAccessRequest(openings=[peer_pb2.AccessOpening()] * (bounds.ROWS_MAX + 1)), CALL, LIMIT
     ),
-    "openings.parts": lambda: open_access(parts=parts(bounds.PARTS_MAX + 1)),
+    "openings.parts": lambda: open_access(parts=parts(BATCH_PARTS + 1)),
     "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
     "openings.parts.blocks in all": lambda: requests.open_access(openings_of_parts(33), CALL, LIMIT),
     "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.PARTS_MAX + 1)),
@@ -66,7 +67,8 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "closings": lambda: requests.close_access(
         peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing()] * (bounds.ROWS_MAX + 1)), CALL
     ),
-    "parts": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(bounds.PARTS_MAX + 1)), CALL, LIMIT),
+    "parts": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(BATCH_PARTS + 1)), CALL, LIMIT),
+    "parts.known": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(257, 0, 256)), CALL, LIMIT),
     "parts.blocks": lambda: requests.parts_ready(peer_pb2.PartsReadyRequest(parts=parts(257, 256)), CALL, LIMIT),
     "leases": lambda: requests.renew_leases(
         lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(lease_id="l")] * 11), CALL, 10

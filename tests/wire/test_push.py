@@ -51,13 +51,13 @@ def test_a_closing_says_why() -> None:
 
 def test_parts_arrive_as_they_were_sent() -> None:
     parts = (
-        events.ReadyPart(0, ((0, np.array([4, 5, 9])), (1, np.array([7]))), (0, 2), False),
-        events.ReadyPart(1, ((0, np.array([1])),), None, True),
+        events.ReadyPart(0, ((0, np.array([4, 5, 9])), (1, np.array([7]))), (), (0, 2), False),
+        events.ReadyPart(1, ((0, np.array([1])),), (0, 3), None, True),
     )
     heard = requests.parts_ready(accesses.parts_request(CALLER, ACCESS, parts), CALL, LIMIT)
     assert (heard.engine_id, heard.incarnation, heard.access_id) == ("p", 7, ACCESS)
     for sent, part in zip(parts, heard.parts, strict=True):
-        assert (part.number, part.layers, part.last) == (sent.number, sent.layers, sent.last)
+        assert (part.number, part.known, part.layers, part.last) == (sent.number, sent.known, sent.layers, sent.last)
         for (group, ids), (group_heard, ids_heard) in zip(sent.blocks, part.blocks, strict=True):
             assert group == group_heard
             assert ids.tolist() == ids_heard.tolist()

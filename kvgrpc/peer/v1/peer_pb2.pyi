@@ -171,8 +171,8 @@ class AccessOpening(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them. At most 16,384 in one call,
-        with 65,536 rows of blocks.
+        """WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 1,024 in one
+        call, with 65,536 blocks in all.
         """
 
     def __init__(
@@ -591,7 +591,7 @@ class PartsReadyRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """In their order; at most 16,384, with 65,536 rows of blocks."""
+        """In their order; at most 1,024 (a source with more calls again), with 65,536 blocks in all."""
 
     def __init__(
         self,
@@ -618,17 +618,25 @@ class ReadyPart(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counted from 0 within the access."""
     last: _builtins.bool
-    """No part follows."""
+    """No part follows. Only this one may be without any block."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Blocks of the source, one entry a group: those that follow the ones of the same layers in earlier parts."""
+        """Blocks of the source that no earlier part lists, one entry a group."""
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
         """Layers that it covers; unset means all."""
+
+    @_builtins.property
+    def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each group, in their order: so many of its blocks are listed by earlier parts, for other layers. They are those
+        that follow the ones of the same layers in earlier parts, and come before `blocks`. Groups that are left out at the
+        end: none. So a block is listed once, however many ranges of layers it comes in.
+        """
 
     def __init__(
         self,
@@ -637,10 +645,11 @@ class ReadyPart(_message.Message):
         blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
         layers: _common_pb2.LayerRange | None = ...,
         last: _builtins.bool = ...,
+        known: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "last", b"last", "layers", b"layers", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "known", b"known", "last", b"last", "layers", b"layers", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,7 +128,8 @@ class PeerServiceServicer:
     def PartsReady(self, request, context):
         """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
         that they may be read under the READ access that the source opened for the destination. Parts are counted within
-        the WRITE access; those that are known already are skipped, so that the call may be repeated.
+        the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+        16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.

@@ -69,7 +69,8 @@ class PeerServiceStub:
     PartsReady: _grpc.UnaryUnaryMultiCallable[_peer_pb2.PartsReadyRequest, _peer_pb2.PartsReadyResponse]
     """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
     that they may be read under the READ access that the source opened for the destination. Parts are counted within
-    the WRITE access; those that are known already are skipped, so that the call may be repeated.
+    the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+    16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
@@ -148,7 +149,8 @@ class PeerServiceAsyncStub(PeerServiceStub):
     PartsReady: _aio.UnaryUnaryMultiCallable[_peer_pb2.PartsReadyRequest, _peer_pb2.PartsReadyResponse]  # type: ignore[assignment]
     """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
     that they may be read under the READ access that the source opened for the destination. Parts are counted within
-    the WRITE access; those that are known already are skipped, so that the call may be repeated.
+    the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+    16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 
     Errors:
     * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
@@ -248,7 +250,8 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_peer_pb2.PartsReadyResponse, _abc.Awaitable[_peer_pb2.PartsReadyResponse]]:
         """Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
         that they may be read under the READ access that the source opened for the destination. Parts are counted within
-        the WRITE access; those that are known already are skipped, so that the call may be repeated.
+        the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+        16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 
         Errors:
         * FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.

@@ -264,8 +264,8 @@ type AccessOpening struct {
 	// WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
 	// opener replaces what moved under it, and says that the opener's movers are at rest for it.
 	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
-	// WRITE, with `reverse_access_id`: the parts that are ready by now. PartsReady adds to them. At most 16,384 in one call,
-	// with 65,536 rows of blocks.
+	// WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 1,024 in one
+	// call, with 65,536 blocks in all.
 	Parts         []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1112,7 +1112,7 @@ type PartsReadyRequest struct {
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Required. The WRITE access that the source opened.
 	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
-	// In their order; at most 16,384, with 65,536 rows of blocks.
+	// In their order; at most 1,024 (a source with more calls again), with 65,536 blocks in all.
 	Parts         []*ReadyPart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1174,12 +1174,16 @@ type ReadyPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Counted from 0 within the access.
 	Number uint32 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// Blocks of the source, one entry a group: those that follow the ones of the same layers in earlier parts.
+	// Blocks of the source that no earlier part lists, one entry a group.
 	Blocks []*v1.GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Layers that it covers; unset means all.
 	Layers *v1.LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
-	// No part follows.
-	Last          bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	// No part follows. Only this one may be without any block.
+	Last bool `protobuf:"varint,4,opt,name=last,proto3" json:"last,omitempty"`
+	// Of each group, in their order: so many of its blocks are listed by earlier parts, for other layers. They are those
+	// that follow the ones of the same layers in earlier parts, and come before `blocks`. Groups that are left out at the
+	// end: none. So a block is listed once, however many ranges of layers it comes in.
+	Known         []uint32 `protobuf:"varint,5,rep,packed,name=known,proto3" json:"known,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1240,6 +1244,13 @@ func (x *ReadyPart) GetLast() bool {
 		return x.Last
 	}
 	return false
+}
+
+func (x *ReadyPart) GetKnown() []uint32 {
+	if x != nil {
+		return x.Known
+	}
+	return nil
 }
 
 // They are known.
@@ -2168,12 +2179,13 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11PartsReadyRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
 	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12/\n" +
-	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\x96\x01\n" +
+	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\xac\x01\n" +
 	"\tReadyPart\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
 	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\bR\x04last\"G\n" +
+	"\x04last\x18\x04 \x01(\bR\x04last\x12\x14\n" +
+	"\x05known\x18\x05 \x03(\rR\x05known\"G\n" +
 	"\x12PartsReadyResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
 	"\x0fConverseRequest\x12.\n" +

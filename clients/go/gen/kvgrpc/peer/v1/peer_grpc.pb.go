@@ -67,7 +67,8 @@ type PeerServiceClient interface {
 	CloseAccess(ctx context.Context, in *CloseAccessRequest, opts ...grpc.CallOption) (*CloseAccessResponse, error)
 	// Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
 	// that they may be read under the READ access that the source opened for the destination. Parts are counted within
-	// the WRITE access; those that are known already are skipped, so that the call may be repeated.
+	// the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+	// 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
@@ -224,7 +225,8 @@ type PeerServiceServer interface {
 	CloseAccess(context.Context, *CloseAccessRequest) (*CloseAccessResponse, error)
 	// Widens the access of a push that the destination moves: says which blocks of the source the next parts are, and
 	// that they may be read under the READ access that the source opened for the destination. Parts are counted within
-	// the WRITE access; those that are known already are skipped, so that the call may be repeated.
+	// the WRITE access; those that are known already are skipped, so that the call may be repeated. A push has at most
+	// 16,384 parts, and 65,536 blocks (the destination's limit for one request) in all of them.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, TRANSFER_ENDED: the access is not open here.
