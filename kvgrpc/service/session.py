@@ -19,7 +19,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.ranks import Rank
 from kvgrpc.service.session_calls import call_to_event, put_answer, refused_lease, sentence
 from kvgrpc.service.session_return import Return
-from kvgrpc.service.session_socket import Frames, check_user, hung_up, listen, read_frames, remove
+from kvgrpc.service.session_socket import File, Frames, check_user, hung_up, listen, read_frames, remove
 from kvgrpc.service.session_workers import Workers, write, write_with_descriptor
 from kvgrpc.service.void_page import SLOTS, VoidPage
 from kvgrpc.session.v1 import session_pb2
@@ -127,6 +127,7 @@ class Sessions:
         self._host = host
         self._path = path
         self._server: asyncio.Server | None = None
+        self._file: File | None = None
         self._session: Session | None = None
         self._attaching = False
         self._returning: Return | None = None
@@ -141,16 +142,17 @@ class Sessions:
 
     async def start(self) -> None:
         """Listens. Raises InvalidRequest when the path cannot be used."""
-        self._server = await listen(self._path, self._serve)
+        self._server, self._file = await listen(self._path, self._serve)
         self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
 
     async def stop(self) -> None:
         """Ends all connections and removes the socket."""
         self._stopping = True
-        if self._server is None:
+        if self._server is None or self._file is None:
             return
         assert self._first is not None
         self._first.cancel()
+        remove(self._path, self._file)  # first: while it listens, no other file gets its number
         self._server.close()
         for writer in self._connections.values():
             writer.close()
@@ -159,7 +161,6 @@ class Sessions:
             await asyncio.wait(self._connections, timeout=STOP_TIMEOUT_S)
         for writer in self._connections.values():
             writer.transport.abort()
-        remove(self._path)
 
     def tell(self, news: actions.EngineNews) -> None:
         """News for the engine."""

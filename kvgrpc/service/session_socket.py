@@ -1,9 +1,11 @@
 """The unix socket of the sessions: made, checked and removed, and the frames that come over its connections."""
 
 import asyncio
+import contextlib
 import os
 import select
 import socket
+import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,15 +22,23 @@ Frames = AsyncIterator[session_pb2.ClientFrame]
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def listen(path: str, serve: Serve) -> asyncio.Server:
+File = tuple[int, int]
+"""A socket's file: device and inode. Its path may be another server's by now."""
+
+
+async def listen(path: str, serve: Serve) -> tuple[asyncio.Server, File]:
     """Listens; the socket is the user's alone. Raises InvalidRequest when the path cannot be used."""
     _make_room(path)
+    listener = socket.socket(socket.AF_UNIX)
     try:
-        server = await asyncio.start_unix_server(serve, path)
+        # Bound here: asyncio would remove a socket that another server has bound meanwhile.
+        listener.bind(path)
+        Path(path).chmod(0o600)
+        file = _file(path)
+        return await asyncio.start_unix_server(serve, sock=listener), file
     except (OSError, ValueError) as error:
+        listener.close()
         raise invalid("session_socket", f"{path} cannot be bound: {error}") from error
-    _make_private(path)
-    return server
 
 
 async def read_frames(reader: asyncio.StreamReader) -> Frames:
@@ -37,10 +47,6 @@ async def read_frames(reader: asyncio.StreamReader) -> Frames:
     while data := await reader.read(READ_BYTES):
         for frame in found.feed(data):
             yield frame
-
-
-def _make_private(path: str) -> None:
-    Path(path).chmod(0o600)
 
 
 def check_user(writer: asyncio.StreamWriter) -> None:
@@ -63,23 +69,33 @@ def hung_up(writer: asyncio.StreamWriter) -> bool:
     return bool(poll.poll(0))
 
 
-def remove(path: str) -> None:
-    """Removes the socket."""
-    Path(path).unlink(missing_ok=True)
+def remove(path: str, file: File) -> None:
+    """Removes the socket, unless the path is another one's by now."""
+    with contextlib.suppress(OSError):
+        if _file(path) == file:
+            Path(path).unlink()
+
+
+def _file(path: str) -> File:
+    """Raises OSError when there is none."""
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
 
 
 def _make_room(path: str) -> None:
     """Removes the socket of a server that is gone. Raises InvalidRequest for anything else that is there."""
-    if not os.path.lexists(path):
+    try:
+        status = os.lstat(path)
+    except OSError:
         return
-    if not Path(path).is_socket():
+    if not stat.S_ISSOCK(status.st_mode):
         raise invalid("session_socket", f"{path} is there, and is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(PROBE_TIMEOUT_S)
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            remove(path)
+            remove(path, (status.st_dev, status.st_ino))
             return
         except OSError as error:
             raise invalid("session_socket", f"{path} cannot be used: {error}") from error

@@ -234,6 +234,23 @@ async def test_a_server_that_stops_ends_its_engine(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+async def test_a_server_that_stops_leaves_the_socket_of_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "session.sock"
+    first, second = (
+        Server(Config(listen="127.0.0.1:0", pool=None, session_socket=str(path), data_paths=("shm",))) for _ in range(2)
+    )
+    await first.start()
+    path.unlink()
+    await second.start()
+    try:
+        await first.stop()
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+    finally:
+        await second.stop()
+    assert not path.exists()
+
+
 async def test_a_server_that_did_not_start_can_be_stopped() -> None:
     await Server(Config(listen="127.0.0.1:0", data_paths=("shm",))).stop()
 
