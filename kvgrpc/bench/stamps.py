@@ -12,6 +12,7 @@ from typing import Any
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, Remote
+from kvgrpc.datapath.questions import Answer, Question
 
 
 class Stamps:
@@ -100,13 +101,15 @@ class _Path:
         self.name = path.name
         self.needs_polling = path.needs_polling
         self.peers_need_turns = path.peers_need_turns
-        self.connect_waits = getattr(path, "connect_waits", False)
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
-        return self._path.offer(endpoint)
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        return self._path.offer(endpoint, peer)
 
-    def connect(self, endpoint: RankEndpoint) -> _Remote:
-        return _Remote(self._path.connect(endpoint), self._began, self.needs_polling)
+    def question(self, endpoint: RankEndpoint) -> Question | None:
+        return self._path.question(endpoint)
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> _Remote:
+        return _Remote(self._path.connect(endpoint, answer), self._began, self.needs_polling)
 
     def progress(self) -> None:
         self._path.progress()

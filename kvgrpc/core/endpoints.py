@@ -43,11 +43,11 @@ class ShmEndpoint:
 
 @dataclass(frozen=True)
 class ProcessEndpoint:
-    """A rank's process, for peers on this host: reading the nonce back proves that it is this one."""
+    """Where a rank's process proves itself to a peer on this host: it is the one that listens there."""
 
-    pid: int
-    nonce: bytes
-    nonce_address: int
+    socket_path: str
+    token: bytes
+    """Shown once at the socket, for one proof."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint, Segment
+from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError, Reason
 
 
@@ -48,7 +49,7 @@ class Memory(Protocol):
 
     @property
     def nonce(self) -> bytes:
-        """A secret that this process shows at `nonce_address`."""
+        """Random bytes that stand at `nonce_address` as long as this memory is this process's."""
         ...
 
     @property
@@ -156,15 +157,22 @@ class DataPath(Protocol):
         """
         ...
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         """`endpoint` with this path's part filled in, for one peer (one-time tokens are minted here).
 
         Raises DataPathUnavailable where this rank's memory cannot be reached this way.
         """
         ...
 
-    def connect(self, endpoint: RankEndpoint) -> Remote:
-        """Proves that the peer's memory is reachable this way. Raises DataPathUnavailable with the reason."""
+    def question(self, endpoint: RankEndpoint) -> Question | None:
+        """What the peer's process is to be asked before `connect`; None: nothing. Raises as `connect` does."""
+        ...
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> Remote:
+        """Proves that the peer's memory is reachable this way. Raises DataPathUnavailable with the reason.
+
+        `answer`: what came of the question, or why nothing did. Never waits for a peer.
+        """
         ...
 
     def progress(self) -> None:
@@ -179,14 +187,6 @@ class DataPath(Protocol):
         cannot speak for are bytes of a write that have left (UNPROVED), and `WrittenByPeers.late_writes`.
         """
         ...
-
-
-@runtime_checkable
-class WaitsToConnect(Protocol):
-    """A data path whose `connect` may wait for its peer: the mover calls it from another thread."""
-
-    @property
-    def connect_waits(self) -> bool: ...
 
 
 @runtime_checkable

@@ -1,9 +1,9 @@
 """Path `cma`: the destination reads the source process's own memory with process_vm_readv.
 
 For memory that an engine allocated itself, of the same user on the same host; the source's process
-does nothing for it. Works on shared pools, too. The process is held from before the first byte (see
-`process`), so that the proof and every byte are of one process and never of another that got its
-number; after the last byte it must still be alive and still show the nonce.
+does nothing for it but prove who it is, once. Works on shared pools, too. The process is held from before that proof
+(see `process`), so that the proof and every byte are of one process and never of another that got its number; after
+the last byte it must still be alive and still have that memory.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,9 @@ from kvgrpc.datapath.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory, is_host, memory_bytes
-from kvgrpc.datapath.process import ADDRESS_MAX, HeldProcess, OwnProcess, hold
+from kvgrpc.datapath.process import ADDRESS_MAX, HeldProcess, OwnProcess, digest, prove
+from kvgrpc.datapath.process_socket import ProcessSocket
+from kvgrpc.datapath.questions import Answer, Question
 
 _SEGMENTS_MAX = 1 << 16
 
@@ -24,7 +26,7 @@ _SEGMENTS_MAX = 1 << 16
 class CmaPath:
     """Offers this rank's memory to readers on this host, and reads that of peers.
 
-    `peer_pid`: see OwnProcess.
+    `socket` is where they ask this process; all paths of a rank share one.
     """
 
     name = "cma"
@@ -36,32 +38,45 @@ class CmaPath:
         memory: SharedMemory | PrivateMemory,
         *,
         copy_threads: int = 2,
-        peer_pid: int | None = None,
+        socket: ProcessSocket | None = None,
     ) -> None:
         self._memory = memory
         self._crew = Crew("kvgrpc-cma-copy", copy_threads)
-        self._process = OwnProcess(memory, peer_pid)
+        self._socket = socket or ProcessSocket()
+        self._process = OwnProcess(memory, self._socket)
+        self._offered = digest(memory.segments)
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         if not is_host(self._memory.segments):
             raise DataPathUnavailable("this rank's memory is on a device")
-        return replace(endpoint, cma=CmaEndpoint(self._process.offer(), self._memory.segments))
+        process = self._process.offer(peer, self.name, self._offered)
+        return replace(endpoint, cma=CmaEndpoint(process, self._memory.segments))
 
-    def connect(self, endpoint: RankEndpoint) -> "CmaRemote":
+    def question(self, endpoint: RankEndpoint) -> Question:
+        part = self._part(endpoint)
+        return Question(part.process.socket_path, part.process.token)
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "CmaRemote":
+        part = self._part(endpoint)
+        process = prove(answer, digest(part.segments))
+        return CmaRemote(process, part.segments, self._memory.segments, self._crew)
+
+    def _part(self, endpoint: RankEndpoint) -> CmaEndpoint:
         part = endpoint.cma
         if part is None:
             raise DataPathUnavailable("the peer offers no reading of its memory")
         if not is_host([*self._memory.segments, *part.segments]):
             raise DataPathUnavailable("memory of one side is on a device")
-        _check_endpoint(part)
-        return CmaRemote(hold(part.process), part.segments, self._memory.segments, self._crew)
+        _check_segments(part.segments)
+        return part
 
     def progress(self) -> None:
         """Has nothing to do: the kernel copies in the calling threads."""
 
     def close(self) -> None:
-        """Ends the copy threads, after the piece that each is at."""
+        """Ends the copy threads, after the piece that each is at, and the socket."""
         self._crew.close()
+        self._socket.close()
 
 
 class CmaRemote:
@@ -108,9 +123,9 @@ class CmaRemote:
         self._process.close()
 
 
-def _check_endpoint(part: CmaEndpoint) -> None:
-    """Raises DataPathUnavailable for numbers that the calls below would stumble over."""
-    spans = [(segment.address, segment.nbytes) for segment in part.segments]
+def _check_segments(segments: tuple[Segment, ...]) -> None:
+    """Raises DataPathUnavailable for numbers that the calls above would stumble over."""
+    spans = [(segment.address, segment.nbytes) for segment in segments]
     sane = all(0 < address < ADDRESS_MAX and 0 < size < ADDRESS_MAX for address, size in spans)
     total = sum(size for _, size in spans)
     if not (sane and total < ADDRESS_MAX and 0 < len(spans) <= _SEGMENTS_MAX):

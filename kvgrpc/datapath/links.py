@@ -1,9 +1,7 @@
 """The peers of a mover: connects under way, and links to those that were reached. Used by the mover's thread only."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +14,7 @@ from kvgrpc.core.endpoints import (
     ShmEndpoint,
 )
 from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.asker import Asker, Asking
 from kvgrpc.datapath.base import (
     DataPath,
     DataPathFailed,
@@ -23,11 +22,11 @@ from kvgrpc.datapath.base import (
     Posting,
     Remote,
     SlicingRemote,
-    WaitsToConnect,
     WritableRemote,
     WrittenByPeers,
 )
 from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
 from kvgrpc.datapath.sums import Arrival, Job, Slices, SummingRemote, Work
 from kvgrpc.errors import KVGrpcError
@@ -35,7 +34,6 @@ from kvgrpc.errors import KVGrpcError
 _log = logging.getLogger(__name__)
 END_S = 0.05
 """Processes whose end is waited for are looked at this often."""
-_DIALLERS = 4
 
 
 @dataclass
@@ -48,6 +46,8 @@ class Attempt:
     number: int = 0
     """Names it to whoever asked for it."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
+    asking: Asking | None = None
+    """What the peer's process is being asked."""
     cancelled: bool = False
 
 
@@ -143,10 +143,9 @@ class Links:
         self._paths = paths
         self._later = later
         self._report = report
-        self._diallers = ThreadPoolExecutor(_DIALLERS, f"kvgrpc-connect-{rank}")
+        self._asker = Asker(f"kvgrpc-connect-{rank}")
         self._links: dict[str, Link] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._lock = threading.Lock()  # guards whether an attempt is cancelled, and with it what comes of it
         self._awaited: dict[str, _Awaited] = {}
         """By peer."""
         self._look_at = 0.0
@@ -168,36 +167,35 @@ class Links:
         self._try_next(attempt)
 
     def _try_next(self, attempt: Attempt) -> None:
-        """Goes through the paths until one connects, or one has to wait for the peer."""
+        """Goes through the paths until one connects, or one has something to ask first."""
         while attempt.allowed:
             name = attempt.allowed.pop(0)
             path = self._paths.get(name)
             if path is None:
                 attempt.rejected.append((name, "this rank has no such data path"))
                 continue
-            if isinstance(path, WaitsToConnect) and path.connect_waits:
-                self._diallers.submit(self._dial, attempt, path)
+            question = ask_before(path, attempt.endpoint)
+            if isinstance(question, Question):
+                attempt.asking = self._asker.ask(question, partial(self._hand_over, attempt, path))
                 return
-            if self._conclude(attempt, path, connect(path, attempt.endpoint)):
+            if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
                 return
         del self._attempts[attempt.peer]
         self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected), attempt.number))
 
-    def _dial(self, attempt: Attempt, path: DataPath) -> None:
-        """Runs in a thread of its own."""
-        outcome = connect(path, attempt.endpoint)
-        with self._lock:
-            if not attempt.cancelled:
-                self._later(partial(self._after_dial, attempt, path, outcome))
-                return
-        # Here, since the mover may have ended meanwhile: nobody would do it later.
-        _give_up(attempt, path, outcome)
+    def _hand_over(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
+        """Runs in the thread that asks."""
+        self._later(partial(self._answered, attempt, path, answer))
 
-    def _after_dial(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
-        if attempt.cancelled:
-            _give_up(attempt, path, outcome)
-        elif not self._conclude(attempt, path, outcome):
-            self._try_next(attempt)
+    def _answered(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
+        try:
+            if attempt.cancelled:
+                return
+            if not self._conclude(attempt, path, connect(path, attempt.endpoint, answer)):
+                self._try_next(attempt)
+        finally:
+            if isinstance(answer, Answer):
+                answer.close()
 
     def _conclude(self, attempt: Attempt, path: DataPath, outcome: Remote | str) -> bool:
         """Whether the peer is connected now."""
@@ -275,7 +273,7 @@ class Links:
 
     def begin_close(self) -> None:
         """Nobody is connected any more."""
-        self._diallers.shutdown(wait=False, cancel_futures=True)
+        self._asker.close()
         for attempt in self._attempts.values():
             self._cancel(attempt, "the mover is closing")
         self._attempts.clear()
@@ -285,22 +283,17 @@ class Links:
             self._report(Disconnected(link.peer, link.close()))
 
     def _cancel(self, attempt: Attempt, why: str) -> None:
-        with self._lock:
-            attempt.cancelled = True
+        attempt.cancelled = True
+        if attempt.asking is not None:
+            self._asker.cancel(attempt.asking)
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
         self._report(ConnectFailed(attempt.peer, rejected, attempt.number))
 
 
-def _give_up(attempt: Attempt, path: DataPath, outcome: Remote | str) -> None:
-    """Closes what a cancelled connect brought."""
-    if not isinstance(outcome, str):
-        Link(attempt.peer, path, outcome, attempt.endpoint).close()
-
-
-def connect(path: DataPath, endpoint: RankEndpoint) -> Remote | str:
-    """The connected peer, or why it cannot be reached this way. Never raises."""
+def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:
+    """What the peer's process is to be asked first; a text: why the peer cannot be reached this way. Never raises."""
     try:
-        return path.connect(endpoint)
+        return path.question(endpoint)
     except KVGrpcError as error:
         return error.message
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
@@ -308,10 +301,21 @@ def connect(path: DataPath, endpoint: RankEndpoint) -> Remote | str:
         return text(error)
 
 
-def offer(path: DataPath, endpoint: RankEndpoint) -> RankEndpoint | str:
+def connect(path: DataPath, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote | str:
+    """The connected peer, or why it cannot be reached this way. Never raises."""
+    try:
+        return path.connect(endpoint, answer)
+    except KVGrpcError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
+        _log.exception("%s broke while connecting", path.name)
+        return text(error)
+
+
+def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | str:
     """`endpoint` with this path's part, or why there is none. Never raises."""
     try:
-        return path.offer(endpoint)
+        return path.offer(endpoint, peer)
     except KVGrpcError as error:
         return error.message
     except Exception as error:  # noqa: BLE001 - logged, and the thread goes on

@@ -14,6 +14,7 @@ from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.process_socket import ProcessSocket
 from kvgrpc.datapath.sums import Sums
 
 _log = logging.getLogger(__name__)
@@ -34,9 +35,10 @@ def make_paths(
     """The data paths of `names` that work on this machine for this memory, and what is to be said of each."""
     paths: list[DataPath] = []
     status: list[DataPathStatus] = []
+    socket = ProcessSocket()
     for name in names:
         try:
-            path = _make(name, memory, copy_threads)
+            path = _make(name, memory, copy_threads, socket)
         except DataPathUnavailable as error:
             status.append((name, False, error.message))
         else:
@@ -52,18 +54,18 @@ _WHY = {
 }
 
 
-def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int) -> DataPath:
+def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, socket: ProcessSocket) -> DataPath:
     if name == "shm":
         from kvgrpc.datapath.shm import ShmPath
 
-        return ShmPath(memory, copy_threads=copy_threads)
+        return ShmPath(memory, copy_threads=copy_threads, socket=socket)
     if name == "cma":
         from kvgrpc.datapath.cma import CmaPath
 
-        return CmaPath(memory, copy_threads=copy_threads)
+        return CmaPath(memory, copy_threads=copy_threads, socket=socket)
     from kvgrpc.datapath.nixl import NixlPath
 
-    return NixlPath(memory)
+    return NixlPath(memory, socket=socket)
 
 
 class LocalRank:

@@ -18,6 +18,7 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
 from kvgrpc.datapath.memory import SharedMemory, is_host, memory_bytes
+from kvgrpc.datapath.questions import Answer, Question
 
 _registry: dict[str, "_Offered"] = {}
 _registry_lock = threading.Lock()
@@ -67,11 +68,14 @@ class LoopbackPath:
         self._crew = Crew("kvgrpc-loopback-copy", 1)
         self._closing = threading.Event()
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:  # noqa: ARG002 - the same for all
         nbytes = memory_bytes(self._memory.segments)
         return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
 
-    def connect(self, endpoint: RankEndpoint) -> "LoopbackRemote":
+    def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - nobody is asked
+        return None
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> "LoopbackRemote":  # noqa: ARG002
         if endpoint.loopback is None:
             raise DataPathUnavailable("the peer offers no loopback")
         if self.faults.fail_connect:

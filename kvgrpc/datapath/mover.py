@@ -98,9 +98,9 @@ class Mover:
         atexit.register(self.close, _AT_EXIT_S)
         self._thread.start()
 
-    def offer(self, key: str) -> None:
+    def offer(self, key: str, peer: str = "") -> None:
         """Asks for a RankEndpoint for one peer: `Offered` with this key."""
-        self._enqueue(partial(self._offer, key))
+        self._enqueue(partial(self._offer, key, peer))
 
     def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
         """Tries the allowed paths in their order; `Connected` or `ConnectFailed` with this `attempt`.
@@ -278,11 +278,11 @@ class Mover:
 
     # ---- commands, performed by the thread
 
-    def _offer(self, key: str) -> None:
+    def _offer(self, key: str, peer: str) -> None:
         self._offered = True
         endpoint, left_out = self._endpoint, []
         for path in self._paths.values():
-            outcome = links.offer(path, endpoint)
+            outcome = links.offer(path, endpoint, peer)
             if isinstance(outcome, str):
                 left_out.append((path.name, outcome))
             else:

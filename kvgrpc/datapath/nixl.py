@@ -31,20 +31,26 @@ from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory, Po
 from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.nixl_agent import NixlAgent, NixlTransfer
 from kvgrpc.datapath.nixl_posting import SLICE_BYTES, NixlPosting, Slice, slices
-from kvgrpc.datapath.process import HeldProcess, OwnProcess, hold
+from kvgrpc.datapath.process import HeldProcess, OwnProcess, digest, prove
+from kvgrpc.datapath.process_socket import ProcessSocket
+from kvgrpc.datapath.questions import Answer, Question
 
 
 class NixlPath:
     """Implements `DataPath` for one rank's memory.
 
-    `hint` begins the agent's name, for logs. Raises DataPathUnavailable when NIXL or its `backend`
+    `hint` begins the agent's name, for logs. `socket` is where peers ask this process; all paths of a rank share one.
+    Raises DataPathUnavailable when NIXL or its `backend`
     is not there or cannot register the memory. The memory must stay mapped until `close` returned:
     over TCP this process's own calls read it for the peers and would end in a fault.
     """
 
-    def __init__(self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX") -> None:
+    def __init__(
+        self, memory: Memory, hint: str = "kvgrpc", backend: str = "UCX", *, socket: ProcessSocket | None = None
+    ) -> None:
         self._made_with = memory, hint, backend
-        self._process = OwnProcess(memory)
+        self._socket = socket or ProcessSocket()
+        self._process = OwnProcess(memory, self._socket)
         self._begin()
 
     def _begin(self) -> None:
@@ -64,16 +70,21 @@ class NixlPath:
     def peers_need_turns(self) -> bool:
         return not self._agent.written_by_callers
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
-        """`endpoint` with this agent and its registered memory, the same for every peer."""
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
+        """`endpoint` with this agent and its registered memory, and with the process for this peer to hold."""
         if self._agent.closed:
             raise DataPathUnavailable("the data path is closed")
         part = self._agent.endpoint
         with contextlib.suppress(DataPathUnavailable):
-            part = replace(part, process=self._process.offer())
+            part = replace(part, process=self._process.offer(peer, self.name, _digest(part)))
         return replace(endpoint, nixl=part)
 
-    def connect(self, endpoint: RankEndpoint) -> "NixlRemote":
+    def question(self, endpoint: RankEndpoint) -> Question | None:
+        """So that the end of the peer's process is seen. Where that cannot be asked, NIXL connects all the same."""
+        process = None if endpoint.nixl is None else endpoint.nixl.process
+        return None if process is None else Question(process.socket_path, process.token)
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "NixlRemote":
         """Loads the peer's agent (10 ms). The two exchange nothing before the first read.
 
         Raises DataPathUnavailable for metadata that is malformed or not of that endpoint, a peer
@@ -81,7 +92,11 @@ class NixlPath:
         """
         if endpoint.nixl is None:
             raise DataPathUnavailable(f"rank {endpoint.rank} does not offer NIXL")
-        return NixlRemote(self._agent, endpoint.nixl, self._agent.add_peer(endpoint.nixl))
+        lanes = self._agent.add_peer(endpoint.nixl)
+        process: HeldProcess | None = None
+        with contextlib.suppress(DataPathUnavailable):
+            process = prove(answer, _digest(endpoint.nixl))
+        return NixlRemote(self._agent, endpoint.nixl, lanes, process)
 
     def progress(self) -> None:
         """Serves what peers have sent so far: 2 us when that is nothing. Does nothing when closed."""
@@ -94,6 +109,7 @@ class NixlPath:
         from a stopped peer arrive only as long as the agent lives. Raises DataPathFailed when another
         thread's call into NIXL does not return.
         """
+        self._socket.close()
         self._finalizer()
 
     @property
@@ -115,7 +131,7 @@ class NixlPath:
 
     def rekey(self) -> None:
         """A new agent, under a new name, in the place of this one. See `WrittenByPeers`."""
-        self.close()
+        self._finalizer()
         self._begin()
 
 
@@ -126,16 +142,15 @@ class NixlRemote:
     only `close` and a new `connect` make another.
     """
 
-    def __init__(self, agent: NixlAgent, peer: NixlEndpoint, lanes: ucx_log.LaneSets) -> None:
+    def __init__(
+        self, agent: NixlAgent, peer: NixlEndpoint, lanes: ucx_log.LaneSets, process: HeldProcess | None
+    ) -> None:
         self._agent = agent
         self._peer = peer
         self._lanes = lanes
         self._broken = ""
         self._closed = False
-        self._process: HeldProcess | None = None
-        if peer.process is not None:
-            with contextlib.suppress(DataPathUnavailable):
-                self._process = hold(peer.process)
+        self._process = process
 
     @property
     def process(self) -> HeldProcess | None:
@@ -212,3 +227,8 @@ class NixlRemote:
             raise DataPathFailed(f"the connection to agent {self._peer.agent!r} is closed")
         if self._broken:
             raise DataPathFailed(f"the connection to agent {self._peer.agent!r} broke before: {self._broken}")
+
+
+def _digest(part: NixlEndpoint) -> bytes:
+    """Of what an endpoint offers: who writes is to be the process that says so itself."""
+    return digest(part.segments, part.agent.encode(), part.backend.encode(), part.metadata)

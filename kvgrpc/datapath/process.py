@@ -1,7 +1,13 @@
 """A rank's process as its peers on the same host see it: who it is, whether it lives, what stands in its memory.
 
-A process number alone names nobody: it repeats, in time and across containers. So a peer holds the process by a pidfd
-first and then reads the rank's nonce out of its memory; from then on the pidfd is that process, for good.
+What a peer says of itself proves nothing. A process number repeats, in time and across containers, and it may be that
+of a bystander, of another rank, or our own; so may a socket's path be. So three things must come together:
+
+* the process is the one that listens at the peer's socket, by the kernel's word, and never our own;
+* it is held by a pidfd before it is asked anything, and lives after the last byte: all was read from that one process;
+* a challenge of our own, which it is asked to keep, is found in its memory by the call that will read the blocks: in a
+  digest over what it offers. So it says itself which memory may be read. A peer that names the socket of another rank
+  can have nothing read there but what that rank offers to all its peers.
 
 The kernel allows the reading under the rules for debuggers: same user, no protected process, no seccomp filter against
 it, and where Yama restricts debuggers to parents a process admits its readers.
@@ -9,106 +15,92 @@ it, and where Yama restricts debuggers to parents a process admits its readers.
 
 import contextlib
 import errno
+import hashlib
 import hmac
 import os
-import select
-import weakref
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from kvgrpc.core.endpoints import ProcessEndpoint
+from kvgrpc.core.endpoints import ProcessEndpoint, Segment
 from kvgrpc.datapath import libc
 from kvgrpc.datapath.addresses import Rows
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.memory import NONCE_BYTES
+from kvgrpc.datapath.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.questions import Answer, ProcessEnd
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _YAMA_RESTRICTED = "1"
 # User addresses end below it on every 64-bit machine, and sums of two of them fit 64 bits.
 ADDRESS_MAX = 1 << 62
-_PID_MAX = 1 << 22  # PID_MAX_LIMIT of <linux/threads.h>
+_ADDRESSES = struct.Struct("<QQ")  # where the proof stands, where the memory's nonce does
+_PROOF_BYTES = 32
 
 
 class OwnProcess:
-    """This process, as it is offered to peers.
+    """This process, as it proves itself to peers."""
 
-    `peer_pid` names the one process that may read this one where Yama restricts readers; None admits all processes of
-    this user, since Yama can only keep one name.
-    """
-
-    def __init__(self, memory: Memory, peer_pid: int | None = None) -> None:
+    def __init__(self, memory: Memory, socket: ProcessSocket) -> None:
         self._memory = memory
-        self._peer_pid = peer_pid
-        self._admitted = False
+        self._socket = socket
+        self._admitted: int | None = None
+        """The process that Yama lets read this one; 0: each of this user."""
 
-    def offer(self) -> ProcessEndpoint:
-        """Raises DataPathUnavailable where no peer may read this process."""
-        self._admit()
-        return ProcessEndpoint(os.getpid(), self._memory.nonce, self._memory.nonce_address)
+    def offer(self, peer: str, data_path: str, offered: bytes) -> ProcessEndpoint:
+        """`offered`: digest of what the endpoint offers. Raises DataPathUnavailable where no peer can ask."""
 
-    def _admit(self) -> None:
-        """Where Yama lets only parents read, lets the peers read: once, at the first offer."""
-        if self._admitted or _yama() != _YAMA_RESTRICTED:
+        def answer(challenge: bytes, pid: int) -> Reply:
+            self._admit(pid)
+            address, nonce = self._memory.nonce_address, self._memory.nonce
+            proof = np.frombuffer(bytearray(_proof(challenge, address, nonce, offered)), dtype=np.uint8)
+            return Reply(_ADDRESSES.pack(proof.ctypes.data, address), keeps=proof)
+
+        return ProcessEndpoint(*self._socket.mint(peer, data_path, answer))
+
+    def _admit(self, pid: int) -> None:
+        """Where Yama lets only parents read, lets this peer read; every one of this user from the second on, since Yama
+        keeps one name. Raises OSError.
+        """
+        if self._admitted in (0, pid) or _yama() != _YAMA_RESTRICTED:
             return
-        try:
-            libc.admit_tracer(self._peer_pid)
-        except OSError as error:
-            raise DataPathUnavailable(f"Yama lets no peer read this process: {error}") from error
-        self._admitted = True
-
-
-class ProcessEnd:
-    """The end of one process, to be looked for; owns the pidfd."""
-
-    def __init__(self, pidfd: int) -> None:
-        self._pidfd = pidfd
-        self._close = weakref.finalize(self, os.close, pidfd)
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is gone, with all its threads and its memory. For whoever has not closed this."""
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def another(self) -> "ProcessEnd":
-        """The same once more, for somebody else to close."""
-        return ProcessEnd(os.dup(self._pidfd))
-
-    def close(self) -> None:
-        """Lets go of it. Idempotent."""
-        self._close()
-        self._pidfd = -1
+        admitted = pid if self._admitted is None else 0
+        libc.admit_tracer(admitted or None)
+        self._admitted = admitted
 
 
 class HeldProcess:
-    """One process, held so that its number cannot come to mean another unnoticed."""
+    """A peer's process, held so that its number cannot come to mean another unnoticed; see `prove`."""
 
-    def __init__(self, endpoint: ProcessEndpoint) -> None:
-        """Raises DataPathUnavailable for numbers that make no sense, and when there is no such process to hold."""
-        sane = 0 < endpoint.nonce_address < ADDRESS_MAX and len(endpoint.nonce) == NONCE_BYTES
-        if not (sane and 0 < endpoint.pid <= _PID_MAX):
-            raise DataPathUnavailable("the peer's process id or nonce makes no sense")
-        self.pid = endpoint.pid
-        self._nonce = endpoint.nonce
-        self._nonce_address = endpoint.nonce_address
-        try:
-            self.end = ProcessEnd(os.pidfd_open(endpoint.pid))
-        except OSError as error:
-            raise DataPathUnavailable(self._explain(error)) from error
+    def __init__(self, pid: int, end: ProcessEnd) -> None:
+        self.pid = pid
+        self.end = end
+        self._nonce = b""
+        self._nonce_address = 0
 
     @property
     def ended(self) -> bool:
         """See ProcessEnd."""
         return self.end.ended
 
+    def show(self, proof_address: int, nonce_address: int, challenge: bytes, offered: bytes) -> None:
+        """Finds the proof in its memory. Raises DataPathFailed."""
+        both = np.zeros((2, NONCE_BYTES), dtype=np.uint8)
+        rows = [(both[0].ctypes.data, proof_address, _PROOF_BYTES), (both[1].ctypes.data, nonce_address, NONCE_BYTES)]
+        self.read(np.array(rows, dtype=np.int64))
+        nonce = both[1].tobytes()
+        if not hmac.compare_digest(both[0].tobytes(), _proof(challenge, nonce_address, nonce, offered)):
+            raise DataPathFailed(f"process {self.pid} is not the peer: it shows another answer than was asked for")
+        self._nonce, self._nonce_address = nonce, nonce_address
+
     def check(self) -> None:
-        """Raises DataPathFailed unless it shows its nonce and is alive after that."""
+        """Raises DataPathFailed unless it shows the nonce of its memory still, and is alive after that."""
         nonce = np.zeros(NONCE_BYTES, dtype=np.uint8)
         self.read(np.array([(nonce.ctypes.data, self._nonce_address, NONCE_BYTES)], dtype=np.int64))
         if not hmac.compare_digest(nonce.tobytes(), self._nonce):
-            raise DataPathFailed(f"process {self.pid} here is not the peer: it shows another nonce")
+            raise DataPathFailed(f"process {self.pid} has not the peer's memory any more: it shows another nonce")
         if self.ended:
             raise DataPathFailed(f"the peer's process {self.pid} has ended")
 
@@ -143,15 +135,42 @@ class HeldProcess:
         return f"cannot read process {self.pid}: {error.strerror} ({meaning})"
 
 
-def hold(endpoint: ProcessEndpoint) -> HeldProcess:
-    """The process, held and proved to be the peer's. Raises DataPathUnavailable."""
-    process = HeldProcess(endpoint)
+def prove(answer: Answer | str, offered: bytes) -> HeldProcess:
+    """The process that answered, held and proved to offer that. Raises DataPathUnavailable."""
+    if isinstance(answer, str):
+        raise DataPathUnavailable(answer)
+    if answer.pid == os.getpid():
+        raise DataPathUnavailable(f"the peer names process {answer.pid}, which is this very one")
+    if len(answer.payload) != _ADDRESSES.size:
+        raise DataPathUnavailable("the peer's process proves nothing")
+    proof_address, nonce_address = _ADDRESSES.unpack(answer.payload)
+    if not (0 < proof_address < ADDRESS_MAX and 0 < nonce_address < ADDRESS_MAX):
+        raise DataPathUnavailable("the peer's process names addresses that make no sense")
+    end = answer.take_end()
+    if end is None:
+        raise DataPathUnavailable("the peer's process is gone, or not in this process's PID namespace")
+    process = HeldProcess(answer.pid, end)
     try:
+        process.show(proof_address, nonce_address, answer.question.challenge, offered)
         process.check()
     except DataPathFailed as error:
         process.close()
         raise DataPathUnavailable(error.message) from error
     return process
+
+
+def digest(segments: Iterable[Segment], *names: bytes) -> bytes:
+    """Of an offer of memory, and of what names it."""
+    whole = hashlib.sha256(b"".join(struct.pack("<Q", len(name)) + name for name in names))
+    for segment in segments:
+        whole.update(f"|{segment.address},{segment.nbytes},{segment.kind.value},{segment.device}".encode())
+    return whole.digest()
+
+
+def _proof(challenge: bytes, nonce_address: int, nonce: bytes, offered: bytes) -> bytes:
+    """What a process has in its memory as long as it may be asked for it."""
+    address = nonce_address.to_bytes(8, "little")
+    return hashlib.sha256(b"kvgrpc process" + challenge + address + nonce + offered).digest()
 
 
 def _after(rows: Rows, copied: int) -> Rows:

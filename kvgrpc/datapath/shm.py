@@ -16,7 +16,6 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -27,29 +26,24 @@ from kvgrpc.datapath.addresses import check_runs, groups, to_rows
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
 from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.crew import Crew, PiecesPosting, piece_bytes
-from kvgrpc.datapath.descriptor_socket import DescriptorServer, fetch_descriptor
 from kvgrpc.datapath.memory import NONCE_BYTES, SharedMemory, check_sealed, is_host, memory_bytes
-from kvgrpc.datapath.process import ProcessEnd
+from kvgrpc.datapath.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.questions import Answer, ProcessEnd, Question
 from kvgrpc.datapath.sums import Job, Work
 
-CONNECT_S = 2.0
-"""Longest wait for the peer's descriptor."""
-TOKEN_TTL_S = 60.0
-"""How long after the handshake a peer may fetch its descriptor."""
 _ROWS_MAX = 1 << 16  # of one call
 
 
 class ShmPath:
     """Offers this rank's pool if it is a `SharedMemory`, and reads those of peers.
 
-    `copy_threads` copy at once. `copy_method` None takes the fastest that works here. With `folder`
-    the descriptor socket lies in a private folder in it instead of having an abstract name.
+    `copy_threads` copy at once. `copy_method` None takes the fastest that works here. `socket` is where peers ask for
+    the descriptor; all paths of a rank share one.
     """
 
     name = "shm"
     needs_polling = False
     peers_need_turns = False
-    connect_waits = True
 
     def __init__(
         self,
@@ -57,33 +51,39 @@ class ShmPath:
         *,
         copy_threads: int = 2,
         copy_method: CopyMethod | None = None,
-        folder: Path | None = None,
-        token_ttl_s: float = TOKEN_TTL_S,
+        socket: ProcessSocket | None = None,
     ) -> None:
         self._memory = memory
         self._method = copy_method
         self._crew = Crew("kvgrpc-shm-copy", copy_threads)
-        self._folder = folder
-        self._token_ttl_s = token_ttl_s
-        self._server: DescriptorServer | None = None
+        self._socket = socket or ProcessSocket()
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         memory = self._memory
         if not isinstance(memory, SharedMemory):
             raise DataPathUnavailable("this rank's memory is not in a pool that can be shared")
-        if self._server is None:
-            try:
-                server = DescriptorServer(memory.reopen_read_only, self._token_ttl_s, self._folder)
-            except OSError as error:
-                raise DataPathUnavailable(f"cannot make a socket for peers: {error}") from error
-            server.start()
-            self._server = server
-        token = self._server.mint()
-        part = ShmEndpoint(self._server.path, token, memory.nbytes, memory.nonce, memory.nonce_offset)
+        path, token = self._socket.mint(peer, self.name, lambda *_: Reply(fd=memory.reopen_read_only()))
+        part = ShmEndpoint(path, token, memory.nbytes, memory.nonce, memory.nonce_offset)
         return replace(endpoint, shm=part)
 
-    def connect(self, endpoint: RankEndpoint) -> "ShmRemote":
-        """Any thread may call it, beside any other use of this path."""
+    def question(self, endpoint: RankEndpoint) -> Question:
+        part = self._part(endpoint)
+        return Question(part.socket_path, part.token)
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str) -> "ShmRemote":
+        part = self._part(endpoint)
+        if isinstance(answer, str):
+            raise DataPathUnavailable(answer)
+        fd = answer.take_fd()
+        if fd < 0:
+            raise DataPathUnavailable("the peer answered with something else than a descriptor")
+        try:
+            mapping = _map_read_only(fd, part)
+        finally:
+            os.close(fd)
+        return ShmRemote(mapping, answer.take_end(), part.nbytes, self._memory.segments, self._crew, self._method)
+
+    def _part(self, endpoint: RankEndpoint) -> ShmEndpoint:
         part = endpoint.shm
         if part is None:
             raise DataPathUnavailable("the peer offers no shared pool")
@@ -91,22 +91,15 @@ class ShmPath:
             raise DataPathUnavailable("this rank's memory is on a device")
         if len(part.nonce) != NONCE_BYTES or not 0 < part.nbytes <= part.nonce_offset:
             raise DataPathUnavailable("the peer's description of its pool contradicts itself")
-        fd, process = fetch_descriptor(part.socket_path, part.token, CONNECT_S)
-        try:
-            mapping = _map_read_only(fd, part)
-        finally:
-            os.close(fd)
-        return ShmRemote(mapping, process, part.nbytes, self._memory.segments, self._crew, self._method)
+        return part
 
     def progress(self) -> None:
         """Has nothing to do: the copy threads need no turn."""
 
     def close(self) -> None:
-        """Ends the copy threads, after the piece that each is at, and the socket's thread."""
+        """Ends the copy threads, after the piece that each is at, and the socket."""
         self._crew.close()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        self._socket.close()
 
 
 class ShmRemote:

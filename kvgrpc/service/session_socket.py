@@ -33,7 +33,7 @@ async def listen(path: str, serve: Serve) -> tuple[asyncio.Server, File]:
     try:
         # Bound here: asyncio would remove a socket that another server has bound meanwhile.
         listener.bind(path)
-        Path(path).chmod(0o600)
+        os.chmod(path, 0o600)  # noqa: PTH101 - one system call
         file = _file(path)
         return await asyncio.start_unix_server(serve, sock=listener), file
     except (OSError, ValueError) as error:

@@ -366,31 +366,29 @@ Global___ShmEndpoint: _TypeAlias = ShmEndpoint  # noqa: Y015
 
 @_typing.final
 class ProcessEndpoint(_message.Message):
-    """The process that owns a rank's memory, for peers on the same host that may read it (process_vm_readv, same user):
-    to hold it, so that its end is known.
+    """Where the process that owns a rank's memory proves itself to one peer on the same host, of the same user. The peer
+    connects to the socket, asks the kernel which process listens there and holds it, then sends the token and a challenge
+    of its own (32 random bytes). The process puts a digest over the challenge and over what this endpoint offers into its
+    memory, and answers where; the peer reads it there by process_vm_readv. Nothing that a peer says names a process.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PID_FIELD_NUMBER: _builtins.int
-    NONCE_FIELD_NUMBER: _builtins.int
-    NONCE_ADDRESS_FIELD_NUMBER: _builtins.int
-    pid: _builtins.int
-    """Its id."""
-    nonce: _builtins.bytes
-    """Read back to prove the same host and process. Secret."""
-    nonce_address: _builtins.int
-    """Where it stands."""
+    SOCKET_PATH_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    socket_path: _builtins.str
+    """The socket's path; "@" begins an abstract name."""
+    token: _builtins.bytes
+    """Shown once at the socket, for one proof. Secret."""
     def __init__(
         self,
         *,
-        pid: _builtins.int = ...,
-        nonce: _builtins.bytes = ...,
-        nonce_address: _builtins.int = ...,
+        socket_path: _builtins.str = ...,
+        token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "nonce_address", b"nonce_address", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["socket_path", b"socket_path", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -449,7 +447,7 @@ class NixlEndpoint(_message.Message):
 
     @_builtins.property
     def process(self) -> Global___ProcessEndpoint:
-        """Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody may look."""
+        """Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody can ask it."""
 
     def __init__(
         self,

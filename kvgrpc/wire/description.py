@@ -336,11 +336,11 @@ def _segment(value: Segment) -> pool_types_pb2.Segment:
 
 
 def _process(value: ProcessEndpoint) -> pool_types_pb2.ProcessEndpoint:
-    return pool_types_pb2.ProcessEndpoint(pid=value.pid, nonce=value.nonce, nonce_address=value.nonce_address)
+    return pool_types_pb2.ProcessEndpoint(socket_path=value.socket_path, token=value.token)
 
 
 def _core_process(value: pool_types_pb2.ProcessEndpoint) -> ProcessEndpoint:
-    return ProcessEndpoint(value.pid, value.nonce, value.nonce_address)
+    return ProcessEndpoint(value.socket_path, value.token)
 
 
 def _core_segment(value: pool_types_pb2.Segment) -> Segment:

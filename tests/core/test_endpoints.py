@@ -15,7 +15,7 @@ from kvgrpc.core.endpoints import (
 
 OFFERS = {
     "shm": ShmEndpoint("@s", b"token", 64, b"nonce", 64),
-    "cma": CmaEndpoint(ProcessEndpoint(7, b"nonce", 1), ()),
+    "cma": CmaEndpoint(ProcessEndpoint("@p", b"token"), ()),
     "nixl": NixlEndpoint("a", b"metadata", "UCX", ()),
     "loopback": LoopbackEndpoint("k", 64),
 }

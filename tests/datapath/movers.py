@@ -14,6 +14,8 @@ from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
 from kvgrpc.datapath.loopback import LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
+from kvgrpc.datapath.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Connected, Report
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
 
@@ -53,8 +55,9 @@ class Held:
     needs_polling = True
 
     def __init__(self, waits: bool = False, hangs: bool = False) -> None:
-        self.connect_waits = waits
+        self.asks = waits
         self.connect_hangs = hangs
+        self.socket = ProcessSocket()
         self.release = threading.Event()
         self.state = PENDING
         self.peers_need_turns = True
@@ -62,20 +65,29 @@ class Held:
         self.looks = 0
         self.wakes: list[Callable[[], None]] = []
         self.break_at = ""
-        self.dialled = self.closed = self.remote_closed = False
+        self.asked = self.connected = self.closed = self.remote_closed = False
 
     def step(self, name: str) -> None:
         if self.break_at == name:
             raise RuntimeError(f"{name} is broken")
 
-    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+    def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         self.step("offer")
         return endpoint
 
-    def connect(self, endpoint: RankEndpoint) -> Remote:
+    def question(self, endpoint: RankEndpoint) -> Question | None:
+        """A process that answers when it is released."""
+        return Question(*self.socket.mint("", "held", self._answer)) if self.asks else None
+
+    def _answer(self, *_: object) -> Reply:
+        self.asked = True
+        self.release.wait(DEADLINE_S)
+        return Reply()
+
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote:
         self.step("connect")
-        self.dialled = True
-        if self.connect_waits or self.connect_hangs:
+        self.connected = True
+        if self.connect_hangs:
             self.release.wait(DEADLINE_S)
         return HeldRemote(self)
 
@@ -85,6 +97,8 @@ class Held:
 
     def close(self) -> None:
         self.step("close")
+        self.release.set()
+        self.socket.close()
         self.closed = True
 
 
@@ -100,7 +114,7 @@ class HeldWritten(Held):
         self.processes: list[HeldPeerProcess] = []
         """Of its peers, in the order of connecting."""
 
-    def connect(self, endpoint: RankEndpoint) -> Remote:
+    def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> Remote:
         self.processes.append(HeldPeerProcess())
         return HeldWritableRemote(self, self.processes[-1])
 

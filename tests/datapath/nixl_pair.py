@@ -31,6 +31,7 @@ from kvgrpc.datapath.nixl import NixlPath, NixlRemote
 from kvgrpc.datapath.nixl_posting import NixlPosting
 from kvgrpc.datapath.process import HeldProcess
 from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, RUN, environment, nothing, pattern, receive, runs_over, send
+from tests.datapath.peers import reach
 
 # Two slices of many rows: a process is stopped or killed within one.
 BYTES = 64 << 20
@@ -152,7 +153,7 @@ class Target:
 
     def hold(self, source: RankEndpoint) -> None:
         """Connects to the source too, as ranks do both ways, and holds its process."""
-        self._source = self.path.connect(source).process
+        self._source = reach(self.path, source).process
 
     def source_ended(self) -> tuple[bool, bool]:
         """Whether the source's process is gone, and whether that is proof enough."""
@@ -185,7 +186,7 @@ class Source:
         self.path.progress()
 
     def connect(self, endpoint: RankEndpoint) -> None:
-        self._remote = self.path.connect(endpoint)
+        self._remote = reach(self.path, endpoint)
 
     def write(self, run: int = RUN, nbytes: int = BYTES) -> str:
         """Writes so many bytes, the last run first. Returns why nothing was started, or nothing."""

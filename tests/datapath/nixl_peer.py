@@ -1,7 +1,7 @@
 """Processes for tests of data path `nixl`: one that offers memory, and one that runs a few lines.
 
     with NixlPeer((1 << 20,)) as peer:
-        remote = path.connect(peer.endpoint)
+        remote = reach(path, peer.endpoint)
         ...
         peer.memory  # what its bytes are
 
@@ -105,12 +105,13 @@ PRELUDE = '''
     from kvgrpc.datapath.memory import PrivateMemory
     from kvgrpc.datapath.nixl import NixlPath
     from tests.datapath.nixl_peer import finish, nothing, runs_over
+    from tests.datapath.peers import reach
 
     endpoint, pid = pickle.loads(bytes.fromhex(sys.argv[1]))
     memory = np.zeros(endpoint.nixl.segments[0].nbytes, dtype=np.uint8)
     runs = runs_over(len(memory))
     path = NixlPath(PrivateMemory.of(memory), "reader")
-    remote = path.connect(endpoint)
+    remote = reach(path, endpoint)
 
     def post():
         return remote.read(runs, nothing)

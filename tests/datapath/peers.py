@@ -6,6 +6,7 @@ A peer's memory holds bytes that follow from its seed, so that a test knows what
 import contextlib
 import importlib.util
 import multiprocessing
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
+from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
 from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.copying import CopyMethod
 from kvgrpc.datapath.loopback import LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.shm import ShmPath
 
 Bytes = NDArray[np.uint8]
@@ -101,6 +104,27 @@ CASES = [
     Case("cma-pools", make_cma, shared, shared),
     *([Case("nixl", make_nixl, private, private, writes=True)] if HAS_NIXL else []),
 ]
+
+
+def ask(question: Question) -> Answer | str:
+    """What the mover would be told."""
+    answers: queue.SimpleQueue[Answer | str] = queue.SimpleQueue()
+    asker = Asker("test")
+    asker.ask(question, answers.put)
+    answer = answers.get(timeout=DEADLINE_S)
+    asker.close()
+    return answer
+
+
+def reach(path: DataPath, endpoint: RankEndpoint) -> Any:
+    """Asks and connects, as the mover does. Raises as `DataPath.connect` does."""
+    question = path.question(endpoint)
+    answer = "" if question is None else ask(question)
+    try:
+        return path.connect(endpoint, answer)
+    finally:
+        if isinstance(answer, Answer):
+            answer.close()
 
 
 class Peer:
@@ -225,7 +249,7 @@ class Own:
     remotes: list[Remote] = field(default_factory=list)
 
     def connect(self, peer: Peer) -> Remote:
-        remote = self.path.connect(peer.endpoint())
+        remote: Remote = reach(self.path, peer.endpoint())
         self.remotes.append(remote)
         return remote
 

@@ -29,6 +29,7 @@ from tests.datapath.peers import (
     finish,
     move,
     own_rank,
+    reach,
     runs_of,
     start,
 )
@@ -209,7 +210,7 @@ def test_it_says_how_the_bytes_will_move(peer: Peer, own: Own) -> None:
 
 def test_a_peer_that_does_not_offer_this_path_is_refused_with_a_reason(own: Own) -> None:
     with pytest.raises(DataPathUnavailable, match="offer"):
-        own.path.connect(RankEndpoint(0))
+        reach(own.path, RankEndpoint(0))
 
 
 def test_a_killed_peer_ends_a_posting_and_never_hangs(case: Case, own: Own, operation: Operation) -> None:

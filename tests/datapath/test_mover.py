@@ -7,6 +7,7 @@ nothing depends on timing. Waits have a deadline that is only reached when a tes
 import queue
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from kvgrpc.datapath.cma import CmaPath
 from kvgrpc.datapath.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.process_socket import ProcessSocket
 from kvgrpc.datapath.reports import (
     Connected,
     ConnectFailed,
@@ -28,7 +30,7 @@ from kvgrpc.datapath.reports import (
 from kvgrpc.datapath.shm import ShmPath
 from kvgrpc.errors import AlreadyExists
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, until, with_held
-from tests.datapath.peers import DEADLINE_S, GUARD, content, runs_of
+from tests.datapath.peers import DEADLINE_S, GUARD, Case, ProcessPeer, content, runs_of, shared
 
 DONE, FAILED = PostingState.DONE, PostingState.FAILED
 
@@ -165,26 +167,39 @@ def test_a_connected_peer_is_not_connected_twice(linked: Rank) -> None:
     assert linked.next(PostingEnded).state is DONE
 
 
+class ShmAndCma:
+    """Offers a pool by both."""
+
+    needs_polling = False
+
+    def __init__(self, memory: SharedMemory, _: str) -> None:
+        socket = ProcessSocket()
+        self._paths = ShmPath(memory, socket=socket), CmaPath(memory, socket=socket)
+
+    def offer(self, endpoint: RankEndpoint) -> RankEndpoint:
+        for path in self._paths:
+            endpoint = path.offer(endpoint)
+        return endpoint
+
+    def close(self) -> None:
+        for path in self._paths:
+            path.close()
+
+
 def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
     """shm and cma both reach the pool; what is allowed first wins."""
-    pool = SharedMemory.create(NBYTES)
-    pool.as_numpy()[:] = content(4, NBYTES)
-    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    owner = Mover(0, pool, [ShmPath(pool), CmaPath(pool)], reports.put)
-    owner.start()
-    owner.offer("k")
-    offered = reports.get(timeout=DEADLINE_S)
-    assert isinstance(offered, Offered)
-    assert (offered.key, offered.endpoint.rank, offered.left_out) == ("k", 0, ())
+    both: Any = ShmAndCma
+    owner = ProcessPeer(Case("both", both, shared, shared), 4, (NBYTES,))
+    offered = owner.endpoint()
     reader = Rank(lambda memory: [ShmPath(memory), CmaPath(memory)])
-    first = reader.connect("best", offered.endpoint)
+    first = reader.connect("best", offered)
     assert (first.path, first.rejected) == ("shm", ())
     assert "mapped" in first.why
-    again = reader.connect("token used", offered.endpoint)
+    again = reader.connect("token used", offered)
     assert again.path == "cma"
     assert [path for path, _ in again.rejected] == ["shm"]
     assert "used" in again.rejected[0][1]
-    reader.mover.connect("other order", offered.endpoint, ["nixl", "cma", "shm"])
+    reader.mover.connect("other order", owner.endpoint(), ["nixl", "cma", "shm"])
     other = reader.next(Connected)
     assert other.path == "cma"
     assert other.rejected == (("nixl", "this rank has no such data path"),)
@@ -193,13 +208,12 @@ def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
         reader.mover.post(peer, peer, WHOLE)
         assert reader.next(PostingEnded).state is DONE
         assert np.array_equal(reader.bytes, content(4, NBYTES))
-    reader.mover.connect("nothing allowed", offered.endpoint, [])
+    reader.mover.connect("nothing allowed", offered, [])
     assert reader.next(ConnectFailed) == ConnectFailed("nothing allowed", ())
     reader.mover.connect("nowhere", RankEndpoint(0), ["shm", "cma"])
     assert [path for path, _ in reader.next(ConnectFailed).rejected] == ["shm", "cma"]
     assert reader.mover.close(1.0)
-    assert owner.close(1.0)
-    pool.close()
+    owner.close()
 
 
 def test_an_offer_names_what_it_leaves_out() -> None:

@@ -23,6 +23,7 @@ from kvgrpc.datapath.memory import PrivateMemory
 from kvgrpc.datapath.nixl import NixlPath
 from kvgrpc.datapath.nixl_posting import SLICE_ROWS, NixlPosting, Slice, slices
 from tests.datapath.nixl_peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
+from tests.datapath.peers import reach
 
 PENDING, DONE, FAILED, UNPROVED = PostingState
 
@@ -65,7 +66,7 @@ def test_more_runs_than_a_slice_are_posted_slice_by_slice_and_each_asks_for_the_
 ) -> None:
     runs = runs_over(1 << 20, 1 << 6)
     wakes: list[None] = []
-    posting = rank.path.connect(peer.endpoint).read(runs, lambda: wakes.append(None))
+    posting = reach(rank.path, peer.endpoint).read(runs, lambda: wakes.append(None))
     assert finish(posting) is PostingState.DONE
     assert len(runs) == 4 * SLICE_ROWS
     assert len(wakes) <= 3
@@ -76,7 +77,7 @@ def test_more_runs_than_a_slice_are_posted_slice_by_slice_and_each_asks_for_the_
 def test_bytes_move_only_while_the_peer_makes_progress(rank: Rank) -> None:
     with NixlPeer((1 << 20,)) as peer:
         peer.ask("stop_polling")
-        posting = rank.path.connect(peer.endpoint).read(runs_over(1 << 20), nothing)
+        posting = reach(rank.path, peer.endpoint).read(runs_over(1 << 20), nothing)
         assert {posting.poll() for _ in range(2000)} == {PostingState.PENDING}
         peer.ask("poll")
         assert finish(posting) is PostingState.DONE
@@ -111,7 +112,7 @@ def describe(piece: Slice) -> tuple[str, list[list[int]], str, list[list[int]]]:
 
 
 def test_an_idle_agent_costs_no_processor_time(rank: Rank, peer: NixlPeer) -> None:
-    remote = rank.path.connect(peer.endpoint)
+    remote = reach(rank.path, peer.endpoint)
     assert finish(remote.read(runs_over(1 << 20), nothing)) is PostingState.DONE
     before, began = time.process_time(), time.monotonic()
     threading.Event().wait(0.5)
@@ -122,19 +123,19 @@ def test_an_idle_agent_costs_no_processor_time(rank: Rank, peer: NixlPeer) -> No
 
 
 def test_a_peer_is_connected_once_and_again_after_it_was_closed(rank: Rank, peer: NixlPeer) -> None:
-    remote = rank.path.connect(peer.endpoint)
+    remote = reach(rank.path, peer.endpoint)
     with pytest.raises(DataPathUnavailable, match="connected already"):
-        rank.path.connect(peer.endpoint)
+        reach(rank.path, peer.endpoint)
     remote.close()
     remote.close()
     with pytest.raises(DataPathFailed, match="closed"):
         remote.read(runs_over(RUN), nothing)
-    assert finish(rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
+    assert finish(reach(rank.path, peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
 
 
 def test_an_agent_does_not_connect_to_itself(rank: Rank) -> None:
     with pytest.raises(DataPathUnavailable, match="connected already"):
-        rank.path.connect(rank.endpoint)
+        reach(rank.path, rank.endpoint)
 
 
 def resealed(endpoint: NixlEndpoint, change: Callable[[bytes], bytes]) -> NixlEndpoint:
@@ -177,8 +178,8 @@ def test_an_offer_that_contradicts_itself_is_refused_and_the_true_one_still_conn
     rank: Rank, peer: NixlPeer, change: str
 ) -> None:
     with pytest.raises(DataPathUnavailable):
-        rank.path.connect(replace(peer.endpoint, nixl=CHANGES[change](nixl_of(peer.endpoint))))
-    assert finish(rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
+        reach(rank.path, replace(peer.endpoint, nixl=CHANGES[change](nixl_of(peer.endpoint))))
+    assert finish(reach(rank.path, peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE
 
 
 def test_a_change_of_any_byte_of_the_metadata_is_refused(rank: Rank, peer: NixlPeer) -> None:
@@ -187,7 +188,7 @@ def test_a_change_of_any_byte_of_the_metadata_is_refused(rank: Rank, peer: NixlP
         changed = bytearray(offer.metadata)
         changed[place] ^= 0x55
         with pytest.raises(DataPathUnavailable, match="not those that were sent"):
-            rank.path.connect(replace(peer.endpoint, nixl=replace(offer, metadata=bytes(changed))))
+            reach(rank.path, replace(peer.endpoint, nixl=replace(offer, metadata=bytes(changed))))
 
 
 def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_is_the_backend_s_own(
@@ -209,11 +210,11 @@ def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_i
                 changed[place] = rng.randrange(256)
             try:
                 sealed = nixl_metadata.seal(bytes(changed))
-                path.connect(replace(endpoint, nixl=replace(offer, metadata=sealed))).close()
+                reach(path, replace(endpoint, nixl=replace(offer, metadata=sealed))).close()
             except DataPathUnavailable:
                 refused += 1
         print(refused, 3 * len(ours))
-        remote = path.connect(endpoint)
+        remote = reach(path, endpoint)
         assert finish(post()) is PostingState.DONE
         """,
         peer,
@@ -235,7 +236,7 @@ def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> N
         peer.signal(signal.SIGKILL)
         peer.process.wait()
         with contextlib.suppress(DataPathUnavailable):
-            posting = rank.path.connect(peer.endpoint).read(runs_over(RUN), nothing)
+            posting = reach(rank.path, peer.endpoint).read(runs_over(RUN), nothing)
             assert finish(posting) is PostingState.FAILED
             assert "connection" in posting.error
 
@@ -292,26 +293,27 @@ def test_ucx_tls_forces_tcp_and_the_path_says_so(peer: NixlPeer) -> None:
 # ---- closing
 
 
-def test_close_gives_every_descriptor_of_the_agent_back(peer: NixlPeer) -> None:
+def test_close_gives_every_descriptor_of_the_agent_back() -> None:
     def descriptors() -> int:
         return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
     Rank().close()  # what UCX opens once for the process
-    before = descriptors()
-    rank = Rank()
-    remote = rank.path.connect(peer.endpoint)
-    finish(remote.read(runs_over(1 << 20), nothing))
-    assert descriptors() > before
-    assert remote.process is not None
-    remote.process.close()
-    rank.close()
-    assert descriptors() == before
+    with NixlPeer((1 << 20,)) as peer:
+        before = descriptors()
+        rank = Rank()
+        remote = reach(rank.path, peer.endpoint)
+        finish(remote.read(runs_over(1 << 20), nothing))
+        assert descriptors() > before
+        assert remote.process is not None
+        remote.process.close()
+        rank.close()
+        assert descriptors() == before
 
 
 def test_a_closed_path_connects_to_nobody(rank: Rank, peer: NixlPeer) -> None:
     rank.path.close()
     with pytest.raises(DataPathUnavailable, match="closed"):
-        rank.path.connect(peer.endpoint)
+        reach(rank.path, peer.endpoint)
 
 
 # ---- errors that prove nothing, from a library that plays its part

@@ -147,7 +147,7 @@ ENDS = {
         """
         other_memory = np.zeros(len(memory), dtype=np.uint8)
         other = NixlPath(PrivateMemory.of(other_memory), "other")
-        others = other.connect(endpoint).read(runs, nothing)
+        others = reach(other, endpoint).read(runs, nothing)
         posting = begin()
         other.close()
         """,

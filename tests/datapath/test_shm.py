@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.endpoints import MemoryKind, RankEndpoint, Segment, ShmEndpoint
+from kvgrpc.datapath.asker import ANSWER_S, credentials
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState
-from kvgrpc.datapath.descriptor_socket import DescriptorServer, fetch_descriptor, peer_uid
 from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-from kvgrpc.datapath.shm import CONNECT_S, ShmPath
-from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, move, open_descriptors, runs_of
+from kvgrpc.datapath.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, Reply
+from kvgrpc.datapath.questions import Answer, Question
+from kvgrpc.datapath.shm import ShmPath
+from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, ask, move, open_descriptors, reach, runs_of
 
 SHM = next(case for case in CASES if case.name == "shm")
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -55,7 +57,7 @@ def offered(path: ShmPath) -> ShmEndpoint:
 
 
 def connect(reader: ShmPath, part: ShmEndpoint) -> None:
-    reader.connect(RankEndpoint(0, shm=part)).close()
+    reach(reader, RankEndpoint(0, shm=part)).close()
 
 
 def works(reader: ShmPath, source: ShmPath) -> bool:
@@ -79,7 +81,7 @@ def test_a_token_is_good_for_one_descriptor(reader: ShmPath, source: ShmPath) ->
 
 
 def test_an_expired_token_is_refused(reader: ShmPath, pool: SharedMemory) -> None:
-    path = ShmPath(pool, token_ttl_s=0.0)
+    path = ShmPath(pool, socket=ProcessSocket(token_ttl_s=0.0))
     with pytest.raises(DataPathUnavailable, match="expired"):
         connect(reader, offered(path))
     path.close()
@@ -101,7 +103,7 @@ def test_tokens_of_an_earlier_life_are_refused(reader: ShmPath) -> None:
     assert before.shm is not None
     assert after.shm is not None
     with pytest.raises(DataPathUnavailable, match="cannot be reached"):
-        reader.connect(before)
+        reach(reader, before)
     with pytest.raises(DataPathUnavailable, match="unknown"):
         connect(reader, replace(after.shm, token=before.shm.token))
     with pytest.raises(DataPathUnavailable, match="another pool"):
@@ -216,7 +218,7 @@ def test_connecting_and_closing_leaks_no_descriptor(reader: ShmPath, source: Shm
     assert open_descriptors() < before + 20  # the socket's thread may be about to close some
 
 
-@pytest.mark.parametrize("garbage", [b"", b"x", b"x" * 33, b"x" * 100_000, bytes(range(256))])
+@pytest.mark.parametrize("garbage", [b"", b"x", b"x" * 65, b"x" * 100_000, bytes(range(256))])
 def test_garbage_does_not_stop_the_socket(reader: ShmPath, source: ShmPath, garbage: bytes) -> None:
     part = offered(source)
     with raw(part) as client:
@@ -242,7 +244,7 @@ def test_a_client_that_breaks_off_does_not_stop_the_socket(reader: ShmPath, sour
     for _ in range(50):
         raw(offered(source)).close()
         with raw(part := offered(source)) as client:
-            client.send(part.token)
+            client.send(part.token + bytes(32))
     assert works(reader, source)
 
 
@@ -251,7 +253,7 @@ def test_silent_clients_do_not_keep_others_waiting_and_are_dropped(reader: ShmPa
     silent = [raw(part) for _ in range(40)]
     began = time.monotonic()
     assert works(reader, source)
-    assert time.monotonic() - began < CONNECT_S
+    assert time.monotonic() - began < ANSWER_S
     assert [client.recv(1) for client in silent] == [b""] * 40  # an end, not a timeout
     for client in silent:
         client.close()
@@ -265,29 +267,64 @@ def test_a_peer_that_does_not_answer_is_given_up_after_the_bound(reader: ShmPath
     os.waitid(os.P_PID, peer.process.pid, os.WSTOPPED)  # all of its threads have stopped
     began = time.monotonic()
     with pytest.raises(DataPathUnavailable, match="no answer"):
-        reader.connect(endpoint)
-    assert CONNECT_S * 0.9 < time.monotonic() - began < CONNECT_S * 10
+        reach(reader, endpoint)
+    assert ANSWER_S * 0.9 < time.monotonic() - began < ANSWER_S * 10
     os.kill(peer.process.pid, signal.SIGCONT)
     peer.close()
 
 
-def test_too_many_unused_tokens_are_refused_not_forgotten(pool: SharedMemory) -> None:
-    server = DescriptorServer(pool.reopen_read_only, token_ttl_s=60)
-    first = server.mint()
-    server.start()
-    minted = 1
-    with contextlib.suppress(DataPathUnavailable):
-        while server.mint():
-            minted += 1
-            assert minted < 10_000
-    os.close(fetch_descriptor(server.path, first, CONNECT_S)[0])
-    assert server.mint()
-    server.close()
+def answered(question: Question) -> bool:
+    answer = ask(question)
+    if isinstance(answer, Answer):
+        answer.close()
+    return isinstance(answer, Answer)
+
+
+def test_a_peer_that_repeats_its_handshake_replaces_its_own_tokens_and_nobody_elses() -> None:
+    socket = ProcessSocket()
+    other = Question(*socket.mint("other", "shm", lambda *_: Reply()))
+    first, *_, last = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_MAX + 1)]
+    assert not answered(first)
+    assert answered(last)
+    assert answered(other)
+    socket.close()
+
+
+def test_handshakes_of_one_life_that_run_at_once_have_tokens_of_their_own() -> None:
+    socket = ProcessSocket()
+    questions = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_OF_A_PEER)]
+    assert all(answered(question) for question in questions)
+    socket.close()
+
+
+def test_of_too_many_peers_the_one_that_was_offered_longest_ago_makes_room() -> None:
+    socket = ProcessSocket()
+    first, *_, last = [Question(*socket.mint(f"p{i}", "shm", lambda *_: Reply())) for i in range(TOKENS_MAX + 1)]
+    assert not answered(first)
+    assert answered(last)
+    socket.close()
+
+
+def test_a_revoked_peer_is_answered_nothing() -> None:
+    socket = ProcessSocket()
+    revoked, other = (Question(*socket.mint(peer, "shm", lambda *_: Reply())) for peer in ("gone", "there"))
+    socket.revoke("gone")
+    socket.revoke("unknown")
+    assert not answered(revoked)
+    assert answered(other)
+    socket.close()
+
+
+def test_a_closed_socket_offers_nothing(pool: SharedMemory) -> None:
+    path = ShmPath(pool)
+    path.close()
+    with pytest.raises(DataPathUnavailable, match="closed"):
+        offered(path)
 
 
 def test_the_kernel_names_the_user_of_the_other_end() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    assert peer_uid(one) == os.geteuid()
+    assert credentials(one) == (os.getpid(), os.geteuid())
     one.close()
     other.close()
 
@@ -306,15 +343,15 @@ def test_another_user_gets_no_descriptor(source: ShmPath) -> None:
             client.settimeout(DEADLINE_S)
             client.connect("\0" + part.socket_path[1:])
             answer = b""
-            client.send(part.token)
+            client.send(part.token + bytes(32))
             answer = client.recv(100)
         os._exit(len(answer))
     assert os.waitpid(child, 0)[1] == 0
-    os.close(fetch_descriptor(part.socket_path, part.token, CONNECT_S)[0])  # the token is unused
+    assert answered(Question(part.socket_path, part.token))  # the token is unused
 
 
 def test_the_socket_may_lie_in_a_private_folder(reader: ShmPath, pool: SharedMemory, tmp_path: Path) -> None:
-    path = ShmPath(pool, folder=tmp_path)
+    path = ShmPath(pool, socket=ProcessSocket(tmp_path))
     part = offered(path)
     folder = Path(part.socket_path).parent
     assert folder.parent == tmp_path
@@ -343,7 +380,7 @@ def test_a_mapping_outlives_the_path_and_the_pool_that_it_is_of() -> None:
     pool.as_numpy()[:] = 8
     source, own = ShmPath(pool), np.zeros(100_000, dtype=np.uint8)
     reader = ShmPath(PrivateMemory.of(own))
-    remote = reader.connect(source.offer(RankEndpoint(0)))
+    remote = reach(reader, source.offer(RankEndpoint(0)))
     source.close()
     pool.close()
     assert move(reader, remote, runs_of((0, 0, 100_000))).poll() is PostingState.DONE
@@ -354,7 +391,7 @@ def test_a_mapping_outlives_the_path_and_the_pool_that_it_is_of() -> None:
 
 def test_an_idle_socket_costs_nothing(reader: ShmPath, source: ShmPath) -> None:
     assert works(reader, source)
-    thread = next(t for t in threading.enumerate() if t.name == "kvgrpc-shm-fds")
+    thread = next(t for t in threading.enumerate() if t.name == "kvgrpc-process")
     assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
     before, began = time.clock_gettime(clock), time.monotonic()

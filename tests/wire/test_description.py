@@ -66,7 +66,7 @@ ENGINES = st.builds(
     required_features=st.lists(TEXT, max_size=3).map(tuple),
 )
 SEGMENTS = st.lists(st.builds(Segment, U64, U64, st.sampled_from(MemoryKind), U32), max_size=3).map(tuple)
-PROCESS = st.builds(ProcessEndpoint, U32, st.binary(max_size=32), U64)
+PROCESS = st.builds(ProcessEndpoint, st.text(max_size=20), st.binary(max_size=32))
 ENDPOINTS = st.builds(
     RankEndpoint,
     rank=U32,

@@ -727,16 +727,16 @@ func (x *ShmEndpoint) GetNonceOffset() uint64 {
 	return 0
 }
 
-// The process that owns a rank's memory, for peers on the same host that may read it (process_vm_readv, same user):
-// to hold it, so that its end is known.
+// Where the process that owns a rank's memory proves itself to one peer on the same host, of the same user. The peer
+// connects to the socket, asks the kernel which process listens there and holds it, then sends the token and a challenge
+// of its own (32 random bytes). The process puts a digest over the challenge and over what this endpoint offers into its
+// memory, and answers where; the peer reads it there by process_vm_readv. Nothing that a peer says names a process.
 type ProcessEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its id.
-	Pid uint32 `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
-	// Read back to prove the same host and process. Secret.
-	Nonce []byte `protobuf:"bytes,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
-	// Where it stands.
-	NonceAddress  uint64 `protobuf:"varint,3,opt,name=nonce_address,json=nonceAddress,proto3" json:"nonce_address,omitempty"`
+	// The socket's path; "@" begins an abstract name.
+	SocketPath string `protobuf:"bytes,1,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
+	// Shown once at the socket, for one proof. Secret.
+	Token         []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -771,25 +771,18 @@ func (*ProcessEndpoint) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *ProcessEndpoint) GetPid() uint32 {
+func (x *ProcessEndpoint) GetSocketPath() string {
 	if x != nil {
-		return x.Pid
+		return x.SocketPath
 	}
-	return 0
+	return ""
 }
 
-func (x *ProcessEndpoint) GetNonce() []byte {
+func (x *ProcessEndpoint) GetToken() []byte {
 	if x != nil {
-		return x.Nonce
+		return x.Token
 	}
 	return nil
-}
-
-func (x *ProcessEndpoint) GetNonceAddress() uint64 {
-	if x != nil {
-		return x.NonceAddress
-	}
-	return 0
 }
 
 // Memory that process_vm_readv may read: same host, same user.
@@ -858,7 +851,7 @@ type NixlEndpoint struct {
 	Backend string `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Registered memory; at most 65,536 segments of all ranks.
 	Segments []*Segment `protobuf:"bytes,4,rep,name=segments,proto3" json:"segments,omitempty"`
-	// Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody may look.
+	// Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody can ask it.
 	Process       *ProcessEndpoint `protobuf:"bytes,5,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1111,11 +1104,11 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x12\x16\n" +
 	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12!\n" +
-	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"^\n" +
-	"\x0fProcessEndpoint\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid\x12\x14\n" +
-	"\x05nonce\x18\x02 \x01(\fR\x05nonce\x12#\n" +
-	"\rnonce_address\x18\x03 \x01(\x04R\fnonceAddress\"s\n" +
+	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"H\n" +
+	"\x0fProcessEndpoint\x12\x1f\n" +
+	"\vsocket_path\x18\x01 \x01(\tR\n" +
+	"socketPath\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token\"s\n" +
 	"\vCmaEndpoint\x124\n" +
 	"\aprocess\x18\x01 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\x12.\n" +
 	"\bsegments\x18\x02 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\"\xc0\x01\n" +

@@ -1,0 +1,265 @@
+"""Asks the processes of peers on this host, all from one thread: none that is slow keeps another one waiting.
+
+Nothing here blocks but the wait for all of them. A unix socket whose queue is full cannot be waited for: it is tried
+again. Only so many are asked at once; while others wait for their turn, the longest silence is cut short.
+"""
+
+import array
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from kvgrpc.datapath.questions import (
+    ANSWERED,
+    PAYLOAD_BYTES_MAX,
+    REASON_BYTES_MAX,
+    REFUSED,
+    TOKEN_BYTES,
+    Answer,
+    ProcessEnd,
+    Question,
+)
+
+ANSWER_S = 2.0
+"""Longest wait for an answer."""
+FAIR_S = 0.25
+"""The same, while others wait for their turn."""
+AT_ONCE = 128
+_CONNECT_AGAIN_S = 0.02
+_PATH_BYTES_MAX = 107  # sun_path of <linux/un.h>, with its end
+_PEERCRED = struct.Struct("3i")  # pid, uid, gid
+_SO_PEERPIDFD = 77  # <asm-generic/socket.h>, since Linux 6.5
+
+
+class Asking:
+    """One question, until it is answered or given up."""
+
+    def __init__(self, question: Question, answered: Callable[[Answer | str], None]) -> None:
+        self.question = question
+        self.answered = answered
+        self.cancelled = False
+        self.began = 0.0
+        self.socket: socket.socket | None = None
+        self.connected = False
+        self.pid = 0
+        self.end: ProcessEnd | None = None
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+        if self.end is not None:
+            self.end.close()
+
+
+class Asker:
+    """Asks for whoever calls `ask`, in a thread that the first call starts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()  # guards what callers change, and whether a question is cancelled
+        self._waiting: deque[Asking] = deque()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        # Used by the thread only.
+        self._under_way: dict[Asking, None] = {}
+        """The longest first."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+
+    def ask(self, question: Question, answered: Callable[[Answer | str], None]) -> Asking:
+        """`answered` is called from another thread with the answer, which it closes, or the reason why there is none;
+        it must not block.
+        """
+        asking = Asking(question, answered)
+        with self._lock:
+            if self._closed:
+                answered("this rank is closing")
+                return asking
+            self._waiting.append(asking)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._wake()
+        return asking
+
+    def cancel(self, asking: Asking) -> None:
+        """From now on its answer is not told."""
+        with self._lock:
+            asking.cancelled = True
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(asking)
+        self._wake()
+
+    def close(self) -> None:
+        """Gives up all questions; nothing is told any more. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        for asking in self._under_way:
+            asking.close()
+        self._under_way.clear()
+        self._waiting.clear()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes anyway
+            self._wake_write.send(b"\0")
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            for key, _ in self._selector.select(self._wait_s()):
+                if key.data is None:
+                    with contextlib.suppress(OSError):
+                        self._wake_read.recv(1 << 16)
+                elif key.data in self._under_way:
+                    self._receive(key.data)
+            now = time.monotonic()
+            for asking in [asking for asking in self._under_way if asking.cancelled]:
+                self._end(asking)
+            while self._expire_first(now, ANSWER_S):
+                pass
+            for asking in [asking for asking in self._under_way if not asking.connected]:
+                self._connect(asking)
+            self._begin_waiting(now)
+
+    def _wait_s(self) -> float | None:
+        oldest = next(iter(self._under_way), None)
+        if oldest is None:
+            return None
+        if any(not asking.connected for asking in self._under_way):
+            return _CONNECT_AGAIN_S
+        return max(oldest.began + (FAIR_S if self._waiting else ANSWER_S) - time.monotonic(), 0.0)
+
+    def _begin_waiting(self, now: float) -> None:
+        while self._waiting:
+            if len(self._under_way) >= AT_ONCE and not self._expire_first(now, FAIR_S):
+                return
+            with self._lock:
+                if not self._waiting:
+                    return
+                asking = self._waiting.popleft()
+            asking.began = now
+            self._under_way[asking] = None
+            self._connect(asking)
+
+    def _expire_first(self, now: float, patience_s: float) -> bool:
+        """Gives up the one that has been silent longest, if that is long enough."""
+        asking = next(iter(self._under_way), None)
+        if asking is None or now - asking.began < patience_s:
+            return False
+        self._tell(asking, f"no answer at {asking.question.socket_path!r} within {patience_s:g} s")
+        return True
+
+    def _connect(self, asking: Asking) -> None:
+        question = asking.question
+        try:
+            if asking.socket is None:
+                asking.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                asking.socket.setblocking(False)
+            asking.socket.connect(address(question.socket_path))
+        except BlockingIOError:
+            return  # its queue is full
+        except (OSError, ValueError) as error:
+            shown = question.socket_path[:_PATH_BYTES_MAX]
+            self._tell(asking, f"{shown!r} cannot be reached from here: {error}")
+            return
+        asking.connected = True
+        # Both before anything is sent: a peer may have named somebody else's socket, and a process that answers what
+        # it is asked after it is held was there all the time.
+        asking.pid, uid, asking.end = listener(asking.socket)
+        if uid != os.geteuid():
+            self._tell(asking, f"the peer runs as user {uid}, this process as another")
+            return
+        try:
+            asking.socket.send(question.token[:TOKEN_BYTES].ljust(TOKEN_BYTES, b"\0") + question.challenge)
+        except OSError as error:
+            self._tell(asking, f"{question.socket_path!r} takes no question: {error}")
+            return
+        self._selector.register(asking.socket, selectors.EVENT_READ, asking)
+
+    def _receive(self, asking: Asking) -> None:
+        assert asking.socket is not None
+        try:
+            payload, fd = _receive(asking.socket)
+        except (OSError, ValueError) as error:
+            self._tell(asking, str(error))
+            return
+        end, asking.end = asking.end, None
+        self._tell(asking, Answer(asking.question, asking.pid, end, payload, fd))
+
+    def _tell(self, asking: Asking, outcome: Answer | str) -> None:
+        self._end(asking)
+        with self._lock:
+            if not asking.cancelled and not self._closed:
+                asking.answered(outcome)
+                return
+        if isinstance(outcome, Answer):
+            outcome.close()
+
+    def _end(self, asking: Asking) -> None:
+        del self._under_way[asking]
+        if asking.connected and asking.socket is not None:
+            with contextlib.suppress(KeyError):  # it ended before it was asked
+                self._selector.unregister(asking.socket)
+        asking.close()
+
+
+def address(path: str) -> str:
+    """Of a socket: `@` begins an abstract name. Raises ValueError for a text that names none."""
+    if not 0 < len(path.encode()) <= _PATH_BYTES_MAX:
+        raise ValueError("this names no socket")
+    return "\0" + path[1:] if path.startswith("@") else path
+
+
+def credentials(connected: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process at the other end: of a client as it connected, of a server as it called listen()."""
+    pid, uid, _ = _PEERCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    return pid, uid
+
+
+def listener(connected: socket.socket) -> tuple[int, int, ProcessEnd | None]:
+    """(pid, uid, its end) of the process that listens at the other end; 0 and None where it is not seen from here."""
+    pid, uid = credentials(connected)
+    if not pid:
+        return 0, uid, None
+    try:
+        return pid, uid, ProcessEnd(connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+    except OSError:
+        pass  # an older kernel; or the process is gone, and then its number may be another's: see `process.prove`
+    try:
+        return pid, uid, ProcessEnd(os.pidfd_open(pid))
+    except OSError:
+        return pid, uid, None
+
+
+def _receive(connected: socket.socket) -> tuple[bytes, int]:
+    """(payload, descriptor or -1). Raises ValueError for a refusal, and for anything but an answer."""
+    fds = array.array("i")
+    room = socket.CMSG_SPACE(fds.itemsize)
+    size = 1 + max(REASON_BYTES_MAX, PAYLOAD_BYTES_MAX)
+    answer, messages, _, _ = connected.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, payload in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if answer[:1] == ANSWERED and len(fds) <= 1 and len(answer) <= 1 + PAYLOAD_BYTES_MAX:
+        return answer[1:], fds[0] if fds else -1
+    for fd in fds:  # the room is for one, yet alignment may leave space for a second
+        os.close(fd)
+    if answer[:1] == REFUSED:
+        raise ValueError(f"the peer refused: {answer[1:].decode(errors='replace')}")
+    raise ValueError("the peer answered with something else than it was asked for")

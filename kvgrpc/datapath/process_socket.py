@@ -1,0 +1,288 @@
+"""Where peers on this host ask a rank's process: for a descriptor of its pool, or for a proof of who it is.
+
+One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake and a challenge of the peer's,
+and for them what the data path that minted the token answers, or the reason why not. One thread serves all: it is
+blocked while nobody asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends
+can stop it.
+
+The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when
+the process is killed, no cleaner of temporary files removes it, and the containers of one pod, which
+share a network but no files, find it. It has no file permissions, but those would add nothing: both
+sides ask the kernel for the other's user and refuse a foreign one. Hosts where peers share a folder
+but not a network namespace give the folder.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import select
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvgrpc.datapath.asker import address, credentials
+from kvgrpc.datapath.base import DataPathUnavailable
+from kvgrpc.datapath.questions import ANSWERED, CHALLENGE_BYTES, REASON_BYTES_MAX, REFUSED, TOKEN_BYTES
+
+_log = logging.getLogger(__name__)
+
+TOKEN_TTL_S = 60.0
+"""How long after the handshake a peer may ask."""
+TOKENS_OF_A_PEER = 4
+"""Of one data path: for handshakes of one life that run at once, and those that are repeated."""
+TOKENS_MAX = 4096
+_CLIENTS_MAX = 16
+_BACKLOG = 128
+_CLIENT_S = 1.0
+"""How long a client may take to send its question; it has it when it connects."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a peer is answered."""
+
+    payload: bytes = b""
+    fd: int = -1
+    """Sent with it, and closed then."""
+    keeps: object = None
+    """Kept as long as the token would have been good."""
+
+
+Answerer = Callable[[bytes, int], Reply]
+"""Answers a challenge, of the process with that id (0: it is not seen). Raises OSError where it cannot."""
+
+
+@dataclass(eq=False)
+class _Token:
+    secret: bytes
+    peer: str
+    data_path: str
+    ends: float
+    answerer: Answerer | None
+    """None: it was used."""
+    keeps: object = None
+
+
+class ProcessSocket:
+    """Answers each token once, until it expires. The first token opens the socket and starts the thread."""
+
+    def __init__(self, folder: Path | None = None, token_ttl_s: float = TOKEN_TTL_S) -> None:
+        self._in = folder
+        self._token_ttl_s = token_ttl_s
+        self._lock = threading.Lock()  # guards the tokens
+        self._tokens: dict[bytes, _Token] = {}
+        """The oldest first, which expires first."""
+        self._by_peer: dict[str, list[_Token]] = {}
+        self._server: _Server | None = None
+        self._closed = False
+
+    def mint(self, peer: str, data_path: str, answerer: Answerer) -> tuple[str, bytes]:
+        """(path of the socket, token) for one question of that peer's, in place of its oldest one if it has many.
+
+        Raises DataPathUnavailable when the socket cannot be made.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if self._closed:
+                raise DataPathUnavailable("the data path is closed")
+            if self._server is None:
+                try:
+                    self._server = _Server(self._in, self._answer)
+                except OSError as error:
+                    raise DataPathUnavailable(f"cannot make a socket for peers: {error}") from error
+            self._make_room(peer, data_path, now)
+            token = _Token(secrets.token_bytes(TOKEN_BYTES), peer, data_path, now + self._token_ttl_s, answerer)
+            self._tokens[token.secret] = token
+            self._by_peer.setdefault(peer, []).append(token)
+            return self._server.path, token.secret
+
+    def revoke(self, peer: str) -> None:
+        """No token of that peer is good any more."""
+        with self._lock:
+            for token in list(self._by_peer.get(peer, ())):
+                self._drop(token)
+
+    def close(self) -> None:
+        """Ends the thread and removes the socket. Idempotent."""
+        with self._lock:
+            self._closed = True
+            server, self._server = self._server, None
+            self._tokens.clear()
+            self._by_peer.clear()
+        if server is not None:
+            server.close()
+
+    def _make_room(self, peer: str, data_path: str, now: float) -> None:
+        same = [token for token in self._by_peer.get(peer, ()) if token.data_path == data_path]
+        for token in same[: max(len(same) + 1 - TOKENS_OF_A_PEER, 0)]:
+            self._drop(token)
+        while self._tokens:
+            oldest = next(iter(self._tokens.values()))
+            if oldest.ends > now and len(self._tokens) < TOKENS_MAX:
+                return
+            self._drop(oldest)
+
+    def _drop(self, token: _Token) -> None:
+        del self._tokens[token.secret]
+        left = self._by_peer[token.peer]
+        left.remove(token)
+        if not left:
+            del self._by_peer[token.peer]
+
+    def _answer(self, question: bytes, pid: int) -> Reply | None:
+        """None for a token that is good for nothing."""
+        secret, challenge = question[:TOKEN_BYTES], question[TOKEN_BYTES:]
+        with self._lock:
+            token = self._tokens.get(secret)
+            answerer = token.answerer if token is not None and token.ends > time.monotonic() else None
+            if token is None or answerer is None or len(challenge) != CHALLENGE_BYTES:
+                return None
+            token.answerer = None
+        reply = answerer(challenge, pid)
+        token.keeps = reply.keeps
+        return reply
+
+
+class _Server:
+    """The socket and its thread. Raises OSError when the socket cannot be made."""
+
+    def __init__(self, folder: Path | None, answer: Callable[[bytes, int], Reply | None]) -> None:
+        self._answers = answer
+        self._folder = None if folder is None else Path(tempfile.mkdtemp(prefix="shm", dir=folder))
+        self.path = f"@kvgrpc-{secrets.token_hex(16)}" if self._folder is None else str(self._folder / "socket")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(address(self.path))
+            self._listener.listen(_BACKLOG)
+        except (OSError, ValueError) as error:
+            self._listener.close()
+            self._remove()
+            raise OSError(str(error)) from error
+        self._stop_read, self._stop_write = socket.socketpair()
+        # Daemon, so that a program that forgets to close still ends.
+        self._thread = threading.Thread(target=self._serve, name="kvgrpc-process", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop_write.close()
+        self._thread.join()
+        self._listener.close()
+        self._stop_read.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                Path(self.path).unlink(missing_ok=True)
+                self._folder.rmdir()
+
+    def _serve(self) -> None:
+        with _Clients() as clients, selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._stop_read, selectors.EVENT_READ)
+            selector.register(clients.ready, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select(clients.wait_s())}
+                if self._stop_read in ready:
+                    return
+                for client in clients.readable():
+                    self._answer(client)
+                    clients.drop(client)
+                clients.drop_silent()
+                if self._listener in ready and (accepted := self._accept()) is not None:
+                    clients.add(accepted)
+
+    def _accept(self) -> socket.socket | None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}:
+                # The client stays in the queue, so that trying again at once would burn a core.
+                _log.warning("cannot accept a peer that asks this process: %s", error)
+                stop = select.poll()
+                stop.register(self._stop_read, select.POLLIN)
+                stop.poll(100)
+            return None
+        client.setblocking(False)
+        if credentials(client)[1] == os.geteuid():
+            return client
+        client.close()
+        return None
+
+    def _answer(self, client: socket.socket) -> None:
+        """One packet in, one packet out; a client that breaks off harms nobody else."""
+        try:
+            question = client.recv(TOKEN_BYTES + CHALLENGE_BYTES + 1)
+            if not question:
+                return
+            reply = self._answers(question, credentials(client)[0])
+            if reply is None:
+                client.send(REFUSED + b"the token is unknown, used or expired")
+                return
+            try:
+                if reply.fd >= 0:
+                    socket.send_fds(client, [ANSWERED + reply.payload], [reply.fd])
+                else:
+                    client.send(ANSWERED + reply.payload)
+            finally:
+                if reply.fd >= 0:
+                    os.close(reply.fd)
+        except OSError as error:
+            _log.debug("a peer that asked this process got no answer: %s", error)
+            with contextlib.suppress(OSError):
+                client.send(REFUSED + str(error).encode()[:REASON_BYTES_MAX])
+
+
+class _Clients:
+    """Those who connected and have not sent their question yet, each with a deadline, oldest first."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[socket.socket, float] = {}
+        self._poll = select.epoll()
+
+    def __enter__(self) -> "_Clients":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in list(self._deadlines):
+            self.drop(client)
+        self._poll.close()
+
+    @property
+    def ready(self) -> int:
+        """A descriptor that is readable while one of them is."""
+        return self._poll.fileno()
+
+    def wait_s(self) -> float | None:
+        """Until the oldest has been silent for too long; None when there is nobody."""
+        first = next(iter(self._deadlines.values()), None)
+        return None if first is None else max(first - time.monotonic(), 0.0)
+
+    def readable(self) -> list[socket.socket]:
+        fds = {fd for fd, _ in self._poll.poll(0)}
+        return [client for client in self._deadlines if client.fileno() in fds]
+
+    def add(self, client: socket.socket) -> None:
+        """Takes it in; the one that has been silent longest makes room for it."""
+        if len(self._deadlines) == _CLIENTS_MAX:
+            self.drop(next(iter(self._deadlines)))
+        self._deadlines[client] = time.monotonic() + _CLIENT_S
+        self._poll.register(client, select.EPOLLIN)
+
+    def drop(self, client: socket.socket) -> None:
+        self._poll.unregister(client)
+        client.close()
+        del self._deadlines[client]
+
+    def drop_silent(self) -> None:
+        now = time.monotonic()
+        for client in [c for c, deadline in self._deadlines.items() if deadline <= now]:
+            self.drop(client)
