@@ -6,6 +6,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
 from grpc_channelz.v1 import channelz, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -84,25 +85,26 @@ class _ByName:
         """Nothing: the same handlers come by the other method."""
 
 
-class _CallersThatLeft(logging.Filter):
-    """gRPC logs an answer whose caller leaves in that very moment as an error with a traceback. It is neither a defect
-    nor of use to anybody.
+class _OthersFaults(logging.Filter):
+    """gRPC logs as errors with a traceback: an answer whose caller leaves in that very moment, and bytes that are no
+    message, of a caller or of a peer that was called. Neither is a defect, or of use to anybody.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, grpc.aio.InternalError):
+        if isinstance(error, grpc.aio.InternalError | DecodeError):
             record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
             record.exc_info = None
         return True
 
 
-_CALLERS_THAT_LEFT = _CallersThatLeft()
+_OTHERS_FAULTS = _OthersFaults()
 
 
 def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     """A server with all services, not yet bound; and its health."""
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_CALLERS_THAT_LEFT)
+    for name in ("grpc._cython.cygrpc", "grpc._common"):
+        logging.getLogger(name).addFilter(_OTHERS_FAULTS)
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", limits.message_bytes),

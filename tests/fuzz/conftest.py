@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from tests.fuzz import inside
+from tests.fuzz import inside, weights
 from tests.fuzz.inside import State
 from tests.fuzz.target import LIMITS, Target
 from tests.service.conftest import starting
@@ -25,7 +25,7 @@ Run = Callable[[Callable[[Random], None], float], None]
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Run:
+def run(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Iterator[Run]:
     def inputs(take: Callable[[Random], None], share: float) -> None:
         count = max(1, round(share * int(os.environ.get("FUZZ_INPUTS", "10000"))))
         until = time.monotonic() + share * float(os.environ.get("FUZZ_S", RUN_S))
@@ -43,7 +43,10 @@ def run(request: pytest.FixtureRequest, record_property: Callable[[str, object],
                 raise
         record_property("inputs", taken)
 
-    return inputs
+    yield inputs
+    # Also of a test that failed.
+    record_property("weights", weights.rows(weights.HEAVIEST))
+    weights.HEAVIEST.clear()
 
 
 @pytest.fixture(scope="session")
@@ -74,3 +77,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         seconds = max(report.stop for report, _ in taken) - min(report.start for report, _ in taken)
         rate = f"{inputs / seconds:,.0f} a second"
         terminalreporter.write_line(f"{inputs:,} inputs of seed {seed} in {seconds:,.0f} s, {rate}")
+    weighed = [row for outcome in ("", "passed", "failed", "error") for report in terminalreporter.getreports(outcome)
+               for row in dict(report.user_properties).get("weights", ())]  # fmt: skip
+    for line in weights.table(weighed) if "FUZZ_INPUTS" in os.environ else ():
+        terminalreporter.write_line(line)

@@ -1,15 +1,20 @@
-"""The state of a server that is under inputs, from inside of it: what GetStatus, GetPoolStatus, ListPins and ListLeases
-tell, in a tenth of their time.
+"""A server that is under inputs, from inside of it: its state, and how long its loop stood still.
 
-What passes by itself is left out: ages, and of leases the time that is left. In its place is the very moment when a
-lease ends, and in that of the number of open accesses which ones are.
+The state is what GetStatus, GetPoolStatus, ListPins and ListLeases tell, in a tenth of their time. What passes by
+itself is left out: ages, and of leases the time that is left. In its place is the very moment when a lease ends, and in
+that of the number of open accesses which ones are.
 """
 
 import asyncio
+import ctypes
+import gc
 import hashlib
 import importlib
 import os
 import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,18 +35,37 @@ def address(pid: int) -> str:
     return f"\0kvgrpc-fuzz-{pid}"
 
 
+_STALL = struct.Struct(">d")
+_libc = ctypes.CDLL(None)
+
+
 class State:
     """Tells the digest of a server's state, in the process that asks: what a refusal must leave as it is."""
 
     def __init__(self, pid: int) -> None:
+        self.stall_s = 0.0
+        """The longest of its loop in what was answered since this was set to 0."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(ANSWER_S)
         self._socket.bind("")  # a name that nobody else has
         self._socket.connect(address(pid))
 
     def __call__(self) -> bytes:
-        self._socket.send(b"?")
-        return self._socket.recv(DIGEST_BYTES)
+        return self._ask(b"?")
+
+    def trim(self) -> None:
+        """The server gives back what memory it has freed. Its garbage is left to it: a collection would hide some."""
+        self._ask(b"t")
+
+    def collect(self) -> None:
+        """The server collects its garbage, and gives back what memory it has freed."""
+        self._ask(b"c")
+
+    def _ask(self, what: bytes) -> bytes:
+        self._socket.send(what)
+        answer = self._socket.recv(DIGEST_BYTES + _STALL.size)
+        self.stall_s = max(self.stall_s, *_STALL.unpack(answer[: _STALL.size]))
+        return answer[_STALL.size :]
 
     def close(self) -> None:
         self._socket.close()
@@ -73,16 +97,56 @@ def digest_of(lead: Lead) -> bytes:
     return made.digest()
 
 
+class Stalls:
+    """How long a loop is at its callbacks, from one look for events to the next, without the time in which its thread
+    could run and the machine ran others.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._longest_s = 0.0
+        self._waited = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        self._select = loop._selector.select
+        self._since = self._now()
+        loop._selector.select = self._look
+
+    def take(self) -> float:
+        """The longest since it was asked before, but for the present one, which begins anew."""
+        longest_s, self._longest_s = self._longest_s, 0.0
+        self._since = self._now()
+        return longest_s
+
+    def _look(self, timeout: float | None = None) -> Any:
+        self._longest_s = max(self._longest_s, self._now() - self._since)
+        events = self._select(timeout)
+        self._since = self._now()
+        return events
+
+    def _now(self) -> float:
+        """A clock that stands while the thread waits for a processor."""
+        ready_ns = int(os.pread(self._waited, 64, 0).split()[1])
+        return time.monotonic() - ready_ns / 1e9
+
+
 def listen(lead: Lead) -> None:
-    """Answers every datagram with the state's digest, on the loop that runs everything."""
+    """Answers every datagram with the longest stall since the one before, and the state's digest, on the loop that runs
+    everything.
+    """
+    loop = asyncio.get_running_loop()
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     asked.bind(address(os.getpid()))
+    stalls = Stalls(loop)
 
     def answer() -> None:
-        _, who = asked.recvfrom(1)
-        asked.sendto(digest_of(lead), who)
+        what, who = asked.recvfrom(1)
+        stall_s = stalls.take()
+        if what == b"c":
+            gc.collect()
+        if what in b"ct":
+            _libc.malloc_trim(0)
+        asked.sendto(_STALL.pack(stall_s) + (digest_of(lead) if what == b"?" else b""), who)
+        stalls.take()
 
-    asyncio.get_running_loop().add_reader(asked, answer)
+    loop.add_reader(asked, answer)
 
 
 def install() -> None:

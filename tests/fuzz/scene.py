@@ -45,12 +45,14 @@ class Scene:
     known: Known = field(default_factory=Known)
     requests: dict[str, list[Message]] = field(default_factory=dict)
     """Valid ones, by RPC."""
+    consumer: Consumer = field(init=False)
+    """It has shaken hands with the engine, and speaks no more by itself."""
     names: list[Any] = field(default_factory=list)
     """Ids, keys and tokens, in the order in which every scene has them."""
 
     def __post_init__(self) -> None:
         engine, peer = self.engine, self.peer
-        consumer = Consumer(engine)
+        consumer = self.consumer = Consumer(engine)
         blocks, keys = engine.allocate(16), [new_key() for _ in range(6)]
         offer = peer.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP, consumers=9)
         handed = engine.hand_over(TOKENS, blocks[:3], transfer_key=keys[0], on_abort=common_pb2.ON_ABORT_KEEP)

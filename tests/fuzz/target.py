@@ -1,7 +1,8 @@
 """A server that takes any input, and what must be true after each of them.
 
 A refusal is typed, and one that the schema lists; it changed nothing. Whatever was answered: the server lives on, all
-of its threads with it, a pull brings its bytes, and once everything is ended every block is free.
+of its threads with it, a pull brings its bytes, and once everything is ended every block is free. What an input weighs
+is in tests/fuzz/weights.py.
 """
 
 import time
@@ -17,6 +18,7 @@ from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_pb2, scheduler_
 from tests.fuzz.inside import ANSWER_S, State
 from tests.fuzz.messages import TEXTS
 from tests.fuzz.scene import Scene
+from tests.fuzz.weights import Scales
 from tests.service.api import read_refusal
 from tests.service.contract import errors_of
 from tests.service.engines import SUCCEEDED, Engine, wait_until
@@ -27,6 +29,8 @@ SCENE_INPUTS = 250
 """So many meet one scene."""
 WATCH_S = 0.02
 """How long a stream, and a call that waits for a transfer, is listened to."""
+SENT_BYTES_PER_S = 8e6
+"""And longer, while what it sends is on its way."""
 BEHIND_S = 0.002
 """What a call sets going behind its refusal shows within it."""
 REST_S = 0.05
@@ -51,6 +55,7 @@ class Target:
 
     def __init__(self, engine: Engine, peer: Engine, digest: State) -> None:
         self.engine, self.peer, self.digest = engine, peer, digest
+        self.scales = Scales(engine.process.pid, digest)
         self._seed = self._inputs = 0
         self._state = b""
         self._stubs: dict[str, Any] = {}
@@ -71,6 +76,7 @@ class Target:
         """
         self._count()
         before, bodies = self._state, make()
+        self.scales.begin()
         refusal = self._call(method, bodies)
         self._state = after_refusal(self.digest) if refusal else self.digest()
         # Of a stream with several messages those before the refused one were taken.
@@ -82,12 +88,24 @@ class Target:
             sound = changes_nothing(self.digest, refused, self._begin_anew)
             assert sound, f"a call changed the state and was refused with {refusal}"
             self._state = self.digest()
+        else:
+            nbytes = sum(map(len, bodies))
+            weighed = self.scales.end(method.full_name, nbytes, lambda: bool(self._call(method, make())))
+            self._state = self.digest() if weighed else self._state
 
-    def send_bytes(self, send: Callable[[], None]) -> None:
+    def send_bytes(self, nbytes: int, send: Callable[[], None]) -> None:
         """One input below all calls; what it does to the state is nobody's to say."""
         self._count()
+        self.scales.begin()
         send()
         self._state = self.digest()
+
+        def again() -> bool:
+            send()
+            return True
+
+        if self.scales.end("bytes on the port", nbytes, again):
+            self._state = self.digest()
 
     def _count(self) -> None:
         self._inputs += 1
@@ -103,7 +121,7 @@ class Target:
         path = f"/{service.full_name}/{method.name}"
         streams = method.client_streaming, method.server_streaming
         waits = method.server_streaming or method.name in ("WaitTransfer", "PollSchedulerNews")
-        timeout = WATCH_S if waits else ANSWER_S
+        timeout = WATCH_S + sum(map(len, bodies)) / SENT_BYTES_PER_S if waits else ANSWER_S
         call = self._stub(path, streams)
         try:
             answer = call(iter(bodies) if streams[0] else bodies[0], timeout=timeout)

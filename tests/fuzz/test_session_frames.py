@@ -2,13 +2,14 @@
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from random import Random
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from kvgrpc.engine import content
 from kvgrpc.session.v1 import rank_pb2, session_pb2
@@ -18,9 +19,11 @@ from tests.engine.support import Lead, Side, received, tokens
 from tests.engine.test_session_socket import ATTACH, Client
 from tests.fuzz import inside
 from tests.fuzz.conftest import Run
+from tests.fuzz.heavy import Heavy
 from tests.fuzz.inside import ANSWER_S, State
 from tests.fuzz.messages import Known, Maker
 from tests.fuzz.target import LIMITS, SCENE_INPUTS, after_refusal, changes_nothing
+from tests.fuzz.weights import Scales
 from tests.service.engines import wait_until
 from tests.service.footprint import Footprint, footprint
 from tests.service.values import content as content_message
@@ -72,16 +75,30 @@ class Target:
         self.scheduler: Client | None = None
         self.worker: Client | None = None
         self.ticket = b""
+        self.scales = Scales(lead.process.pid, digest)
+        self.sent_bytes = 0
         self._inputs = 0
         self._last = fresh(), False
         self.check_sound()
         self._before = self._at_rest()
 
-    def input(self) -> None:
-        """One more is about to come."""
+    def input(self, kind: str, give: Callable[[], None]) -> None:
+        """Gives one more, and weighs it."""
         self._inputs += 1
         if self._inputs % SCENE_INPUTS == 0:
             self.check_sound()
+
+        stranger = kind.endswith("stranger")
+
+        def again() -> bool:
+            give()
+            return stranger
+
+        self.sent_bytes = 0
+        self.scales.begin()
+        give()
+        self._digest()
+        self.scales.end(f"session frames: {kind}", self.sent_bytes, again, own=not stranger)
 
     def attach(self, request: session_pb2.ClientFrame, *, private: bool) -> None:
         """Another engine in place of the one that is there, and its worker, as far as it is taken."""
@@ -109,6 +126,7 @@ class Target:
     def say(self, frame: bytes) -> list[session_pb2.CallAnswer]:
         """The answers to a frame of the scheduler's; none, and no engine any more, when it ended the session."""
         scheduler, probe = self._attached(), session_pb2.Call(call_id=next(self._probes))
+        self.sent_bytes = max(self.sent_bytes, len(frame))
         answers: list[session_pb2.CallAnswer] = []
         try:
             scheduler.socket.sendall(frame + encode(batch(probe)))
@@ -143,6 +161,7 @@ class Target:
         if self.worker is None:
             self.attach(fresh(), private=True)
         assert self.worker is not None
+        self.sent_bytes = max(self.sent_bytes, len(frame))
         with may_end():
             self.worker.socket.sendall(frame)
         if self.scheduler is not None:
@@ -151,6 +170,7 @@ class Target:
     def stranger(self, data: bytes) -> None:
         """A connection that is nobody's; it is ended."""
         client = Client(self._lead.socket_path)
+        self.sent_bytes = max(self.sent_bytes, len(data))
         with client.socket:
             client.socket.settimeout(ANSWER_S)
             with may_end():
@@ -218,6 +238,10 @@ def may_end() -> Iterator[None]:
         pass
 
 
+def framed(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
 def make_small(attach: session_pb2.AttachRequest) -> None:
     """So that its memory is made at once, or refused."""
     attach.world_size %= RANKS_MAX
@@ -252,37 +276,88 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         made.close()
 
 
+def give(random: Random, sessions: Target, kind: str) -> None:
+    """One input of that kind."""
+    maker = Maker(random, sessions.known)
+    match kind:
+        case "call":
+            call = maker.mutated(random.choice(sessions.calls))
+            assert isinstance(call, session_pb2.Call)
+            call.call_id = 1
+            sessions.call(call)
+        case "batch":
+            calls: Any = [maker.mutated(random.choice(sessions.calls)) for _ in range(random.choice((1, 3)))]
+            body = maker.garbled(batch(*calls).SerializeToString())  # a length that lies: see "stranger"
+            sessions.say(framed(body))
+        case "report":
+            reports: Any = [maker.any_of(REPORTS) for _ in range(random.choice((1, 3)))]
+            made = encode(session_pb2.ClientFrame(reports=session_pb2.RankReportBatch(reports=reports)))
+            sessions.report(maker.garbled(made) if random.random() < 0.3 else made)
+        case "stranger":
+            other = maker.any_of(session_pb2.ClientFrame.DESCRIPTOR)
+            assert isinstance(other, session_pb2.ClientFrame)
+            if other.HasField("attach"):
+                make_small(other.attach)
+            sessions.stranger(maker.garbled(encode(other)))
+        case "attach":
+            attach = maker.mutated(ATTACH)
+            assert isinstance(attach, session_pb2.ClientFrame)
+            make_small(attach.attach)
+            if attach.attach.rank_ticket:  # it comes back, and nobody else of it does
+                sessions.stranger(encode(attach))
+            else:
+                sessions.attach(attach, private=random.random() < 0.5)
+
+
 def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: Run) -> None:
     def frame(random: Random) -> None:
-        sessions.input()
-        maker = Maker(random, sessions.known)
-        match random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach")):
-            case "call":
-                call = maker.mutated(random.choice(sessions.calls))
-                assert isinstance(call, session_pb2.Call)
-                call.call_id = 1
-                sessions.call(call)
-            case "batch":
-                calls: Any = [maker.mutated(random.choice(sessions.calls)) for _ in range(random.choice((1, 3)))]
-                body = maker.garbled(batch(*calls).SerializeToString())  # a length that lies: see "stranger"
-                sessions.say(struct.pack(">I", len(body)) + body)
-            case "report":
-                reports: Any = [maker.any_of(REPORTS) for _ in range(random.choice((1, 3)))]
-                made = encode(session_pb2.ClientFrame(reports=session_pb2.RankReportBatch(reports=reports)))
-                sessions.report(maker.garbled(made) if random.random() < 0.3 else made)
-            case "stranger":
-                other = maker.any_of(session_pb2.ClientFrame.DESCRIPTOR)
-                assert isinstance(other, session_pb2.ClientFrame)
-                if other.HasField("attach"):
-                    make_small(other.attach)
-                sessions.stranger(maker.garbled(encode(other)))
-            case "attach":
-                attach = maker.mutated(ATTACH)
-                assert isinstance(attach, session_pb2.ClientFrame)
-                make_small(attach.attach)
-                if attach.attach.rank_ticket:  # it comes back, and nobody else of it does
-                    sessions.stranger(encode(attach))
-                else:
-                    sessions.attach(attach, private=random.random() < 0.5)
+        kind = random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach"))
+        choices = random.getstate()
+
+        def again() -> None:
+            random.setstate(choices)
+            give(random, sessions, kind)
+
+        sessions.input(kind, again)
 
     run(frame, 0.12)
+
+
+def heavy(random: Random, sessions: Target, kind: str) -> None:
+    """One input of that kind, as heavy as it can be."""
+    valid = {
+        "call": batch(random.choice(sessions.calls)),
+        "report": session_pb2.ClientFrame(
+            reports=session_pb2.RankReportBatch(reports=[rank_pb2.RankReport(step=rank_pb2.StepReport(step=1))])
+        ),
+        "stranger": ATTACH,
+    }[kind]
+    body = Heavy(random, sessions.known).body(session_pb2.ClientFrame.DESCRIPTOR, valid)
+    try:
+        made = session_pb2.ClientFrame.FromString(body)
+        if made.HasField("attach"):
+            make_small(made.attach)
+            body = made.SerializeToString()
+    except DecodeError:
+        pass  # a frame that is no message
+    match kind:
+        case "call":
+            sessions.say(framed(body))
+        case "report":
+            sessions.report(framed(body))
+        case "stranger":
+            sessions.stranger(framed(body))
+
+
+def test_no_frame_keeps_memory_or_holds_up_the_loop(sessions: Target, run: Run) -> None:
+    def frame(random: Random) -> None:
+        kind = random.choice(("call", "report", "stranger", "stranger"))
+        choices = random.getstate()
+
+        def again() -> None:
+            random.setstate(choices)
+            heavy(random, sessions, kind)
+
+        sessions.input(f"heavy {kind}", again)
+
+    run(frame, 0.01)

@@ -49,24 +49,6 @@ def rogue(victim: Engine) -> Iterator[Rogue]:
     victim.reset()
 
 
-@pytest.fixture(scope="module")
-def shared_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """As `victim`, of answers that cannot be read. It is killed: gRPC logs each with a traceback, as defects are."""
-    engine = Engine(ServeProcess(tmp_path_factory.mktemp("reader"), *SHARED, settings=SHORT))
-    yield engine
-    engine.api.close()
-    engine.process.kill()
-
-
-@pytest.fixture
-def babbler(shared_reader: Engine) -> Iterator[Rogue]:
-    """A rogue for `shared_reader`."""
-    rogue = Rogue(shared_reader)  # type: ignore[abstract]  # as above
-    yield rogue
-    rogue.close()
-    shared_reader.reset()
-
-
 def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:
     """(reason, phase) of a pull, whose blocks come back and are as they were."""
     target = victim.allocate(3)
@@ -101,17 +83,18 @@ def test_without_an_exporter_the_trace_context_passes_through_to_the_source(vict
     ("rpc", "phase"), [("Handshake", "handshake"), ("OpenAccess", "open"), ("SettleAccess", "settle")]
 )
 def test_an_answer_that_cannot_be_read_fails_the_pull_at_once(
-    shared_reader: Engine, babbler: Rogue, rpc: str, phase: str
+    victim: Engine, rogue: Rogue, rpc: str, phase: str
 ) -> None:
-    babbler.changes[rpc] = garbage
-    assert pull_fails(shared_reader, babbler) == ("PEER_FAILED", phase)
-    assert babbler.calls[rpc] == 1
+    rogue.changes[rpc] = garbage
+    assert pull_fails(victim, rogue) == ("PEER_FAILED", phase)
+    assert rogue.calls[rpc] == 1
+    victim.process.check_log()
 
 
-def test_a_closing_whose_answer_cannot_be_read_is_sent_again(shared_reader: Engine, babbler: Rogue) -> None:
-    babbler.changes["SettleAccess"] = babbler.changes["CloseAccess"] = garbage
-    assert pull_fails(shared_reader, babbler) == ("PEER_FAILED", "settle")
-    wait_until(lambda: babbler.calls.get("CloseAccess", 0) > 1)
+def test_a_closing_whose_answer_cannot_be_read_is_sent_again(victim: Engine, rogue: Rogue) -> None:
+    rogue.changes["SettleAccess"] = rogue.changes["CloseAccess"] = garbage
+    assert pull_fails(victim, rogue) == ("PEER_FAILED", "settle")
+    wait_until(lambda: rogue.calls.get("CloseAccess", 0) > 1)
 
 
 def opened(**fields: Any) -> Change:

@@ -1,6 +1,7 @@
 """What every gRPC tool expects of any server: health, reflection, channelz."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -138,3 +139,19 @@ def test_channelz_counts_the_calls_of_the_server(source: Engine) -> None:
     before = started()
     source.check_alive()
     assert started() >= before + 2
+
+
+@pytest.mark.parametrize("path", ["grpc.health.v1.Health/Check", "grpc.channelz.v1.Channelz/GetServer"])
+def test_what_is_no_message_fails_its_call_and_is_no_defect_in_the_log(source: Engine, path: str) -> None:
+    with pytest.raises(grpc.RpcError):
+        source.api.plain.unary_unary(f"/{path}", request_serializer=bytes)(b"\xff\xff\xff", timeout=10)
+    source.process.check_log()
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_what_is_no_message_ends_its_reflection_and_is_no_defect_in_the_log(source: Engine, version: str) -> None:
+    path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+    stream: Any = source.api.plain.stream_stream(path, request_serializer=bytes)
+    with pytest.raises(grpc.RpcError):
+        list(stream(iter([b"\xff\xff\xff"]), timeout=10))
+    source.process.check_log()

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.service.grpc_server import _CallersThatLeft
+from kvgrpc.service.grpc_server import _OthersFaults
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
@@ -107,7 +107,7 @@ def test_callers_that_leave_while_they_are_answered_are_no_defect(source: Engine
 def test_what_else_grpc_tells_of_stays_an_error() -> None:
     error = ValueError("a defect")
     record = logging.LogRecord("grpc", logging.ERROR, "", 0, "failed", (), (ValueError, error, None))
-    assert _CallersThatLeft().filter(record)
+    assert _OthersFaults().filter(record)
     assert (record.levelno, record.exc_info) == (logging.ERROR, (ValueError, error, None))
 
 

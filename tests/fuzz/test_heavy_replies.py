@@ -1,0 +1,100 @@
+"""What a peer answers to a lead, as heavy as it can be: no memory stays, and nobody waits long."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from random import Random
+
+import grpc
+import pytest
+
+from kvgrpc.v1 import handshake_pb2
+from tests.fuzz import inside
+from tests.fuzz.conftest import Run
+from tests.fuzz.inside import State
+from tests.fuzz.liar import REPLIES, SHORT_TTL_S, Liar
+from tests.fuzz.messages import Known
+from tests.fuzz.target import LIMITS
+from tests.fuzz.weights import Scales
+from tests.service.conftest import starting
+from tests.service.engines import Engine
+from tests.service.values import prompt
+
+TOKENS = prompt(40)
+SHARE = 0.01
+SETTLED_S = 0.05
+"""What a life of the peer still says when its transfer is over."""
+
+
+class Victim:
+    """A lead that pulls from peers whose replies are heavy."""
+
+    def __init__(self, engine: Engine, state: State) -> None:
+        self.engine, self.state = engine, state
+        self._scales = Scales(engine.process.pid, state)
+        known = Known()
+        known.harvest(engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()))
+        self._liars = [Liar(engine, known, converses=converses) for converses in (False, True)]  # type: ignore[abstract]
+        self._blocks = engine.allocate(3)
+
+    def input(self, random: Random) -> None:
+        """A pull from a new life of a peer, with one heavy reply."""
+        liar, rpc, seed, warm = (
+            random.choice(self._liars),
+            random.choice(REPLIES),
+            random.random(),
+            random.random() < 0.5,
+        )
+
+        def give() -> bool:
+            liar.live_anew(secrets.randbits(63) + 1, rpc, seed)
+            for _ in range(2 if warm else 1):  # by the second pull the stream stands
+                self._pull(liar, waits=rpc == "RenewLeases")
+            time.sleep(SETTLED_S)
+            return True
+
+        self._scales.begin()
+        give()
+        self.state()
+        self._scales.end(f"reply to {rpc}", liar.sent_bytes, give)
+
+    def _pull(self, liar: Liar, *, waits: bool) -> None:
+        engine = self.engine
+        try:
+            pulled = engine.pull(liar.grant(40), TOKENS, None if waits else self._blocks)
+            if waits:
+                time.sleep(SHORT_TTL_S)
+                engine.cancel(pulled.transfer_id)
+            engine.wait(pulled.transfer_id)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:  # a short history forgets what failed at once
+                raise
+
+    def check_sound(self) -> None:
+        """A pull from a peer whose replies are none of these succeeds, and nothing is held."""
+        liar = self._liars[0]
+        liar.live_anew(secrets.randbits(63) + 1, "", 0.0)
+        pulled = self.engine.pull(liar.grant(40), TOKENS, self._blocks)
+        assert self.engine.wait(pulled.transfer_id).transfer_id == pulled.transfer_id
+        self.engine.check_alive()
+
+    def close(self) -> None:
+        for liar in self._liars:
+            liar.close()
+        self.engine.reset()
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with starting(tmp_path_factory.mktemp("replies")) as start:
+        (engine,) = start((), settings=f"checksums = true\n{LIMITS}", **inside.ENVIRONMENT)
+        with closing(State(engine.process.pid)) as state:
+            made = Victim(engine, state)
+            yield made
+            made.close()
+
+
+def test_no_reply_keeps_memory_or_holds_up_the_loop(victim: Victim, run: Run) -> None:
+    run(victim.input, SHARE)
+    victim.check_sound()
