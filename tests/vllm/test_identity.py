@@ -1,13 +1,28 @@
 """Nobody gets KV of other weights, or of another tenant, whatever names say."""
 
+import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
+from kvgrpc.integrations.vllm.identity import (
+    CACHE_BESIDES,
+    MODEL_BESIDES,
+    Kernels,
+    factors_of,
+    identity_of,
+    kernels_of,
+)
+from kvgrpc.integrations.vllm.options import Options
 from tests.vllm.cores import PROMPT, Core, request_of
 from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
 
@@ -228,3 +243,153 @@ def test_between_engines_another_cache_salt_fails_and_the_same_gives_the_tokens(
         assert pair.d.ask(prompt, params, salt=other).failed
     assert pair.d.counts()["lost"] - before.get("lost", 0) == 2
     assert pair.d.ask(prompt, params, salt="a").tokens == expected
+
+
+# ---- what the KV of the same tokens is of, in engines of another configuration
+
+CONNECTOR = {
+    "kv_connector": "KVGrpcConnector", "kv_role": "kv_both", "kv_connector_module_path": "kvgrpc.integrations.vllm"
+}  # fmt: skip
+KERNELS = [["CPU_ATTN", "amx", ""]]
+
+
+def configured(folder: Path, **arguments: Any) -> VllmConfig:
+    return EngineArgs(**{"model": str(folder), "skip_tokenizer_init": True, **arguments}).create_engine_config()
+
+
+def identity(config: VllmConfig, revision: str = "llama", kernels: Kernels = KERNELS) -> str:
+    return identity_of(factors_of(config, revision, kernels))
+
+
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> Path:
+    return model_folder / "model"
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"hf_overrides": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **parameters}}}
+
+
+BYTES: list[dict[str, Any]] = [
+    {},
+    {"dtype": "float16"},
+    {"kv_cache_dtype": "fp8_e4m3"},
+    {"kv_cache_dtype": "fp8_e5m2"},
+    {"kv_cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]},
+    rope(rope_theta=20000.0),
+    rope(rope_type="linear", factor=2.0),
+    {"hf_overrides": {"rms_norm_eps": 1e-3}},
+    {"code_revision": "another"},
+    {"model_impl": "transformers"},
+    {"disable_sliding_window": True},
+    {"load_format": "dummy"},
+    {"quantization": "fp8"},
+    {"enable_lora": True, "lora_dtype": "float16"},
+]
+
+
+def test_whatever_changes_the_bytes_of_the_same_tokens_keeps_engines_apart(model: Path) -> None:
+    found = {str(arguments): identity(configured(model, **arguments)) for arguments in BYTES}
+    assert len(set(found.values())) == len(BYTES), found
+
+
+def test_other_weights_keep_engines_apart_by_name_and_revision(model: Path) -> None:
+    named = {"kv_connector_extra_config": {"weights_revision": "mine"}}
+    transfers = [KVTransferConfig(**CONNECTOR, **more) for more in ({}, named)]
+    configs = [configured(model, kv_transfer_config=transfer) for transfer in transfers]
+    configs.append(configured(model, kv_transfer_config=transfers[0], revision="another"))
+    assert len({identity(config, Options.of(config).weights_revision) for config in configs}) == 3
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [["FLASH_ATTN", "", ""]],
+        [["CPU_ATTN", "vec", ""]],
+        [["CPU_ATTN", "amx", "fp8_e4m3", "1.0", "1.0"]],
+        [["CPU_ATTN", "amx", ""], ["CPU_ATTN", "vec", ""]],
+    ],
+    ids=["backend", "order", "type", "layers"],
+)
+def test_other_kernels_keep_engines_apart(model: Path, kernels: Kernels) -> None:
+    config = configured(model)
+    assert identity(config, kernels=kernels) != identity(config)
+
+
+def test_a_draft_with_kv_of_its_own_keeps_engines_apart_and_its_count_of_tokens_does_not(model: Path) -> None:
+    draft = {"method": "draft_model", "model": str(model)}
+    ngram = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+    plain, few, many, guessed = (
+        identity(configured(model, speculative_config=speculative))
+        for speculative in (None, {**draft, "num_speculative_tokens": 2}, {**draft, "num_speculative_tokens": 3}, ngram)
+    )
+    assert plain == guessed != few == many
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"served_model_name": "another"},
+        {"seed": 7},
+        {"max_num_seqs": 3},
+        {"max_num_batched_tokens": 4096},
+        {"gpu_memory_utilization": 0.3},
+        {"kv_cache_memory_bytes": 1 << 30},
+        {"num_gpu_blocks_override": 99},
+        {"max_model_len": 2048},
+        {"enforce_eager": True},
+        {"enable_prefix_caching": False},
+        {"block_size": 32},
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+        {"kv_cache_dtype": "bfloat16"},
+        {"hf_overrides": {"rms_norm_eps": 1e-6}},
+        {"enable_lora": True},
+        {"generation_config": "vllm"},
+    ],
+    ids=str,
+)
+def test_what_changes_no_byte_pairs(model: Path, arguments: dict[str, Any]) -> None:
+    assert identity(configured(model, **arguments)) == identity(configured(model))
+
+
+def test_the_same_weights_at_another_path_pair_under_one_name(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "elsewhere")
+    assert identity(configured(tmp_path / "elsewhere")) == identity(configured(model))
+
+
+def test_the_longest_prompt_matters_only_where_rope_follows_it(model: Path) -> None:
+    factors = {"long_factor": [2.0] * 16, "short_factor": [1.0] * 16, "original_max_position_embeddings": 1024}
+    long = rope(rope_type="longrope", **factors)
+    assert len({identity(configured(model, **long, max_model_len=length)) for length in (1024, 2048)}) == 2
+
+
+def test_every_setting_that_does_not_count_is_one_that_vllm_has() -> None:
+    for of, besides in ((ModelConfig, MODEL_BESIDES), (CacheConfig, CACHE_BESIDES)):
+        assert besides <= {field.name for field in dataclasses.fields(of)}
+
+
+class Layer(AttentionLayerBase):
+    """One layer of a loaded model, with what is read of it."""
+
+    def __init__(self, dtype: str = "auto", isa: str | None = "amx", scale: float = 1.0) -> None:
+        self.kv_cache_dtype, self._k_scale_float, self._v_scale_float = dtype, scale, 1.0
+        if isa:
+            self.isa = isa
+
+    def get_attn_backend(self) -> Any:
+        return CPUAttentionBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> None:
+        raise AssertionError("nobody asks")
+
+
+def test_the_kernels_of_layers_are_named_with_the_type_and_the_scales_of_their_kv(model: Path) -> None:
+    layers = [Layer(), Layer("bfloat16"), Layer("fp8"), Layer("fp8_e4m3"), Layer("fp8_e5m2"), Layer("fp8", scale=0.5),
+              Layer(isa=None)]  # fmt: skip
+    names = [f"layers.{number}" for number in range(len(layers))]
+    config = configured(model)
+    config.compilation_config.static_forward_context = dict(zip(names, layers, strict=True))
+    found = kernels_of(config, names)
+    assert found[0] == ["CPU_ATTN", "amx", ""]
+    assert len(found) == len(layers) - 2, "those whose KV is the same are one run"
+    assert len({str(kernel) for kernel in found}) == len(found)

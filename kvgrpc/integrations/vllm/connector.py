@@ -10,13 +10,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.hooks import Hooks
+from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step
-from kvgrpc.integrations.vllm.options import Options, layout_of, revision_of
+from kvgrpc.integrations.vllm.options import Options, layout_of
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from kvgrpc.integrations.vllm.working import WorkerSide
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
+_log = init_logger("vllm.kvgrpc")
+"""What operators compare: vLLM shows what its own loggers say."""
+
 
 class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     """One side of it, as vLLM makes it in each of its processes."""
@@ -38,33 +43,30 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        options, layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
+        self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
         self._scheduling: SchedulerSide | None = None
-        self._working: WorkerSide | None = None
-        if role is KVConnectorRole.SCHEDULER:
-            engine_id = vllm_config.kv_transfer_config.engine_id or ""
-            # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
-            overlap = not current_platform.is_cpu() or vllm_config.max_concurrent_batches > 1
-            revision = revision_of(options, kv_cache_config)
-            self._scheduling = SchedulerSide(engine_id, options, layout, revision, overlap=overlap)
-            self._hooks = Hooks(self._scheduling, options.on_loss)
-            tell_of_loads(self._hooks.adapter_loaded)
-        else:
-            self._working = WorkerSide(options, layout)
+        self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
 
     # -- the scheduler's side
 
-    @property
-    def _at(self) -> "SchedulerSide":
-        assert self._scheduling is not None, "this is a worker's connector"
-        return self._scheduling
-
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        self._at.meet(Path(metadata[0].folder))
-
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        self._at.blocks = kv_cache_manager
+        self._blocks = kv_cache_manager
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Met]) -> None:
+        """The last of the start: what only workers know of the KV is a part of what it is of."""
+        config, met = self._vllm_config, metadata[0]
+        factors = factors_of(config, self._options.weights_revision, met.kernels)
+        identity = identity_of(factors)
+        _log.info("kvgrpc: KV is exchanged with engines of %s, which is of %s", identity, factors)
+        engine_id = config.kv_transfer_config.engine_id or ""
+        # On a device a step goes on after its hooks; with several in flight others begin meanwhile.
+        overlap = not current_platform.is_cpu() or config.max_concurrent_batches > 1
+        self._scheduling = SchedulerSide(engine_id, self._options, self._layout, identity, overlap=overlap)
+        self._scheduling.blocks = self._blocks
+        self._hooks = Hooks(self._scheduling, self._options.on_loss)
+        self._scheduling.meet(Path(met.folder))
+        tell_of_loads(self._hooks.adapter_loaded)
 
     def on_new_request(self, request: "Request") -> None:
         self._hooks.arrived(request)
@@ -110,7 +112,8 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._in.register(kv_caches)
 
     def get_handshake_metadata(self) -> Met:
-        return Met(str(self._in.folder))
+        layers = self._kv_cache_config.kv_cache_groups[0].layer_names
+        return Met(str(self._in.folder), kernels_of(self._vllm_config, layers))
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         """Nothing: loads run beside the steps."""
@@ -150,5 +153,5 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._working is not None:
             self._working.close()
-        else:
+        elif self._scheduling is not None:  # else the start failed
             self._hooks.close()

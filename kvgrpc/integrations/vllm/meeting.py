@@ -14,9 +14,11 @@ TICKET, ATTACHED = "ticket", "attached"
 
 @dataclass
 class Met(KVConnectorHandshakeMetadata):
-    """Where the worker waits for its ticket."""
+    """Where the worker waits for its ticket, and what only it knows of its KV."""
 
     folder: str
+    kernels: list[list[str]]
+    """See `kernels_of`."""
 
 
 @dataclass

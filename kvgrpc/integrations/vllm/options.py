@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.platforms import current_platform
-from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
 from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.core.policy_values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
@@ -96,10 +93,3 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
 
 def _unserved(what: str, instead: str) -> ValueError:
     return ValueError(f"KVGrpcConnector serves {what}. To do: {instead}")
-
-
-def revision_of(options: Options, cache: "KVCacheConfig") -> str:
-    """What the KV is of, beyond its tokens: weights, and the order within a block that the attention kernels keep."""
-    spec = cache.kv_cache_groups[0].kv_cache_spec
-    form = _get_attn_isa(spec.dtype, spec.block_size, spec.head_size) if current_platform.is_cpu() else "paged"
-    return f"{options.weights_revision};{form}"

@@ -1,0 +1,138 @@
+"""What KV is of, beyond its tokens: whatever of vLLM's configuration changes the bytes that the same tokens lead to.
+
+Fields of vLLM's model and cache configurations are part of it unless they are listed here, so that one that a later
+vLLM has keeps engines apart until somebody knows better. Left out is what changes no byte (names, limits, sampling,
+memory), or only the last bit of a rounding (graphs, eager mode), and what the layout says of the pool by itself (sizes
+and order of blocks). The tensor-parallel size is not in it.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm import __version__
+from vllm.config import get_layers_from_vllm_config
+from vllm.config.utils import normalize_value
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import is_quantized_kv_cache
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+MODEL_BESIDES = frozenset((
+    "allow_deprecated_quantization", "allowed_local_media_path", "allowed_media_domains", "config_format", "convert",
+    "disable_cascade_attn", "enable_cumem_allocator", "enable_nccl_comm_suspend", "enable_prompt_embeds",
+    "enable_sleep_mode", "enable_trace_replay", "enforce_eager", "generation_config", "hf_config", "hf_config_path",
+    "hf_overrides", "hf_text_config", "hf_token", "io_processor_plugin", "logits_processors", "logprobs_mode",
+    "max_logprobs", "max_model_len", "model", "model_weights", "multimodal_config", "override_generation_config",
+    "pooler_config", "renderer_num_workers", "return_sampling_mask", "revision", "runner", "seed", "served_model_name",
+    "skip_tokenizer_init", "sleep_mode_backend", "sleep_mode_offload_cudagraph", "sleep_preserve_parameter_names",
+    "spec_target_max_model_len", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code",
+    "use_fp64_gumbel",
+))  # fmt: skip
+"""Its weights are named by `Options.weights_revision`; the Hugging Face configuration counts as it is with all
+overrides. Of images, what they change is no KV that goes: see `_named_prompt`.
+"""
+CACHE_BESIDES = frozenset((
+    "_block_size_resolved", "block_size", "cache_dtype", "cache_hit_alignment_tokens", "effective_attention_block_size",
+    "enable_prefix_caching", "gpu_memory_utilization", "hash_block_size", "is_attention_free", "kv_cache_layout",
+    "kv_cache_max_concurrency", "kv_cache_memory_bytes", "kv_cache_size_tokens", "kv_offloading_backend",
+    "kv_offloading_size", "num_cpu_blocks", "num_gpu_blocks", "num_gpu_blocks_override",
+    "prefix_cache_retention_interval", "prefix_caching_hash_algo", "prefix_match_unit", "user_specified_block_size",
+))  # fmt: skip
+HF_BESIDES = frozenset(("_name_or_path", "transformers_version"))
+"""Where it was read, and by which library."""
+
+Kernels = list[list[str]]
+"""Of runs of layers, first to last: what their attention is computed by, the order that it keeps within a block, the
+type of the KV, and its scales."""
+
+
+def kernels_of(config: "VllmConfig", layers: list[str]) -> Kernels:
+    """In a worker whose model is loaded."""
+    layer_type: Any = AttentionLayerBase  # abstract, which mypy takes no type of
+    found = get_layers_from_vllm_config(config, layer_type, layers)
+    return [of for of, _ in itertools.groupby(_kernel(found[name]) for name in layers if name in found)]
+
+
+def factors_of(config: "VllmConfig", weights_revision: str, kernels: Kernels) -> dict[str, object]:
+    """All that KV is of here, by name, for people and for `identity_of`."""
+    speculative = config.speculative_config
+    draft = speculative.draft_model_config if speculative and speculative.uses_draft_kv_cache() else None
+    return {
+        "vllm": __version__,
+        "weights": weights_revision,
+        "dummy_weights": config.load_config.load_format == "dummy",
+        "kernels": kernels,
+        "cache_dtype": _kv_dtype(config.cache_config.cache_dtype),
+        "lora_dtype": _lora_dtype(config),
+        "draft": {"method": speculative.method, "model": f"{draft.model}@{draft.revision or ''}", **_model(draft)}
+        if draft
+        else None,
+        **_fields("cache", config.cache_config, CACHE_BESIDES),
+        **_model(config.model_config),
+    }
+
+
+def identity_of(factors: Mapping[str, object]) -> str:
+    """Engines with different ones exchange nothing."""
+    digest = hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
+    return f"{factors['weights']};{digest}"
+
+
+def _model(model: "ModelConfig") -> dict[str, object]:
+    hugging_face = _without(model.hf_config.to_dict())
+    found = {"hf_config": hugging_face, **_fields("model", model, MODEL_BESIDES)}
+    if "long_factor" in json.dumps(hugging_face):
+        found["max_model_len"] = model.max_model_len  # which of two RoPE scalings is taken
+    return found
+
+
+def _fields(of: str, config: Any, besides: frozenset[str]) -> dict[str, object]:
+    names = [field.name for field in dataclasses.fields(config) if field.name not in besides]
+    return {f"{of}.{name}": _plain(getattr(config, name)) for name in names}
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without(found) for key, found in value.items() if key not in HF_BESIDES}
+    if isinstance(value, list | tuple):
+        return [_without(found) for found in value]
+    return _plain(value)
+
+
+def _plain(value: Any) -> object:
+    """As JSON has it. What vLLM itself cannot name stands for itself, and may keep engines apart that could pair."""
+    try:
+        return normalize_value(value)
+    except TypeError:
+        return repr(value)
+
+
+def _kv_dtype(name: str) -> str:
+    """Empty where the KV is of the model's own type, which the layout says."""
+    if not is_quantized_kv_cache(name):
+        return ""
+    return f"{'fp8_e4m3' if name == 'fp8' else name}, {current_platform.fp8_dtype()}"
+
+
+def _lora_dtype(config: "VllmConfig") -> str:
+    """Empty where it is the model's, or there are no adapters."""
+    lora, model = config.lora_config, config.model_config
+    return str(lora.lora_dtype) if lora and lora.lora_dtype != model.dtype else ""
+
+
+def _kernel(layer: Any) -> list[str]:
+    return [layer.get_attn_backend().get_name(), *_details(layer)]
+
+
+def _details(layer: Any) -> Iterator[str]:
+    yield str(getattr(layer, "isa", None) or "")
+    dtype = _kv_dtype(getattr(layer, "kv_cache_dtype", "auto"))
+    yield dtype
+    if dtype:
+        yield from (repr(getattr(layer, name, None)) for name in ("_k_scale_float", "_v_scale_float"))
