@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from kvgrpc.core.descriptors import Ids, Runs, holds, plan_runs
 from kvgrpc.core.layout import PoolLayout, Region
 from kvgrpc.core.pins import Blocks
 from kvgrpc.core.rank_events import Summed
+
+RUNS_MAX = 1 << 17
+"""Of one posting, unless one block alone has more: they are planned at once, and go to a worker in one frame."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,25 +58,65 @@ class Summing:
         return tuple(self.values[rank] for rank in sorted(self.values))
 
 
+class Size(NamedTuple):
+    """How much something is, or may be at most."""
+
+    nbytes: int
+    blocks: int
+    runs: int
+    """At most so many: neighbours are joined when they are planned."""
+
+
+class Sizes:
+    """How large blocks of a pool are, in some of their layers."""
+
+    def __init__(self, pool: PoolLayout) -> None:
+        self._pool = pool
+        self._known: dict[tuple[int, LayerRange], tuple[int, int]] = {}
+
+    def of_block(self, group: int, layers: LayerRange | None) -> tuple[int, int]:
+        """Bytes of a block in these layers, and the regions that hold them."""
+        if layers is None:
+            return self._pool.block_sizes[group]
+        found = self._known.get((group, layers))
+        if found is None:
+            regions = _regions(self._pool, group, layers)
+            found = self._known[group, layers] = sum(region.block_bytes for region in regions), len(regions)
+        return found
+
+    def of(self, chunks: Sequence[Chunk]) -> Size:
+        nbytes = blocks = runs = 0
+        for chunk in chunks:
+            for group, ids in enumerate(chunk.source):
+                if len(ids):
+                    each, regions = self.of_block(group, chunk.layers)
+                    nbytes += each * len(ids)
+                    blocks += len(ids)
+                    runs += regions * len(ids)
+        return Size(nbytes, blocks, runs)
+
+
 @dataclass(frozen=True, eq=False)
 class Slice:
     """What of a round is posted by itself."""
 
     runs: Runs | None
     """None: not planned yet."""
-    part: Chunk | None
-    """What is summed up at the destination when it has moved; None: nothing is."""
+    parts: Sequence[Chunk]
+    """What it moves, and at the destination is summed up when it has moved, where that is wanted."""
 
 
-def slices_of(chunks: Sequence[Chunk], source: PoolLayout, most_bytes: int, most_blocks: int) -> list[Chunk]:
+def slices_of(chunks: Sequence[Chunk], sizes: Sizes, most: Size) -> list[Chunk]:
     """The chunks in parts of whole blocks of one group, of at most that much or one block, in their order."""
     found = []
     for chunk in chunks:
         for group, ids in enumerate(chunk.source):
-            block_bytes = sum(region.block_bytes for region in _regions(source, group, chunk.layers))
-            if not block_bytes:
+            if not len(ids):
                 continue
-            step = max(min(most_bytes // block_bytes, most_blocks), 1)
+            nbytes, runs = sizes.of_block(group, chunk.layers)
+            if not nbytes:
+                continue
+            step = max(min(most.nbytes // nbytes, most.blocks, most.runs // runs), 1)
             for first in range(0, len(ids), step):
                 end = first + step
                 taken, filled = (_only(some, group, first, end) for some in (chunk.source, chunk.destination))
@@ -80,17 +124,17 @@ def slices_of(chunks: Sequence[Chunk], source: PoolLayout, most_bytes: int, most
     return found
 
 
-def batches(parts: Sequence[Chunk], most: int) -> list[list[Chunk]]:
-    """The parts, one after the other, in lists of at most so many blocks or one part."""
+def batches(parts: Sequence[Chunk], sizes: Sizes, most: Size) -> list[list[Chunk]]:
+    """The parts, one after the other, in lists of at most that much or one part."""
     found: list[list[Chunk]] = []
-    room = 0
+    left = Size(0, 0, 0)
     for part in parts:
-        count = sum(map(len, part.source))
-        if count > room:
+        size = sizes.of([part])
+        if not found or any(some > room for some, room in zip(size, left, strict=True)):
             found.append([])
-            room = most
+            left = most
         found[-1].append(part)
-        room -= count
+        left = Size(*(room - some for some, room in zip(size, left, strict=True)))
     return found
 
 
@@ -133,16 +177,20 @@ def _one_after_the_other(parts: list[Ids]) -> Ids:
 
 def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
     """The block that sum `number` of the chunks is of, for people."""
-    summed = [
-        (chunk, group, i)
+    sizes = Sizes(pool)
+    lists = [
+        (chunk, group)
         for chunk in chunks
         for group, ids in enumerate(chunk.source)
-        if _regions(pool, group, chunk.layers)
-        for i in range(len(ids))
+        if len(ids) and sizes.of_block(group, chunk.layers)[0]
     ]
-    chunk, group, i = summed[number]
+    at = iter(lists)
+    chunk, group = next(at)
+    while number >= len(chunk.source[group]):
+        number -= len(chunk.source[group])
+        chunk, group = next(at)
     layers = f", layers {chunk.layers[0]} +{chunk.layers[1]}" if chunk.layers else ""
-    block, here = int(chunk.source[group][i]), int(chunk.destination[group][i])
+    block, here = int(chunk.source[group][number]), int(chunk.destination[group][number])
     return f"block {block} of group {group}{layers}, received into block {here}"
 
 

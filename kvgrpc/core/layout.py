@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from itertools import pairwise
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
@@ -146,13 +147,22 @@ class PoolLayout:
         if violations:
             raise InvalidRequest(Reason.INVALID_FIELD, "the pool layout is not usable", violations=tuple(violations))
 
+    @cached_property
+    def block_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Of one block of each group: its bytes over all layers, and how many regions have some of them."""
+        sizes = [(0, 0)] * len(self.groups)
+        for region in self.regions:
+            nbytes, regions = sizes[region.group]
+            sizes[region.group] = nbytes + region.block_bytes, regions + 1
+        return tuple(sizes)
+
     def block_bytes(self, group: int) -> int:
         """Bytes of one block of `group` over all its layers."""
-        return sum(r.block_bytes for r in self.regions if r.group == group)
+        return self.block_sizes[group][0]
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
         """Bytes of `blocks[group]` blocks of each group over all their layers."""
-        return sum(blocks[region.group] * region.block_bytes for region in self.regions)
+        return sum(count * nbytes for count, (nbytes, _) in zip(blocks, self.block_sizes, strict=True))
 
     def fingerprint(self) -> str:
         """Hex digest of everything that two pools must share to exchange blocks without conversion.

@@ -3,7 +3,9 @@
 Each step is taken once by the events that `moving` hears; what a move waits for meanwhile has a deadline.
 """
 
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -11,7 +13,21 @@ import numpy as np
 
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import Post, SendChecksums, SendOpen, SendSettle, Sum
-from kvgrpc.core.chunks import Chunk, Pieces, Slice, Summing, batches, pieces_of, place_of, plan_chunks, slices_of
+from kvgrpc.core.chunks import (
+    RUNS_MAX,
+    Chunk,
+    Pieces,
+    Size,
+    Sizes,
+    Slice,
+    Summing,
+    batches,
+    pieces_of,
+    place_of,
+    plan_chunks,
+    slices_of,
+)
+from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.lives import Lives
 from kvgrpc.core.moves import Comparing, Move, MoveTable, Stage, posting_name
@@ -233,56 +249,81 @@ class MoveSteps(ABC, Generic[M]):
 
     def _post(self, move: M) -> None:
         state = self._state
-        peer = state.peers[move.peer]
-        source, destination = self._pools(move)
+        source, _ = self._pools(move)
         chunks, move.mismatch = move.chunks(), ""
-        runs = plan_chunks(chunks, source, destination)
+        sizes = Sizes(source)
+        size = sizes.of(chunks)
         move.begin_round()
-        if not len(runs):
+        if not size.nbytes:
             self.settle(move)
             return
         move.move(Stage.WIRE)
-        move.left = [Slice(runs, None)]
-        move.planned += runs.total_bytes
-        move.descriptors += len(runs)
+        move.planned += size.nbytes
+        if state.checksums and self.operation is Operation.READ:
+            move.left = self._compared(move, chunks, sizes)
+        elif size.runs > RUNS_MAX:
+            most = Size(state.limits.in_flight_bytes, size.blocks, RUNS_MAX)
+            move.left = [Slice(None, parts) for parts in batches(slices_of(chunks, sizes, most), sizes, most)]
+        else:
+            move.left = [Slice(None, chunks)]
+        self._plan(move)
         state.timers.clear(Timer.QUEUE, move.name)
         state.timers.clear(Timer.REGISTRATION, move.name)
         state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
-        ranks = range(state.pool.world_size)
         state.change(
             move.transfer_id,
             state=State.ACTIVE,
             waiting_for="",
             phases=self._phase(move, "wire"),
             blocks=move.block_count,
-            nbytes=move.planned * len(ranks),
-            paths=tuple(TransferPath(peer.paths[r], move.planned, move.descriptors) for r in ranks),
+            nbytes=move.planned * state.pool.world_size,
+            paths=self._paths(move),
         )
-        if state.checksums and self.operation is Operation.READ:
-            most = min(state.limits.blocks_per_request, max(ANSWER_BYTES // (4 * len(ranks)), 1))
-            parts = slices_of(chunks, source, state.limits.in_flight_bytes, most)
-            move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, most))
-            move.left = [Slice(runs if len(parts) == 1 else None, part) for part in parts]
         self._post_slice(move)
         if move.comparing is not None:
-            delay_s = min(runs.total_bytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
+            delay_s = min(size.nbytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
             state.timers.set(Timer.SUMS_ASK, move.name, state.now + delay_s)
+
+    def _compared(self, move: M, chunks: list[Chunk], sizes: Sizes) -> list[Slice]:
+        """What is posted by itself, where checksums are compared: the source is asked for those of some slices."""
+        limits = self._state.limits
+        blocks = min(limits.blocks_per_request, max(ANSWER_BYTES // (4 * self._state.pool.world_size), 1))
+        most = Size(limits.in_flight_bytes, blocks, RUNS_MAX)
+        parts = slices_of(chunks, sizes, most)
+        asked = most._replace(nbytes=sys.maxsize)
+        move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, sizes, asked))
+        return [Slice(None, some) for some in batches(parts, sizes, most)]
+
+    def _plan(self, move: M) -> Runs:
+        """Plans the next slice: one at a time, so that the longest move holds up nobody."""
+        assert move.left is not None
+        first = move.left[0]
+        runs = plan_chunks(first.parts, *self._pools(move))
+        move.left[0] = replace(first, runs=runs)
+        move.descriptors += len(runs)
+        return runs
+
+    def _paths(self, move: M) -> tuple[TransferPath, ...]:
+        """Over which data paths how much has moved, or is about to."""
+        paths = self._state.peers[move.peer].paths
+        ranks = range(self._state.pool.world_size)
+        return tuple(TransferPath(paths[rank], move.planned, move.descriptors) for rank in ranks)
 
     def _post_slice(self, move: M) -> None:
         """Posts as much as may be in flight at once; the rest has another turn."""
         state = self._state
         assert move.left is not None
-        first = move.left.pop(0)
-        planned = first.runs
+        planned = move.left[0].runs
         if planned is None:
-            assert first.part is not None
-            planned = plan_chunks([first.part], *self._pools(move))
+            planned = self._plan(move)
+            state.change(move.transfer_id, paths=self._paths(move))
+        first = move.left.pop(0)
         runs, rest = planned.split(state.limits.in_flight_bytes)
         if rest is not None:
-            move.left.insert(0, Slice(rest, first.part))
+            move.left.insert(0, replace(first, runs=rest))
         name, pieces = "", None
-        if rest is None and first.part is not None:
-            name, pieces = self._summing(move, first.part)
+        if rest is None and move.comparing is not None:
+            name, pieces = self._summing(move, first.parts)
         move.left = move.left or None
         state.turns.began(move.name, runs.total_bytes)
         move.posted_at = state.now
@@ -292,13 +333,13 @@ class MoveSteps(ABC, Generic[M]):
             summed = None if pieces is None else Sum(rank, name, pieces)
             state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills, summed))
 
-    def _summing(self, move: M, part: Chunk) -> tuple[str, Pieces]:
+    def _summing(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """What all ranks are to sum up of what they post now, by its name."""
         comparing = move.comparing
         assert comparing is not None
         name = f"{comparing.name}.{len(comparing.here)}"
         comparing.here.append(Summing(set(range(self._state.pool.world_size))))
-        return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers)])
+        return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
     def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
         """Where its bytes come from, and where they go."""

@@ -1,6 +1,6 @@
 """Calls of a scheduler that wait to be sent: one frame for each step, however many they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvgrpc.errors import OutOfRange
@@ -28,8 +28,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._frame.calls.calls)
 
-    def take(self, read_events: int) -> Iterator[bytes]:
-        """Frames with the calls queued so far, which are not queued any more; one frame at least.
+    def take(self, read_events: int, too_long: Callable[[session_pb2.Call, OutOfRange], None]) -> Iterator[bytes]:
+        """Frames with the calls queued so far, which are not queued any more; `too_long` hears of those that fit into
+        none.
 
         `read_events`: number of the last event that was read.
         """
@@ -42,4 +43,4 @@ class Outbox:
         try:
             yield encode(frame)
         except OutOfRange:
-            yield from encode_rows(frame.calls.calls, part)
+            yield from encode_rows(frame.calls.calls, part, too_long)

@@ -27,7 +27,15 @@ from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.engine.connection import Connection, LeadDied
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
-from kvgrpc.errors import InternalError, KVGrpcError, PermissionDenied, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import (
+    InternalError,
+    KVGrpcError,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.description import endpoint_from_proto, pool_from_proto
@@ -247,6 +255,10 @@ class Rank:
             with self._lock:
                 self._connection.send(self._frame(event))
         except LeadDied:
+            self._connection.shutdown()
+        except OutOfRange as error:
+            # As of a command that cannot be performed: the lead would wait for it for ever.
+            _log.error("rank %d cannot report %s: %s", self.rank, type(event).__name__, error)
             self._connection.shutdown()
 
     def _frame(self, event: events.Event) -> bytes:

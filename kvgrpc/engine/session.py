@@ -13,10 +13,10 @@ from kvgrpc.engine.handles import Handle, Pull
 from kvgrpc.engine.outbox import Outbox
 from kvgrpc.engine.transfers import Transfers
 from kvgrpc.engine.void_page import VoidPage
-from kvgrpc.errors import DeadlineExceeded, Reason
+from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import pool_pb2
-from kvgrpc.wire.values import stated_error
+from kvgrpc.wire.values import error_row, stated_error
 
 _log = logging.getLogger(__name__)
 
@@ -97,9 +97,12 @@ class Session:
         for pull in self._unsent:
             pull.unsent = None
         self._unsent.clear()
-        for frame in self._outbox.take(self._told_event):
+        refused: list[session_pb2.Event] = []
+        for frame in self._outbox.take(self._told_event, lambda call, error: refused.append(_refusal(call, error))):
             self.connection.send(frame)
         self._acknowledged_event = self._told_event
+        for event in refused:
+            self._take_event(event)
 
     def read(self, timeout_s: float) -> bool:
         """Takes in what is there and sends what was waiting for it; False when nothing came. Raises LeadDied."""
@@ -134,11 +137,14 @@ class Session:
         for frame in frames:
             for event in frame.events.events:
                 self._read_event = event.event_id
-                if event.HasField("answer"):
-                    self._take_answer(event.answer)
-                self._events += self._transfers.take(event)
+                self._take_event(event)
             if frame.HasField("over"):
                 raise SessionOver(Reason.PEER_LOST, f"the session is over: {frame.over.message}")
+
+    def _take_event(self, event: session_pb2.Event) -> None:
+        if event.HasField("answer"):
+            self._take_answer(event.answer)
+        self._events += self._transfers.take(event)
 
     def _take_answer(self, answer: session_pb2.CallAnswer) -> None:
         if answer.call_id in self._answers:
@@ -150,3 +156,9 @@ class Session:
                 self.ask(None, free_blocks=given)
         elif not answer.call_id:
             _log.error("the lead refused what is answered only then: %s", answer.failure.message)
+
+
+def _refusal(call: session_pb2.Call, error: KVGrpcError) -> session_pb2.Event:
+    """A call that was never sent is answered as the lead would refuse it."""
+    answer = session_pb2.CallAnswer(call_id=call.call_id, code=error.code, failure=error_row(error))
+    return session_pb2.Event(answer=answer)

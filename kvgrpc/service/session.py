@@ -67,13 +67,12 @@ class Host(Protocol):
 class Session:
     """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
 
-    def __init__(
-        self, writer: asyncio.StreamWriter, data_paths: Sequence[str], request: session_pb2.AttachRequest
-    ) -> None:
+    def __init__(self, lead: Lead, writer: asyncio.StreamWriter, request: session_pb2.AttachRequest) -> None:
         self.writer = writer
         self.secret = secrets.token_bytes(32)
         self.ticket = request.rank_ticket or secrets.token_bytes(32)
-        self.workers = Workers(data_paths, private=request.memory == session_pb2.POOL_MEMORY_PRIVATE)
+        private = request.memory == session_pb2.POOL_MEMORY_PRIVATE
+        self.workers = Workers(lead.config.data_paths, lead.runner.feed, private=private)
         self.page = VoidPage()
         self.over = asyncio.Event()
         self._event_id = 0
@@ -112,8 +111,13 @@ class Session:
         try:
             write(self.writer, encode(frame))
         except OutOfRange:
-            for part in encode_rows(frame.events.events, _event_frame):
+            for part in encode_rows(frame.events.events, _event_frame, self._cannot_tell):
                 write(self.writer, part)
+
+    def _cannot_tell(self, event: session_pb2.Event, error: OutOfRange) -> None:
+        """An engine that would wait for ever for what it cannot be told ends."""
+        _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("event"), error)
+        self.close(f"event {event.event_id} does not fit into a frame: {error.message}")
 
 
 class Sessions:
@@ -207,7 +211,7 @@ class Sessions:
             raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
         _check_attach(request, self._lead.config)
         returning = Return(request) if request.rank_ticket else None
-        session = Session(writer, self._lead.config.data_paths, request)
+        session = Session(self._lead, writer, request)
         self._attaching, self._returning = True, returning
         try:
             if returning is not None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kvgrpc.core import events
@@ -13,7 +13,7 @@ from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.endpoints import RankEndpoint
 from kvgrpc.core.operation import Operation
 from kvgrpc.core.rank_actions import Sum
-from kvgrpc.errors import AlreadyExists, PreconditionFailed, Reason
+from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.service.ranks import Rank
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire
@@ -26,31 +26,43 @@ UNREAD_BYTES_MAX = 256 * 1024 * 1024
 
 
 class WorkerRank:
-    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it."""
+    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it.
 
-    def __init__(self, data_paths: Sequence[str]) -> None:
+    `report` hears in the worker's place of commands that are longer than a frame: they have failed.
+    """
+
+    def __init__(self, rank: int, data_paths: Sequence[str], report: Callable[[events.Event], None]) -> None:
+        self._rank = rank
         self._data_paths = data_paths
-        self._waiting: list[rank_pb2.RankCommand] = []
+        self._report = report
+        self._waiting: list[bytes] = []
         self._writer: asyncio.StreamWriter | None = None
 
     def connected(self, writer: asyncio.StreamWriter) -> None:
         """The worker attached."""
         self._writer = writer
-        for command in self._waiting:
-            self._send(command)
+        for frame in self._waiting:
+            write(writer, frame)
         self._waiting.clear()
 
     def offer(self, key: str) -> None:
         self._send(wire.offer_command(key))
 
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
-        self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt))
+        def refused(why: str) -> events.Event:
+            rejected = tuple((path, why) for path in self._data_paths)
+            return events.PeerMapped(self._rank, peer, "", "", rejected, attempt)
+
+        self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt), refused)
 
     def unmap_peer(self, peer: str, *, watch: bool) -> None:
         self._send(wire.disconnect_command(peer, watch))
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None) -> None:
-        self._send(wire.post_command(posting_id, peer, runs, operation, summing))
+        self._send(
+            wire.post_command(posting_id, peer, runs, operation, summing),
+            lambda why: events.PostingEnded(posting_id, done=False, message=why),
+        )
 
     def expect(self, access: str, open_: bool, operation: Operation) -> None:
         self._send(wire.expect_command(access, open_, operation))
@@ -62,24 +74,32 @@ class WorkerRank:
         self._send(wire.rekey_command())
 
     def sum(self, name: str, pieces: Pieces) -> None:
-        self._send(wire.sum_command(name, pieces))
+        self._send(wire.sum_command(name, pieces), lambda why: events.Summed(self._rank, name, b"", why))
 
-    def _send(self, command: rank_pb2.RankCommand) -> None:
-        if self._writer is None:
-            self._waiting.append(command)
+    def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
+        """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""
+        made = session_pb2.ServerFrame()
+        made.commands.commands.add().CopyFrom(command)
+        try:
+            frame = encode(made)
+        except OutOfRange as error:
+            assert refused is not None, "a command of a few bytes"
+            self._report(refused(f"the command for its worker does not fit into a frame: {error.message}"))
             return
-        frame = session_pb2.ServerFrame()
-        frame.commands.commands.add().CopyFrom(command)
-        write(self._writer, encode(frame))
+        if self._writer is None:
+            self._waiting.append(frame)
+        else:
+            write(self._writer, frame)
 
 
 class Workers:
     """The workers of one session. `data_paths` are those that the server allows, best first; `private`: they have
-    memory of their own, and move the bytes.
+    memory of their own, and move the bytes. `report` hears of commands that cannot be sent.
     """
 
-    def __init__(self, data_paths: Sequence[str], *, private: bool) -> None:
+    def __init__(self, data_paths: Sequence[str], report: Callable[[events.Event], None], *, private: bool) -> None:
         self._data_paths = data_paths
+        self._report = report
         self._private = private
         self._ranks: dict[int, WorkerRank] = {}
         self._attached: dict[int, asyncio.StreamWriter] = {}
@@ -88,7 +108,7 @@ class Workers:
 
     def make_rank(self, rank: int) -> Rank:
         """A rank whose worker is still to come."""
-        return self._ranks.setdefault(rank, WorkerRank(self._data_paths))
+        return self._ranks.setdefault(rank, WorkerRank(rank, self._data_paths, self._report))
 
     def allowed(self, event: events.Event) -> events.Event:
         """What a worker reports, without the endpoints of data paths that the server does not allow."""

@@ -23,16 +23,19 @@ def encode(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def encode_rows(rows: Sequence[_T], make: Callable[[Sequence[_T]], Message]) -> Iterator[bytes]:
-    """One frame of all rows, or as many as it takes. Raises OutOfRange for a row that is too long by itself."""
+def encode_rows(
+    rows: Sequence[_T], make: Callable[[Sequence[_T]], Message], too_long: Callable[[_T, OutOfRange], None]
+) -> Iterator[bytes]:
+    """One frame of all rows, or as many as it takes. `too_long` hears of a row that fits into none: it is left out."""
     try:
         frame = encode(make(rows))
-    except OutOfRange:
-        if len(rows) <= 1:
-            raise
+    except OutOfRange as error:
+        if len(rows) == 1:
+            too_long(rows[0], error)
+            return
         half = len(rows) // 2
-        yield from encode_rows(rows[:half], make)
-        yield from encode_rows(rows[half:], make)
+        yield from encode_rows(rows[:half], make, too_long)
+        yield from encode_rows(rows[half:], make, too_long)
     else:
         yield frame
 

@@ -1,7 +1,6 @@
 """Many numbers into a message, and out of it, by numpy: from Python lists every number costs six times as much.
 
-What `put_runs` writes is the wire format of `kvgrpc.v1.BlockRuns`, two packed fields of uint32; a test compares it with
-what protobuf writes.
+What is written is protobuf's wire format of packed fields of integers; tests compare it with what protobuf writes.
 """
 
 from collections.abc import Sequence
@@ -14,8 +13,6 @@ from kvgrpc.v1 import common_pb2
 
 FEW = 1024
 """Up to so many runs the usual way costs less."""
-_STARTS = bytes([1 << 3 | 2])
-_COUNTS = bytes([2 << 3 | 2])
 
 
 def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
@@ -30,7 +27,7 @@ def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
         into.starts.extend(first.tolist())
         into.counts.extend(length.tolist())
     else:
-        into.MergeFromString(_field(_STARTS, first) + _field(_COUNTS, length))
+        into.MergeFromString(packed_field(1, first) + packed_field(2, length))
 
 
 def packed_sums(values: Sequence[int]) -> bytes:
@@ -44,7 +41,7 @@ def unpacked_sums(values: bytes) -> list[int]:
     return found
 
 
-def varints(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
+def varints(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Numbers as protobuf writes them: seven bits a byte, the lowest first, the top bit set where more follow."""
     size = max(-(-int(values.max(initial=0)).bit_length() // 7), 1)
     if size == 1:
@@ -52,8 +49,8 @@ def varints(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
     parts = np.empty((size, len(values)), dtype=np.uint8)
     used = np.ones((size, len(values)), dtype=bool)
     for place in range(size):
-        rest = values >> np.uint32(7 * place)
-        parts[place] = rest & np.uint32(0x7F)
+        rest = values >> np.uint64(7 * place)
+        parts[place] = rest & np.uint64(0x7F)
         if place:
             used[place] = rest != 0
             parts[place - 1] |= used[place].view(np.uint8) << np.uint8(7)
@@ -61,7 +58,7 @@ def varints(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
     return written
 
 
-def _field(tag: bytes, values: Ids) -> bytes:
-    """One packed field: its tag, its length, and the values."""
-    data = varints(values.astype(np.uint32)).tobytes()
-    return tag + varints(np.array([len(data)], dtype=np.uint32)).tobytes() + data
+def packed_field(number: int, values: Ids) -> bytes:
+    """One packed field of a message, of numbers that are not negative: its tag, its length, and the values."""
+    data = varints(values.astype(np.uint64)).tobytes()
+    return bytes([number << 3 | 2]) + varints(np.array([len(data)], dtype=np.uint64)).tobytes() + data

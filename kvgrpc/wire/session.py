@@ -15,7 +15,7 @@ from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import packed_sums, unpacked_sums
+from kvgrpc.wire.packed import FEW, packed_field, packed_sums, unpacked_sums
 from kvgrpc.wire.values import duration, failure, layer_ranges
 
 _News: TypeAlias = (
@@ -85,9 +85,14 @@ def post_command(
     command = rank_pb2.RankCommand()
     post = command.post  # written in place: a message that is made for another one is copied, runs and all
     post.posting_id, post.peer, post.operation = posting_id, peer, _OPERATION[operation]
-    post.src.extend(runs.src.tolist())
-    post.dst.extend(runs.dst.tolist())
-    post.nbytes.extend(runs.nbytes.tolist())
+    if len(runs) <= FEW:
+        post.src.extend(runs.src.tolist())
+        post.dst.extend(runs.dst.tolist())
+        post.nbytes.extend(runs.nbytes.tolist())
+    else:
+        columns = runs.src, runs.dst, runs.nbytes
+        numbers = post.SRC_FIELD_NUMBER, post.DST_FIELD_NUMBER, post.NBYTES_FIELD_NUMBER
+        post.MergeFromString(b"".join(map(packed_field, numbers, columns)))
     if summing is not None:
         post.sum.CopyFrom(_sum_command(summing.name, summing.pieces))
     return command
@@ -115,9 +120,16 @@ def sum_command(name: str, pieces: Pieces) -> rank_pb2.RankCommand:
 
 
 def _sum_command(name: str, pieces: Pieces) -> rank_pb2.SumCommand:
-    return rank_pb2.SumCommand(
-        name=name, offsets=pieces.offsets.tolist(), nbytes=pieces.nbytes.tolist(), counts=pieces.counts.tolist()
-    )
+    made = rank_pb2.SumCommand(name=name)
+    if len(pieces.offsets) <= FEW:
+        made.offsets.extend(pieces.offsets.tolist())
+        made.nbytes.extend(pieces.nbytes.tolist())
+        made.counts.extend(pieces.counts.tolist())
+    else:
+        columns = pieces.offsets, pieces.nbytes, pieces.counts
+        numbers = made.OFFSETS_FIELD_NUMBER, made.NBYTES_FIELD_NUMBER, made.COUNTS_FIELD_NUMBER
+        made.MergeFromString(b"".join(map(packed_field, numbers, columns)))
+    return made
 
 
 def pieces_of(command: rank_pb2.SumCommand) -> Pieces:

@@ -8,7 +8,7 @@ from statistics import quantiles
 import numpy as np
 import pytest
 
-from kvgrpc.core import actions, events
+from kvgrpc.core import actions, events, move_steps, parts
 from kvgrpc.core.accesses import Verdict
 from kvgrpc.core.descriptors import Runs
 from kvgrpc.core.limits import Limits
@@ -16,7 +16,7 @@ from kvgrpc.core.transfers import State
 from kvgrpc.core.turns import Turns
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, answer_of, describe, endpoints, full, grant
-from tests.core.pairs import Pair
+from tests.core.pairs import READING, WRITING, Pair
 
 
 def test_higher_priority_goes_first_and_equals_go_in_the_order_of_asking() -> None:
@@ -251,3 +251,44 @@ def test_under_a_flood_an_important_transfer_takes_at_most_twice_its_time() -> N
     alone, flooded = p99(0), p99(200)
     assert alone == pytest.approx(SIZE)
     assert flooded <= 2 * alone
+
+
+@pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+def test_a_round_of_very_many_runs_is_planned_and_posted_slice_by_slice(
+    writers: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_steps, "RUNS_MAX", 3)
+    pair = Pair(writers)
+    for layer in range(2):
+        pair.finish(64, (9, 7, 5, 3), last=layer == 1, layers=(layer, 1))
+    pair.register(pair.reserve(64, (0, 2, 4, 6)).token)
+    moving = pair.both()[0 if writers else 1].id
+    sizes, descriptors = [], []
+    while pair.posts:
+        (lead, post), *_ = pair.posts
+        sizes.append(len(post.runs))
+        descriptors.append(lead.transfer(moving).paths[0].descriptors)
+        assert lead.transfer(moving).nbytes == 64
+        pair.moved(1)
+    assert (sizes, descriptors) == ([3, 1, 3, 1], [3, 4, 7, 8])
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
+
+
+@pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+def test_a_destination_that_comes_late_is_told_of_all_parts_and_gets_them_some_at_a_time(
+    writers: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "BATCH_PARTS", 2)
+    pair = Pair(writers)
+    for i in range(5):
+        pair.finish(80, (9 - i,), last=i == 4)
+    pair.register(pair.reserve(80, range(0, 10, 2)).token)
+    told = [len(action.opening.parts) for action in pair.sent if isinstance(action, actions.SendOpen)]
+    told += [len(action.parts) for action in pair.sent if isinstance(action, actions.SendParts)]
+    assert told == ([0] if writers else [2, 2, 1])
+    moved = []
+    while pair.posts:
+        moved.append(pair.posts[0][1].runs.src.tolist()[: len(pair.posts[0][1].runs) // 2])
+        pair.moved(1)
+    assert moved == [[72, 584], [56, 568], [40]]
+    assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2

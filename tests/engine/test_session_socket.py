@@ -302,9 +302,30 @@ def test_batches_longer_than_a_frame_are_sent_as_several(monkeypatch: pytest.Mon
         return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=part))  # type: ignore[arg-type]
 
     reader = FrameReader(session_pb2.ServerFrame)
-    sent = b"".join(frames.encode_rows(rows, frame))
+    sent = b"".join(frames.encode_rows(rows, frame, unexpected))
     got = [event.event_id for row in reader.feed(sent) for event in row.events.events]
     assert got == list(range(1, 14))
-    with pytest.raises(OutOfRange):
-        list(frames.encode_rows([session_pb2.Event(received=session_pb2.Received(request_id="r" * 200))], frame))
-    assert list(frames.encode_rows([], frame)) == [encode(frame([]))]
+    assert list(frames.encode_rows([], frame, unexpected)) == [encode(frame([]))]
+
+
+def unexpected(event: session_pb2.Event, error: OutOfRange) -> None:
+    raise AssertionError((event, error))
+
+
+def test_a_row_longer_than_a_frame_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 100)
+    sizes = (20, 200, 20)
+    rows = [
+        session_pb2.Event(event_id=i, received=session_pb2.Received(request_id="r" * n)) for i, n in enumerate(sizes)
+    ]
+    left_out: list[tuple[int, Reason]] = []
+
+    def told(event: session_pb2.Event, error: OutOfRange) -> None:
+        left_out.append((event.event_id, error.reason))
+
+    def frame(part: object) -> session_pb2.ServerFrame:
+        return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=part))  # type: ignore[arg-type]
+
+    sent = b"".join(frames.encode_rows(rows, frame, told))
+    got = [event.event_id for row in FrameReader(session_pb2.ServerFrame).feed(sent) for event in row.events.events]
+    assert (got, left_out) == ([0, 2], [(1, Reason.LIMIT_EXCEEDED)])

@@ -59,8 +59,11 @@ class Worker:
 
 
 def serve(fd: int) -> None:
-    """Answers one test's lines until it hangs up."""
-    worker = Worker()
+    serve_lines(Worker(), fd)
+
+
+def serve_lines(worker: Any, fd: int) -> None:
+    """A worker answers one test's lines until it hangs up."""
     with socket.socket(fileno=fd) as test, test.makefile("r") as lines:
         for text in lines:
             line = json.loads(text)

@@ -17,6 +17,7 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
+from kvgrpc.wire.packed import FEW
 from tests.wire.messages import messages, outcome
 from tests.wire.test_description import ENDPOINTS, TEXT
 
@@ -91,6 +92,21 @@ def test_the_runs_of_a_posting_and_its_operation_come_back_as_they_went(
     found = session.runs_of(post)
     assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
     assert session.operation_of(post) is operation
+
+
+@pytest.mark.parametrize("count", [FEW, FEW + 1])
+def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
+    columns = np.random.default_rng(1).integers(1 << 56, size=(3, count)) >> np.arange(count) % 57
+    command = session.post_command(
+        "p", "peer", Runs(*columns), Operation.READ, Sum(0, "s", Pieces(*columns % (1 << 31)))
+    )
+    post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
+    usual = rank_pb2.PostCommand(src=columns[0].tolist(), dst=columns[1].tolist(), nbytes=columns[2].tolist())
+    assert (post.src, post.dst, post.nbytes) == (usual.src, usual.dst, usual.nbytes)
+    found = session.summing_of(0, post)
+    assert found is not None
+    for name, column in zip(("offsets", "nbytes", "counts"), columns % (1 << 31), strict=True):
+        assert getattr(found.pieces, name).tolist() == column.tolist()
 
 
 def test_what_is_summed_up_of_a_posting_comes_back_as_it_went() -> None:

@@ -1,0 +1,132 @@
+"""Commands to workers that would be longer than a frame are several, and one that cannot be sent fails at once."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.engine import Engine, content
+from kvgrpc.errors import OutOfRange, Reason
+from kvgrpc.wire import frames
+from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.support import ROOT, Asked, Lead, Side, Workers, failure, new_key, received, refused, tokens
+from tests.service.engines import SUCCEEDED, wait_until
+
+BLOCKS = 65_536
+"""As many as one request may name."""
+LAYERS = 128
+SMALL = 3_000
+"""Bytes of a frame of the lead that has short ones: enough for 300 blocks, not for 600 runs."""
+
+
+def deep(layers: int = LAYERS, blocks: int = BLOCKS) -> PoolLayout:
+    """Twice as many blocks, of 1 token, and of 8 bytes in each layer: neighbours that are both moved are too far apart
+    to be moved as one.
+    """
+    return uniform_layout(Group("full", GroupKind.FULL_ATTENTION, layers, 1, 2 * blocks, 1, 1, "float32"), 8)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    made = Workers("tests.engine.large_worker")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
+    """P and D for a transfer that takes seconds, and on a busy machine many."""
+    folder = tmp_path_factory.mktemp("patient")
+    settings = f"{SETTINGS}\ntransfer_timeout_s = 200.0\n"
+    with ExitStack() as stack:
+        p, d = (Lead(folder, name, settings=settings) for name in ("P", "D"))
+        for lead in (p, d):
+            stack.callback(lead.close)
+        yield p.wait_ready(), d.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
+    """A lead whose frames are short."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "sitecustomize.py").write_text(f"from kvgrpc.wire import frames\nframes.FRAME_BYTES_MAX = {SMALL}\n")
+    lead = Lead(folder, "S", settings=SETTINGS, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+    yield lead.wait_ready()
+    lead.close()
+
+
+class LargeSide(Side):
+    """An engine with one worker, and a pool of that shape."""
+
+    def __init__(self, lead: Lead, worker: Asked, pool: PoolLayout) -> None:
+        self.lead, self.worker, self.ranks = lead, worker, []
+        self.engine = Engine.attach(lead.socket_path, pool=pool, private_memory=True)
+        ticket = self.engine.ticket
+        asked = {"socket_path": ticket.socket_path, "secret": ticket.secret.hex(), "memory_bytes": ticket.memory_bytes}
+        assert worker.ask(op="attach", **asked) == "attached"
+
+    def close(self) -> None:
+        self.engine.close()
+        self.worker.ask(op="detach")
+
+
+def test_a_pull_of_as_many_blocks_and_layers_as_there_may_be_reaches_its_worker_in_several_frames(
+    patient: tuple[Lead, Lead], workers: Workers
+) -> None:
+    with ExitStack() as stack:
+        source, destination = sides(stack, patient, workers, deep())
+        source.worker.ask(op="fill", seed=1)
+        handover = source.hand_over(range(0, 2 * BLOCKS, 2), tokens(BLOCKS))
+        pull = destination.engine.pull(handover.grant, content(tokens(BLOCKS)))
+        pull.start(range(1, 2 * BLOCKS, 2))
+        wait_until(lambda: bool(destination.engine.poll(0.1)) and pull.over, 200.0)
+        moved = destination.lead.transfer(pull.transfer_id)
+        assert moved.state == SUCCEEDED, moved
+        assert [path.descriptors for path in moved.paths] == [BLOCKS * LAYERS]
+        assert destination.worker.ask(op="read")[1] == source.worker.ask(op="read")[0]
+
+
+def test_a_posting_whose_command_fits_into_no_frame_fails_at_once_and_costs_nobody_else_anything(
+    leads: tuple[Lead, Lead], small: Lead, workers: Workers
+) -> None:
+    with ExitStack() as stack:
+        source, destination = sides(stack, (leads[0], small), workers, deep(2, 300))
+        source.worker.ask(op="fill", seed=1)
+        handover = source.hand_over(range(0, 600, 2), tokens(300), consumers=2)
+        pull = destination.engine.pull(handover.grant, content(tokens(300)))
+        pull.start(range(1, 600, 2))
+        failed = failure(destination.finish(pull))
+        assert failed.reason is Reason.DATA_PATH_FAILED
+        assert "frame" in failed.message
+        assert "LIMIT_EXCEEDED" in failed.message or f"limit is {SMALL}" in failed.message
+        again = destination.engine.pull(source.hand_over(range(0, 8, 2), tokens(4)).grant, content(tokens(4)))
+        again.start(range(1, 8, 2))
+        received(destination.finish(again))
+
+
+def test_a_call_that_fits_into_no_frame_is_refused_where_it_is_made_and_costs_no_other_anything(
+    leads: tuple[Lead, Lead], attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = attach(leads[0])
+    monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
+    before, long, after = (
+        side.engine.finished_blocks([i], content(tokens(size)), transfer_key=new_key())
+        for i, size in enumerate((16, 4000, 16))
+    )
+    assert failure(side.finish(long)).reason is Reason.LIMIT_EXCEEDED
+    assert side.known(before)
+    assert side.known(after)
+    with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
+        side.engine.free(range(0, 2000, 2))
+
+
+def sides(
+    stack: ExitStack, leads: tuple[Lead, Lead], workers: Workers, pool: PoolLayout
+) -> tuple[LargeSide, LargeSide]:
+    """Source and destination; they end with the stack."""
+    source, destination = (LargeSide(lead, workers.make(), pool) for lead in leads)
+    stack.callback(source.close)
+    stack.callback(destination.close)
+    return source, destination
