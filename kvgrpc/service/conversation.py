@@ -17,11 +17,10 @@ from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError,
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.lead import ANONYMOUS, Lead
-from kvgrpc.service.rpc import check_readable
+from kvgrpc.service.rpc import check_request
 from kvgrpc.v1.common_pb2 import ResponseHeader
-from kvgrpc.wire import accesses, answers, requests
+from kvgrpc.wire import accesses, answers, fields, requests
 from kvgrpc.wire.accesses import call_error
-from kvgrpc.wire.bounds import CALLS_MAX, check_count
 
 _log = logging.getLogger(__name__)
 
@@ -115,8 +114,7 @@ class Conversation:
         await self._context.send_initial_metadata(())  # tells the caller that this server knows the method
         try:
             while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
-                check_readable(message)
-                check_count("calls", len(message.calls), CALLS_MAX)
+                check_request(message)
                 self._reading = True
                 await self._take_all(message.calls)
                 self._reading = False
@@ -162,7 +160,9 @@ class Conversation:
 
         self._waiting += 1
         try:
-            event = method.to_event(self._lead, getattr(call, kind), events.Call(number, ANONYMOUS, trace))
+            request = getattr(call, kind)
+            fields.check(request)
+            event = method.to_event(self._lead, request, events.Call(number, ANONYMOUS, trace))
         except KVGrpcError as error:
             answered(error)
         except Exception as error:  # noqa: BLE001 - no request may stop the server

@@ -8,14 +8,21 @@ import grpc.aio
 
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.service import status
+from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
 
 
 def readable(reply: Any, who: str) -> Any:
-    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None."""
+    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None, or that
+    holds more than it may.
+    """
     if reply is None:
         raise InternalError(Reason.PEER_FAILED, f"{who} answered something that cannot be read")
+    try:
+        fields.check(reply)
+    except KVGrpcError as error:
+        raise InternalError(Reason.PEER_FAILED, f"the answer of {who} holds more than it may: {error}") from error
     return reply
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service import status, telemetry
+from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
 _Self = TypeVar("_Self")
@@ -36,7 +37,7 @@ def unary(
     async def call(self: _Self, request: _Request, context: Any) -> _Reply:
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
         try:
-            check_readable(request)
+            check_request(request)
             if not telemetry.enabled():
                 return await method(self, request, traceparent)
             with telemetry.server_span(name, traceparent) as trace:
@@ -66,7 +67,7 @@ def streaming(
         traceparent = telemetry.traceparent_of(context.invocation_metadata())
         requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
         try:
-            check_readable(request)
+            check_request(request)
             async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
@@ -122,14 +123,16 @@ def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
     return read
 
 
-def check_readable(request: object) -> None:
-    """Raises InvalidRequest for a message that could not be parsed."""
+def check_request(request: object) -> None:
+    """Raises InvalidRequest for a message that could not be parsed, and what `fields.check` raises."""
     if isinstance(request, _Unreadable):
         raise InvalidRequest(Reason.INVALID_FIELD, f"the request cannot be parsed: {request.why}")
+    if isinstance(request, Message):
+        fields.check(request)
 
 
 async def _readable(context: Any) -> AsyncIterator[Any]:
     """The requests of a stream. gRPC's own iterator keeps the last one, and itself, when it is left before its end."""
     while (request := await context.read()) is not grpc.aio.EOF:
-        check_readable(request)
+        check_request(request)
         yield request

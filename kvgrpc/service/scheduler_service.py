@@ -14,6 +14,7 @@ from kvgrpc.service.session_calls import refusal
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import scheduler as wire
 from kvgrpc.wire.bounds import check_count
+from kvgrpc.wire.fields import Budget
 from kvgrpc.wire.values import block_lists, grant, seconds
 
 _log = logging.getLogger(__name__)
@@ -130,14 +131,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._lead.node.state.check_life(request.incarnation)
         news = self._scheduling.news
         news.acknowledge(request.after_seq)
+        budget = Budget()
         for call in request.calls:
-            self._answer(call, reply.answers.add(), trace)
+            self._answer(call, budget, reply.answers.add(), trace)
         wire.put_news(news.unread(), reply)
         reply.header.CopyFrom(self._lead.header())
 
-    def _answer(self, call: scheduler_pb2.ScheduleCall, into: scheduler_pb2.ScheduleAnswer, trace: str) -> None:
+    def _answer(
+        self, call: scheduler_pb2.ScheduleCall, budget: Budget, into: scheduler_pb2.ScheduleAnswer, trace: str
+    ) -> None:
         kind = call.WhichOneof("call")
         try:
+            budget.take(call)
             if kind is None:
                 raise InvalidRequest(Reason.INVALID_FIELD, "a call is one that this server knows")
             made = self._answers[kind](getattr(call, kind), trace)

@@ -11,7 +11,7 @@ from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
-from kvgrpc.wire import answers, requests
+from kvgrpc.wire import answers, fields, requests
 from kvgrpc.wire import session as wire
 from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_blocks
 
@@ -32,6 +32,7 @@ _METHODS = {
 def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
     """The event of a call. Raises KVGrpcError."""
     kind = call.WhichOneof("request")
+    fields.check(call)
     if kind == "step_done":
         return _step_done(lead, call.step_done)
     if kind == "voided":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.fields import check
 from kvgrpc.wire.frames import FrameReader
 from kvgrpc.wire.values import invalid
 
@@ -46,6 +47,7 @@ async def read_frames(reader: asyncio.StreamReader) -> Frames:
     found = FrameReader(session_pb2.ClientFrame)
     while data := await reader.read(READ_BYTES):
         for frame in found.feed(data):
+            check(frame)
             yield frame
 
 

@@ -273,7 +273,7 @@ class PoolDescription(_message.Message):
 
     @_builtins.property
     def regions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Region]:
-        """Its regions; at most 16,384."""
+        """Its regions; at most 4,096."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class CmaEndpoint(_message.Message):
 
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
-        """Its memory; at most 65,536 segments of all ranks."""
+        """Its memory; at most 8,192 segments of all ranks."""
 
     def __init__(
         self,
@@ -443,7 +443,7 @@ class NixlEndpoint(_message.Message):
     """The backend, for example UCX."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Segment]:
-        """Registered memory; at most 65,536 segments of all ranks."""
+        """Registered memory; at most 8,192 segments of all ranks."""
 
     @_builtins.property
     def process(self) -> Global___ProcessEndpoint:

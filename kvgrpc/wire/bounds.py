@@ -9,20 +9,28 @@ from collections.abc import Iterable, Sequence, Sized
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2
 
-ROWS_MAX = 4_096
+ROWS_MAX = 256
 """Rows of a batch between leads: far more than any lead sends."""
 CALLS_MAX = 4_096
 """Calls of one message of a stream between leads."""
-PARTS_MAX = 16_384
-"""Rows of blocks to sum up, or ranges of layers, in one message."""
+FRAME_ROWS_MAX = 65_536
+"""Calls, or reports, of one frame of a session."""
+RANGES_MAX = 16_384
+"""Ranges of layers, names of data paths, or rows of blocks to sum up, in one message."""
+RUNS_MAX = 1 << 20
+"""Runs of blocks in one message."""
+BLOCKS_MAX = 1 << 20
+"""Blocks that all runs of one message name: 16 times what a request may, for the calls of a step."""
 GROUPS_MAX = 256
 """Groups of a pool, and so rows of one list of blocks."""
 BLOCK_ROWS_MAX = 65_536
 """Rows of all lists of blocks of one message."""
-REGIONS_MAX = 16_384
+REGIONS_MAX = 4_096
 """Regions of a pool."""
-SEGMENTS_MAX = 65_536
+SEGMENTS_MAX = 8_192
 """Segments of all endpoints of one message."""
+DIFFERENCES_MAX = 4_096
+"""Fields in which two engines differ."""
 ENDPOINTS_MAX = 4_096
 """Ranks of an engine, each with one endpoint."""
 IDS_MAX = 65_536
@@ -35,6 +43,20 @@ NAMES_MAX = 64
 """Short lists of names: features, states to filter by."""
 TEXT_BYTES_MAX = 256
 """Bound on labels such as request ids, so that nobody stores a novel here."""
+SALT_BYTES_MAX = 4_096
+"""Of texts that are hashed and not kept."""
+SECRET_BYTES_MAX = 4_096
+"""Of ids, keys and tokens: far more than any has that is right."""
+METADATA_BYTES_MAX = 1 << 20
+"""Of what a library says of its endpoint."""
+DIGESTS_BYTES_MAX = 1 << 22
+"""A chain over two million tokens."""
+ADDRESS_MAX = 1 << 62
+"""Addresses: of none does an offset leave 64 bits."""
+COUNTER_MAX = (1 << 63) - 1
+"""Steps, and numbers of events."""
+SECONDS_MAX = 315_576_000_000
+"""Of a Duration, either way."""
 
 
 def check_count(field: str, count: int, most: int) -> None:

@@ -19,7 +19,7 @@ from kvgrpc.wire.bounds import (
     GROUPS_MAX,
     IDS_MAX,
     NAMES_MAX,
-    PARTS_MAX,
+    RANGES_MAX,
     ROWS_MAX,
     check_blocks,
     check_count,
@@ -252,7 +252,7 @@ def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: i
     """OpenAccess."""
     rows = request.openings
     check_count("openings", len(rows), ROWS_MAX)
-    check_counts("openings.data_paths", (row.data_paths for row in rows), PARTS_MAX)
+    check_counts("openings.data_paths", (row.data_paths for row in rows), RANGES_MAX)
     _check_ready("openings.parts", [part for row in rows for part in row.parts], limit)
     openings = tuple(_opening(row, limit) for row in rows)
     return events.OpenAccess(call, request.caller.engine_id, request.caller.incarnation, openings)
@@ -276,7 +276,7 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
 def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> events.SettleAccess:
     """SettleAccess."""
     check_count("settlings", len(request.settlings), ROWS_MAX)
-    check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), PARTS_MAX)
+    check_counts("settlings.layers_done", (row.layers_done for row in request.settlings), RANGES_MAX)
     rows = tuple(
         events.Settling(
             row.access_id,
@@ -311,7 +311,7 @@ def parts_ready(request: peer_pb2.PartsReadyRequest, call: events.Call, limit: i
 
 def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, limit: int) -> events.ChecksumBlocks:
     """ChecksumBlocks: at most `limit` blocks in all."""
-    check_count("blocks", len(request.blocks), PARTS_MAX)
+    check_count("blocks", len(request.blocks), RANGES_MAX)
     check_blocks("blocks.blocks", [row.blocks for row in request.blocks], BLOCK_ROWS_MAX, limit)
     blocks = tuple((block_lists(row.blocks, limit), layer_range(row)) for row in request.blocks)
     caller = request.caller

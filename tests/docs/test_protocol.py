@@ -18,6 +18,7 @@ from kvgrpc.core.pull import NEXT_STEPS
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import transfer_pb2
+from kvgrpc.wire.fields import TABLE, Kind
 from tests.docs import reasons
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 from tests.docs.test_readme import services
@@ -38,6 +39,14 @@ def test_the_defaults_are_those_of_limits() -> None:
 def test_each_other_bound_is_that_of_its_constant(row: list[str]) -> None:
     module, _, name = row[2].rpartition(".")
     assert row[1] == f"{getattr(importlib.import_module(module), name):.12g}"
+
+
+def test_the_bounds_of_fields_are_those_of_their_table() -> None:
+    rows = [
+        [", ".join(row.fields.split()), "—" if row.kind is Kind.FREE else str(row.most), row.kind.value]
+        for row in TABLE
+    ]
+    assert table("### Fields of messages") == rows
 
 
 def test_the_wire_version_is_the_one_that_is_spoken() -> None:

@@ -54,13 +54,13 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "openings.parts": lambda: open_access(parts=parts(BATCH_PARTS + 1)),
     "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
     "openings.parts.blocks in all": lambda: requests.open_access(openings_of_parts(33), CALL, LIMIT),
-    "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.PARTS_MAX + 1)),
+    "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.RANGES_MAX + 1)),
     "settlings": lambda: requests.settle_access(
         peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALL
     ),
     "settlings.layers_done": lambda: requests.settle_access(
         peer_pb2.SettleAccessRequest(
-            settlings=[peer_pb2.AccessSettling(layers_done=[RANGE] * (bounds.PARTS_MAX // 2 + 1))] * 2
+            settlings=[peer_pb2.AccessSettling(layers_done=[RANGE] * (bounds.RANGES_MAX // 2 + 1))] * 2
         ),
         CALL,
     ),

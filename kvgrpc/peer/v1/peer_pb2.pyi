@@ -109,7 +109,7 @@ class OpenAccessRequest(_message.Message):
 
     @_builtins.property
     def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessOpening]:
-        """What to open; at most 4,096."""
+        """What to open; at most 256."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class SettleAccessRequest(_message.Message):
 
     @_builtins.property
     def settlings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessSettling]:
-        """What to settle; at most 4,096."""
+        """What to settle; at most 256."""
 
     def __init__(
         self,
@@ -465,7 +465,7 @@ class CloseAccessRequest(_message.Message):
 
     @_builtins.property
     def closings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessClosing]:
-        """What to close; at most 4,096."""
+        """What to close; at most 256."""
 
     def __init__(
         self,

@@ -496,7 +496,7 @@ type PoolDescription struct {
 	Kind PoolKind `protobuf:"varint,1,opt,name=kind,proto3,enum=kvgrpc.v1.PoolKind" json:"kind,omitempty"`
 	// Its groups; at most 256.
 	Groups []*Group `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
-	// Its regions; at most 16,384.
+	// Its regions; at most 4,096.
 	Regions []*Region `protobuf:"bytes,3,rep,name=regions,proto3" json:"regions,omitempty"`
 	// Bytes of one rank's memory.
 	TotalBytes uint64 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
@@ -790,7 +790,7 @@ type CmaEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The owning process.
 	Process *ProcessEndpoint `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
-	// Its memory; at most 65,536 segments of all ranks.
+	// Its memory; at most 8,192 segments of all ranks.
 	Segments      []*Segment `protobuf:"bytes,2,rep,name=segments,proto3" json:"segments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -849,7 +849,7 @@ type NixlEndpoint struct {
 	Metadata []byte `protobuf:"bytes,2,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// The backend, for example UCX.
 	Backend string `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
-	// Registered memory; at most 65,536 segments of all ranks.
+	// Registered memory; at most 8,192 segments of all ranks.
 	Segments []*Segment `protobuf:"bytes,4,rep,name=segments,proto3" json:"segments,omitempty"`
 	// Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody can ask it.
 	Process       *ProcessEndpoint `protobuf:"bytes,5,opt,name=process,proto3" json:"process,omitempty"`

@@ -191,7 +191,7 @@ type OpenAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to open; at most 4,096.
+	// What to open; at most 256.
 	Openings      []*AccessOpening `protobuf:"bytes,2,rep,name=openings,proto3" json:"openings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -613,7 +613,7 @@ type SettleAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to settle; at most 4,096.
+	// What to settle; at most 256.
 	Settlings     []*AccessSettling `protobuf:"bytes,2,rep,name=settlings,proto3" json:"settlings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -870,7 +870,7 @@ type CloseAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to close; at most 4,096.
+	// What to close; at most 256.
 	Closings      []*AccessClosing `protobuf:"bytes,2,rep,name=closings,proto3" json:"closings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,253 @@
+"""What each field of a message from outside may hold: one table, and its check before anything is made of a message.
+
+A field without a row here is a mistake, which `bounds_of` tells and a test finds. What depends on settings, on the pool
+or on who calls is checked after this, by the conversions and by the core.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from kvgrpc.core.layout import BYTES_MAX, LAYERS_MAX
+from kvgrpc.core.parts import BATCH_PARTS
+from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, InvalidRequest, OutOfRange, Reason
+from kvgrpc.wire import bounds
+
+Field = Any
+"""A FieldDescriptor: there are two classes of them, without a common one."""
+_Path = tuple[Any, str] | None
+"""Where a message is in the whole one: the path of what it is in, and its field there."""
+
+
+class Kind(Enum):
+    """What of a field is bounded."""
+
+    ROWS = "rows in a message"
+    BLOCKS = "blocks in a message"
+    BYTES = "bytes"
+    CUT = "bytes; what is longer is cut, or left out"
+    NUMBER = "at most"
+    FREE = "any, since it is only compared"
+
+
+_ASPECTS = {
+    Kind.ROWS: "rows",
+    Kind.BLOCKS: "rows",
+    Kind.BYTES: "text",
+    Kind.CUT: "text",
+    Kind.NUMBER: "number",
+    Kind.FREE: "number",
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One row of the table."""
+
+    kind: Kind
+    most: int
+    fields: str
+    """As `field` of any message, or `Message.field`, which goes before that."""
+
+    @property
+    def says(self) -> str:
+        """Of one value, for people."""
+        return f"has at most {self.most} bytes" if self.kind is Kind.BYTES else f"is at most {self.most}"
+
+
+TABLE: tuple[Bound, ...] = (
+    Bound(
+        Kind.ROWS, bounds.ROWS_MAX,
+        "openings settlings closings OpenAccessResponse.results SettleAccessResponse.results "
+        "CloseAccessResponse.results",
+    ),
+    Bound(Kind.ROWS, bounds.CALLS_MAX, "ConverseRequest.calls answers ScheduleRequest.calls ScheduleStepRequest.calls"),
+    Bound(Kind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
+    Bound(Kind.ROWS, BATCH_PARTS, "parts"),
+    Bound(Kind.ROWS, bounds.RANGES_MAX, "layers_done data_paths ChecksumBlocksRequest.blocks"),
+    Bound(Kind.ROWS, bounds.BLOCK_ROWS_MAX, "blocks dropped_blocks known"),
+    Bound(Kind.ROWS, bounds.RUNS_MAX, "starts"),
+    Bound(Kind.BLOCKS, bounds.BLOCKS_MAX, "counts"),
+    Bound(Kind.ROWS, bounds.GROUPS_MAX, "groups AllocateBlocksRequest.counts"),
+    Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
+    Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments"),
+    Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
+    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
+    Bound(Kind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
+    Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
+    Bound(Kind.ROWS, bounds.NAMES_MAX, "features required_features states memory labels rejected"),
+    Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
+    Bound(
+        Kind.BYTES, bounds.TEXT_BYTES_MAX,
+        "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
+        "expected_engine_id peer_engine_id weights_revision trace_id name dtype order backend agent socket_path "
+        "fingerprint features required_features data_path data_paths code peer posting_id key value page_token",
+    ),
+    Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
+    Bound(
+        Kind.BYTES, bounds.SECRET_BYTES_MAX,
+        "access_id reverse_access_id token digest opaque_id transfer_key nonce ticket rank_ticket",
+    ),
+    Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
+    Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
+    Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest phase field here there traceparent"),
+    Bound(
+        Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes AccessSettling.bytes"
+    ),
+    Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "nonce_address Segment.address"),
+    Bound(Kind.NUMBER, LAYERS_MAX, "Group.layers"),
+    Bound(Kind.NUMBER, bounds.COUNTER_MAX, "after_step step after_seq after_event_seq read_events event_seq attempt"),
+    Bound(Kind.NUMBER, bounds.SECONDS_MAX, "seconds nanos"),
+    Bound(
+        Kind.FREE, 0,
+        "incarnation call_id rank peer_rank world_size device pid void_slot group block count first number part "
+        "part_epoch priority consumers page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
+        "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
+        "MultimodalItem.offset Region.layers first_layer Group.blocks block_tokens kv_heads head_dim window_tokens",
+    ),
+)  # fmt: skip
+_BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}
+
+
+def bounds_of(field: Field) -> tuple[Bound, ...]:
+    """The rows of a field. Raises LookupError for a repeated one, a text, bytes or a number that has none."""
+    return tuple(_bound(field, aspect) for aspect in _aspects(field))
+
+
+class Budget:
+    """What one message may hold, or several that count as one: a step of calls."""
+
+    def __init__(self) -> None:
+        self._spent: dict[Field, int] = {}
+
+    def take(self, message: Message, path: _Path = None) -> None:
+        """Counts a message, without the calls of a batch, which are taken by themselves.
+
+        Raises InvalidRequest (INVALID_FIELD) for a long text or a number out of range, OutOfRange (LIMIT_EXCEEDED) for
+        too many rows or blocks.
+        """
+        for field, value in message.ListFields():
+            plan = _plan(field)
+            if plan.rows is not None:
+                self._count(field, plan.rows, value, path)
+            if plan.fits is not None:
+                if not plan.fits(value):
+                    raise _wrong(_name((path, plan.name)), plan.most)
+            elif plan.one:
+                self.take(value, (path, plan.name))
+            elif plan.many:
+                for row in value:
+                    self.take(row, (path, plan.name))
+
+    def _count(self, field: Field, row: Bound, value: Sequence[Any], path: _Path) -> None:
+        count = len(value) if row.kind is Kind.ROWS else sum(value[:])
+        spent = self._spent[field] = self._spent.get(field, 0) + count
+        if spent > row.most:
+            # Runs are of the list that they are in.
+            name = _name((path, field.name) if row.kind is Kind.ROWS else path and path[0])
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{name} has {spent} {row.kind.value}; the limit is {row.most}",
+                violations=(FieldViolation(name, f"at most {row.most} {row.kind.value}"),),
+            )
+
+
+def check(message: Message) -> None:
+    """One message by itself. Raises as `Budget.take`."""
+    Budget().take(message)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is done with a field that is set."""
+
+    name: str
+    rows: Bound | None = None
+    fits: Callable[[Any], bool] | None = None
+    """What is asked of its value, or of all its values."""
+    most: str = ""
+    """The same in words."""
+    one: bool = False
+    """A message, to be looked into."""
+    many: bool = False
+
+
+@cache
+def _plan(field: Field) -> _Plan:
+    found = {_ASPECTS[row.kind]: row for row in bounds_of(field)}
+    rows = found.get("rows")
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        side = _bound(kind.fields_by_name["value"], "text")
+        fits = _fits(side)
+        assert fits is not None
+        return _Plan(
+            field.name, rows, lambda pairs: all(fits(text) for pair in pairs.items() for text in pair), side.says
+        )
+    if kind is not None:
+        batch = field.name == "calls"
+        return _Plan(field.name, rows, one=not field.is_repeated, many=field.is_repeated and not batch)
+    element = found.get("text") or found.get("number")
+    one = _fits(element) if element is not None else None
+    if element is None or one is None:
+        return _Plan(field.name, rows)
+    return _Plan(field.name, rows, (lambda values: all(map(one, values))) if field.is_repeated else one, element.says)
+
+
+def _fits(row: Bound) -> Callable[[Any], bool] | None:
+    """What is asked of one value; None where nothing is refused."""
+    most = row.most
+    if row.kind is Kind.BYTES:
+        # No character has more than four bytes.
+        return lambda value: len(value) * 4 <= most or len(value.encode() if isinstance(value, str) else value) <= most
+    if row.kind is Kind.NUMBER:
+        return lambda value: -most <= value <= most
+    return None
+
+
+def _name(path: _Path) -> str:
+    found = []
+    while path is not None:
+        path, name = path
+        found.append(name)
+    return ".".join(reversed(found))
+
+
+def _wrong(field: str, most: str) -> InvalidRequest:
+    return InvalidRequest(
+        Reason.INVALID_FIELD, "the request has a wrong field", violations=(FieldViolation(field, most),)
+    )
+
+
+def _aspects(field: Field) -> Iterator[str]:
+    if field.is_repeated:
+        yield "rows"
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        yield "text"
+    elif field.cpp_type in _NUMBERS and not field.is_repeated:
+        yield "number"
+
+
+def _bound(field: Field, aspect: str) -> Bound:
+    own, shared = (aspect, f"{field.containing_type.name}.{field.name}"), (aspect, field.name)
+    row = _BY_NAME.get(own) or _BY_NAME.get(shared)
+    if row is None:
+        raise LookupError(f"{field.full_name} has no bound on its {aspect}")
+    return row
+
+
+_NUMBERS = frozenset(
+    {
+        FieldDescriptor.CPPTYPE_INT32,
+        FieldDescriptor.CPPTYPE_INT64,
+        FieldDescriptor.CPPTYPE_UINT32,
+        FieldDescriptor.CPPTYPE_UINT64,
+        FieldDescriptor.CPPTYPE_DOUBLE,
+        FieldDescriptor.CPPTYPE_FLOAT,
+    }
+)
