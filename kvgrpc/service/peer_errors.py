@@ -14,13 +14,18 @@ _log = logging.getLogger(__name__)
 
 
 def readable(reply: Any, who: str) -> Any:
-    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None, or that
-    holds more than it may.
-    """
+    """A reply. Raises InternalError (PEER_FAILED) for one that could not be parsed, which gRPC gives as None."""
     if reply is None:
         raise InternalError(Reason.PEER_FAILED, f"{who} answered something that cannot be read")
+    return reply
+
+
+def bounded(reply: Any, who: str) -> Any:
+    """A reply that can be read, and is looked into. Raises InternalError (PEER_FAILED) for one with more than it may
+    hold, too.
+    """
     try:
-        fields.check(reply)
+        fields.check(readable(reply, who))
     except KVGrpcError as error:
         raise InternalError(Reason.PEER_FAILED, f"the answer of {who} holds more than it may: {error}") from error
     return reply

@@ -17,7 +17,7 @@ import grpc.aio
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.peer_errors import readable
-from kvgrpc.wire.bounds import CALLS_MAX
+from kvgrpc.wire.bounds import CALLS_MAX, check_count
 from kvgrpc.wire.values import stated_error
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,9 @@ class PeerStream:
                 self.usable = True
                 writer = asyncio.create_task(self._write(stream))
             while (message := await stream.read()) is not grpc.aio.EOF:
-                for answer in readable(message, self._peer).answers:
+                rows = readable(message, self._peer).answers
+                check_count("answers", len(rows), CALLS_MAX)
+                for answer in rows:
                     self._answer(answer)
             _log.debug("peer %s ended the conversation", self._peer)
             self._retry_at = self._after_end()

@@ -31,7 +31,7 @@ from kvgrpc.errors import (
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service import telemetry
 from kvgrpc.service.peer_channel import PeerChannel
-from kvgrpc.service.peer_errors import dial_failure, failure_of, readable
+from kvgrpc.service.peer_errors import bounded, dial_failure, failure_of, readable
 from kvgrpc.service.peer_stream import Answered
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import (
@@ -162,7 +162,7 @@ class PeerChannels:
         stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
         trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
         try:
-            reply = readable(
+            reply = bounded(
                 await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace)),
                 channel.address,
             )
@@ -294,7 +294,7 @@ class PeerChannels:
         def answered(reply: Any | KVGrpcError) -> None:
             result: _T | KVGrpcError
             try:
-                result = reply if isinstance(reply, KVGrpcError) else convert(readable(reply, call.peer))
+                result = reply if isinstance(reply, KVGrpcError) else convert(bounded(reply, call.peer))
             except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
                 result = failure_of(error, call.method)
             ended(result if isinstance(result, KVGrpcError) else None)
@@ -327,7 +327,7 @@ class PeerChannels:
         try:
             channel = self._channel(action.peer)
             stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
-            reply = readable(
+            reply = bounded(
                 await stub.RenewLeases(lease_pb2.RenewLeasesRequest(leases=refs), timeout=CALL_TIMEOUT_S), action.peer
             )
         except (grpc.aio.AioRpcError, KVGrpcError):

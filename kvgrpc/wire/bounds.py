@@ -53,10 +53,6 @@ DIGESTS_BYTES_MAX = 1 << 22
 """A chain over two million tokens."""
 ADDRESS_MAX = 1 << 62
 """Addresses: of none does an offset leave 64 bits."""
-COUNTER_MAX = (1 << 63) - 1
-"""Steps, and numbers of events."""
-SECONDS_MAX = 315_576_000_000
-"""Of a Duration, either way."""
 
 
 def check_count(field: str, count: int, most: int) -> None:

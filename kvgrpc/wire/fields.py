@@ -32,7 +32,7 @@ class Kind(Enum):
     BYTES = "bytes"
     CUT = "bytes; what is longer is cut, or left out"
     NUMBER = "at most"
-    FREE = "any, since it is only compared"
+    FREE = "any: it is compared, or clamped"
 
 
 _ASPECTS = {
@@ -101,12 +101,11 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "nonce_address Segment.address"),
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layers"),
-    Bound(Kind.NUMBER, bounds.COUNTER_MAX, "after_step step after_seq after_event_seq read_events event_seq attempt"),
-    Bound(Kind.NUMBER, bounds.SECONDS_MAX, "seconds nanos"),
     Bound(
         Kind.FREE, 0,
-        "incarnation call_id rank peer_rank world_size device pid void_slot group block count first number part "
-        "part_epoch priority consumers page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
+        "after_step step after_seq after_event_seq read_events event_seq attempt seconds nanos incarnation call_id "
+        "rank peer_rank world_size device pid void_slot group block count first number "
+        "part part_epoch priority consumers page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layers first_layer Group.blocks block_tokens kv_heads head_dim window_tokens",
     ),

@@ -280,9 +280,9 @@ BAD_HANDSHAKES: dict[str, tuple[Change, set[str]]] = {
     "empty endpoint": (empty_endpoint, {"NO_DATA_PATH"}),
     "wrong token": (wrong_token, {"NO_DATA_PATH"}),
     "wrong nonce": (wrong_nonce, {"NO_DATA_PATH"}),
-    "nonce past the end": (nonce_past_the_end, {"NO_DATA_PATH"}),
+    "nonce past the end": (nonce_past_the_end, {"PEER_FAILED"}),
     "no socket": (no_socket, {"NO_DATA_PATH"}),
-    "huge memory": (huge_memory, {"NO_DATA_PATH"}),
+    "huge memory": (huge_memory, {"PEER_FAILED"}),
     "never": (too_late, {"PEER_UNREACHABLE", "QUEUE_TIMEOUT"}),
     "refused": (abort(grpc.StatusCode.PERMISSION_DENIED), {"PEER_FAILED"}),
 }
