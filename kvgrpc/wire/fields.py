@@ -99,12 +99,12 @@ TABLE: tuple[Bound, ...] = (
     Bound(
         Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes AccessSettling.bytes"
     ),
-    Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "nonce_address Segment.address"),
+    Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layers"),
     Bound(
         Kind.FREE, 0,
         "after_step step after_seq after_event_seq read_events event_seq attempt seconds nanos incarnation call_id "
-        "rank peer_rank world_size device pid void_slot group block count first number "
+        "rank peer_rank world_size device void_slot group block count first number "
         "part part_epoch priority consumers page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
         "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layers first_layer Group.blocks block_tokens kv_heads head_dim window_tokens",
