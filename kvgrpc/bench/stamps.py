@@ -105,6 +105,9 @@ class _Path:
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         return self._path.offer(endpoint, peer)
 
+    def withdraw(self, peer: str) -> None:
+        self._path.withdraw(peer)
+
     def question(self, endpoint: RankEndpoint) -> Question | None:
         return self._path.question(endpoint)
 

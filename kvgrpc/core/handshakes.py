@@ -16,6 +16,8 @@ class Shake:
 
     key: str
     """Names it to our ranks; never text of somebody else's."""
+    with_whom: str
+    """Names the other side to our ranks, which keep few offers for each: a life, or an address to dial."""
     offers: dict[int, RankEndpoint] = field(default_factory=dict)
 
     def endpoints(self) -> tuple[RankEndpoint, ...]:

@@ -38,6 +38,8 @@ class Limits:
     """Accesses of peers, with those whose verdict is still kept."""
     peers: int = 1_024
     """Lives of other engines that are not dead."""
+    new_peers: int = 128
+    """Of them, those that introduced themselves and have not brought up their liveness stream: the first goes first."""
     registrations: int = 64
     """Destinations of one push, with those that failed."""
     tombstones: int = 65_536

@@ -20,7 +20,7 @@ from kvgrpc.core.transfers import RankPath
 from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
 
 DEAD_KEPT = 64
-"""Dead lives that ListPeers still shows."""
+"""Dead lives that ListPeers still shows; those that only introduced themselves are forgotten first."""
 
 
 class Issuer(Protocol):
@@ -70,7 +70,9 @@ class Lives:
         self._movers: tuple[Mover, ...] = (source, pushes)
         self._handshakes = handshakes
 
-    def admit(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
+    def admit(
+        self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...], *, caller: bool = False
+    ) -> Peer:
         """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
 
         Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
@@ -88,9 +90,7 @@ class Lives:
                 Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
             )
         if known is None or known.state is PeerState.DEAD:
-            living = sum(peer.state is not PeerState.DEAD and peer not in others for peer in state.peers.values())
-            if living >= state.limits.peers:
-                raise Exhausted(Reason.LIMIT_EXCEEDED, f"{living} peers are connected", retry_delay_s=1.0)
+            self._make_room(others, caller)
             state.peers.pop(key, None)  # so that the newest is last
             known = state.peers[key] = Peer(description, endpoints, state.now)
             if weights_unknown(state.pool, description):
@@ -104,6 +104,7 @@ class Lives:
                 mover.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
+        known.met |= not caller
         for other in others:
             other.replaced_by = key
             self._bury(other)
@@ -111,7 +112,7 @@ class Lives:
 
     def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
         """As `admit`, for a peer that dialled us: from now on it has the grace to bring up its liveness stream."""
-        peer = self.admit(description, endpoints)
+        peer = self.admit(description, endpoints, caller=True)
         streaming = self._streams(peer.key)
         self.alive(peer)
         if not streaming:
@@ -129,6 +130,7 @@ class Lives:
         """The liveness stream stands."""
         peer = self._state.peers.get(key)
         if peer is not None and peer.state is not PeerState.DEAD:
+            peer.met = True
             self.alive(peer)
 
     def silent(self, key: str) -> None:
@@ -227,6 +229,19 @@ class Lives:
     def _begin_grace(self, key: str) -> None:
         self._state.timers.set(Timer.PEER_GRACE, key, self._state.now + self._state.limits.peer_grace_s)
 
+    def _make_room(self, others: list[Peer], caller: bool) -> None:
+        """For one more life in the place of the others. Callers that only introduced themselves make room, the first
+        of them first: however many come, none takes the place of a peer that is known. Raises Exhausted.
+        """
+        limits = self._state.limits
+        living = [p for p in self._state.peers.values() if p.state is not PeerState.DEAD and p not in others]
+        new = [peer for peer in living if not peer.met]
+        full = len(living) >= limits.peers
+        if full and not new:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(living)} peers are connected", retry_delay_s=1.0)
+        if full or (caller and len(new) >= limits.new_peers):
+            self._bury(new[0])
+
     def _bury(self, peer: Peer) -> None:
         if peer.state is PeerState.DEAD:
             return
@@ -238,22 +253,22 @@ class Lives:
             mover.peer_dead(peer)
         self._hang_up(peer)
         self._handshakes.peer_dead(peer)
-        dead = [p.key for p in state.peers.values() if p.state is PeerState.DEAD]
-        for key in dead[:-DEAD_KEPT]:
+        dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
+        for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]
             self._source.peer_gone(key)
 
     def _hang_up(self, peer: Peer) -> None:
-        self._let_go(peer)
+        self._let_go(peer, gone=True)
         self._state.emit(HangUp(peer.key))
 
-    def _let_go(self, peer: Peer) -> None:
+    def _let_go(self, peer: Peer, *, gone: bool = False) -> None:
         peer.mapping.clear()
         writes = self._issuer.written_by(peer.key)
         if writes:
             self.watch(peer.key)
         for rank in range(peer.description.world_size):
-            self._state.emit(UnmapPeer(rank, peer.key, watch=writes))
+            self._state.emit(UnmapPeer(rank, peer.key, watch=writes, gone=gone))
 
 
 def _lasting(description: EngineDescription) -> EngineDescription:

@@ -21,7 +21,10 @@ from kvgrpc.core.lives import Lives
 from kvgrpc.core.peers import Peer, PeerState, PeerView
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
-from kvgrpc.errors import InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, PreconditionFailed, Reason, Unavailable
+
+ADMISSIONS_OF_A_LIFE = 4
+"""That wait for our ranks at once."""
 
 
 class Waiting(Protocol):
@@ -93,7 +96,10 @@ class Peering:
             )
         check_compatible(here, event.peer)
         peer = self._lives.admit_caller(event.peer, event.endpoints)
-        shake = Admission(self._new_key(), call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0)
+        self._make_room(peer)
+        shake = Admission(
+            self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0
+        )
         self._shakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
         self._lives.map(peer)
@@ -173,11 +179,9 @@ class Peering:
         """The incarnation ends: so does every handshake."""
         for dial in list(self._dialling.values()):
             self._give_up(dial, error)
-        for shake in self._shakes.values():
+        for shake in list(self._shakes.values()):
             assert isinstance(shake, Admission)
-            self._state.timers.clear(Timer.ADMIT, shake.key)
-            self._state.refuse(shake.call_id, error)
-        self._shakes.clear()
+            self._turn_away(shake, error)
 
     def begin_anew(self) -> None:
         """The memory was registered anew: the endpoints that handshakes under way are about are void."""
@@ -188,6 +192,24 @@ class Peering:
         lost = Unavailable(Reason.PEER_UNREACHABLE, f"engine {peer.description.engine_id} died during the handshake")
         for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
             self._give_up(dial, lost)
+        for shake in self._admissions(peer):
+            self._turn_away(shake, lost)
+
+    def _admissions(self, peer: Peer) -> list[Admission]:
+        """Those of one life, the oldest first."""
+        return [shake for shake in self._shakes.values() if isinstance(shake, Admission) and shake.peer is peer]
+
+    def _make_room(self, peer: Peer) -> None:
+        """A life that repeats its handshake gives up the first of those that are not answered."""
+        under_way = self._admissions(peer)
+        if len(under_way) >= ADMISSIONS_OF_A_LIFE:
+            why = "this life has repeated its handshake since"
+            self._turn_away(under_way[0], Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=1.0))
+
+    def _turn_away(self, shake: Admission, error: KVGrpcError) -> None:
+        del self._shakes[shake.key]
+        self._state.timers.clear(Timer.ADMIT, shake.key)
+        self._state.refuse(shake.call_id, error)
 
     def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
         """The usable peer that was reached under an address, for whoever does not know its incarnation."""
@@ -198,7 +220,9 @@ class Peering:
     def _dial(self, address: str, engine_id: str, trace: str) -> Dialling:
         dial = self._dialling.get(address)
         if dial is None:
-            dial = Dialling(self._new_key(), address=address, expected_engine_id=engine_id, trace=trace)
+            dial = Dialling(
+                self._new_key(), f"dial {address}", address=address, expected_engine_id=engine_id, trace=trace
+            )
             self._dialling[address] = self._shakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
@@ -210,7 +234,7 @@ class Peering:
 
     def _offer(self, shake: Shake) -> None:
         for rank in range(self._state.pool.world_size):
-            self._state.emit(MakeOffer(rank, shake.key))
+            self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
 
     def _finish(self, dial: Dialling, peer: Peer) -> None:
         """Once every rank has tried, whoever waits learns whether the peer can be used."""

@@ -37,6 +37,8 @@ class Peer:
     dialled: str = ""
     """The address under which we reached it; empty when it dialled us."""
     state: PeerState = PeerState.CONNECTING
+    met: bool = False
+    """We dialled it, or its liveness stream has stood: it did more than to introduce itself."""
     forgotten: bool = False
     """It does not know us, or our memory as it is now: the next use dials again."""
     told: int = -1

@@ -14,6 +14,8 @@ class MakeOffer:
 
     rank: int
     key: str
+    peer: str
+    """Whom it is for: a life, or the address that we dial. Of one peer only the last few offers are good."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class UnmapPeer:
     peer: str
     watch: bool = False
     """The end of its process is looked for all the same, if it is by now."""
+    gone: bool = False
+    """Its life is over: what it was offered is good for nothing any more."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,6 +164,10 @@ class DataPath(Protocol):
         """
         ...
 
+    def withdraw(self, peer: str) -> None:
+        """The tokens that `offer` made for that peer are good for nothing any more."""
+        ...
+
     def question(self, endpoint: RankEndpoint) -> Question | None:
         """What the peer's process is to be asked before `connect`; None: nothing. Raises as `connect` does."""
         ...

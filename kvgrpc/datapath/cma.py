@@ -52,6 +52,9 @@ class CmaPath:
         process = self._process.offer(peer, self.name, self._offered)
         return replace(endpoint, cma=CmaEndpoint(process, self._memory.segments))
 
+    def withdraw(self, peer: str) -> None:
+        self._socket.revoke(peer)
+
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
         return Question(part.process.socket_path, part.process.token)

@@ -208,10 +208,13 @@ class Links:
         self._report(Connected(attempt.peer, path.name, outcome.why, rejected, attempt.number))
         return True
 
-    def disconnect(self, peer: str, watch: bool) -> None:
+    def disconnect(self, peer: str, watch: bool, gone: bool) -> None:
         """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` nobody
-        waits for the end of its process any more.
+        waits for the end of its process any more; with `gone` it was offered nothing.
         """
+        if gone:
+            for path in self._paths.values():
+                path.withdraw(peer)
         if not watch:
             self._let_go(peer)
         attempt = self._attempts.pop(peer, None)

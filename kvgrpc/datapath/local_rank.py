@@ -89,15 +89,15 @@ class LocalRank:
         self._mover.start()
         self._sums = Sums(rank, memory, copy_threads, self._report)
 
-    def offer(self, key: str) -> None:
-        self._mover.offer(key)
+    def offer(self, key: str, peer: str) -> None:
+        self._mover.offer(key, peer)
 
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int, allowed: tuple[str, ...] | None = None) -> None:
         """Reaches for a peer by the data paths that are allowed, best first; None: by all that there are."""
         self._mover.connect(peer, endpoint, self._order if allowed is None else allowed, attempt)
 
-    def unmap_peer(self, peer: str, *, watch: bool = False) -> None:
-        self._mover.disconnect(peer, watch=watch)
+    def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
+        self._mover.disconnect(peer, watch=watch, gone=gone)
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None = None) -> None:
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)

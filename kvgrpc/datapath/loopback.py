@@ -72,6 +72,9 @@ class LoopbackPath:
         nbytes = memory_bytes(self._memory.segments)
         return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
 
+    def withdraw(self, peer: str) -> None:
+        """Has nothing to do: nobody gets a token."""
+
     def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - nobody is asked
         return None
 

@@ -123,12 +123,12 @@ class Mover:
             self._admit(partial(self._post, Submission(posting, peer, runs, operation, arrival)))
             self._postings.add(posting)
 
-    def disconnect(self, peer: str, *, watch: bool = False) -> None:
+    def disconnect(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
         """Closes the transport when the peer's last posting has ended; `Disconnected`, always.
 
-        `watch`: if the end of its process is waited for, it still is.
+        `watch`: if the end of its process is waited for, it still is. `gone`: what it was offered is void.
         """
-        self._enqueue(partial(self._links.disconnect, peer, watch))
+        self._enqueue(partial(self._links.disconnect, peer, watch, gone))
 
     def rekey(self) -> None:
         """Ends what peers may do by the paths that they write by, and starts those anew; `Rekeyed`.

@@ -79,6 +79,9 @@ class NixlPath:
             part = replace(part, process=self._process.offer(peer, self.name, _digest(part)))
         return replace(endpoint, nixl=part)
 
+    def withdraw(self, peer: str) -> None:
+        self._socket.revoke(peer)
+
     def question(self, endpoint: RankEndpoint) -> Question | None:
         """So that the end of the peer's process is seen. Where that cannot be asked, NIXL connects all the same."""
         process = None if endpoint.nixl is None else endpoint.nixl.process

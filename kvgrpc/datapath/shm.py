@@ -66,6 +66,9 @@ class ShmPath:
         part = ShmEndpoint(path, token, memory.nbytes, memory.nonce, memory.nonce_offset)
         return replace(endpoint, shm=part)
 
+    def withdraw(self, peer: str) -> None:
+        self._socket.revoke(peer)
+
     def question(self, endpoint: RankEndpoint) -> Question:
         part = self._part(endpoint)
         return Question(part.socket_path, part.token)

@@ -278,7 +278,7 @@ def _map(descriptor: int) -> SharedMemory:
 def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None:
     match command.WhichOneof("command"):
         case "offer":
-            mover.offer(command.offer.key)
+            mover.offer(command.offer.key, command.offer.peer)
         case "connect":
             wire.check_peer_rank(rank, command.connect)
             connect = command.connect
@@ -286,7 +286,8 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
             mover.map_peer(connect.peer, endpoint, connect.attempt, tuple(connect.allowed))
         case "disconnect":
             wire.check_peer_rank(rank, command.disconnect)
-            mover.unmap_peer(command.disconnect.peer, watch=command.disconnect.watch)
+            disconnect = command.disconnect
+            mover.unmap_peer(disconnect.peer, watch=disconnect.watch, gone=disconnect.gone)
         case "post":
             wire.check_peer_rank(rank, command.post)
             post = command.post

@@ -13,11 +13,11 @@ from kvgrpc.core.rank_actions import Sum
 class Rank(Protocol):
     """One rank. Every command returns at once; what comes of it is fed to the node as an event."""
 
-    def offer(self, key: str) -> None: ...
+    def offer(self, key: str, peer: str) -> None: ...
 
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None: ...
 
-    def unmap_peer(self, peer: str, *, watch: bool) -> None: ...
+    def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None: ...
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None) -> None: ...
 
@@ -41,7 +41,7 @@ class Ranks:
         self._unaided = unaided
 
     def offer(self, action: actions.MakeOffer) -> None:
-        self.ranks[action.rank].offer(action.key)
+        self.ranks[action.rank].offer(action.key, action.peer)
 
     def map_peer(self, action: actions.MapPeer) -> None:
         self.ranks[action.rank].map_peer(action.peer, action.endpoint, action.attempt)
@@ -49,7 +49,7 @@ class Ranks:
     def unmap_peer(self, action: actions.UnmapPeer) -> None:
         rank = self.ranks.get(action.rank)
         if rank is not None:
-            rank.unmap_peer(action.peer, watch=action.watch)
+            rank.unmap_peer(action.peer, watch=action.watch, gone=action.gone)
 
     def post(self, action: actions.Post) -> None:
         self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation, action.sum)

@@ -45,8 +45,8 @@ class WorkerRank:
             write(writer, frame)
         self._waiting.clear()
 
-    def offer(self, key: str) -> None:
-        self._send(wire.offer_command(key))
+    def offer(self, key: str, peer: str) -> None:
+        self._send(wire.offer_command(key, peer))
 
     def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
         def refused(why: str) -> events.Event:
@@ -55,8 +55,8 @@ class WorkerRank:
 
         self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt), refused)
 
-    def unmap_peer(self, peer: str, *, watch: bool) -> None:
-        self._send(wire.disconnect_command(peer, watch))
+    def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None:
+        self._send(wire.disconnect_command(peer, watch, gone))
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None) -> None:
         self._send(

@@ -59,9 +59,9 @@ def put_news(news: actions.EngineNews, into: session_pb2.Event) -> None:
     row.transfer_id, row.request_id = news.transfer_id, news.request_id
 
 
-def offer_command(key: str) -> rank_pb2.RankCommand:
+def offer_command(key: str, peer: str) -> rank_pb2.RankCommand:
     """Make an endpoint."""
-    return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key))
+    return rank_pb2.RankCommand(offer=rank_pb2.OfferCommand(key=key, peer=peer))
 
 
 def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int) -> rank_pb2.RankCommand:
@@ -73,9 +73,9 @@ def connect_command(peer: str, endpoint: RankEndpoint, allowed: Sequence[str], a
     )
 
 
-def disconnect_command(peer: str, watch: bool) -> rank_pb2.RankCommand:
+def disconnect_command(peer: str, watch: bool, gone: bool) -> rank_pb2.RankCommand:
     """Forget a peer."""
-    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch))
+    return rank_pb2.RankCommand(disconnect=rank_pb2.DisconnectCommand(peer=peer, watch=watch, gone=gone))
 
 
 def post_command(

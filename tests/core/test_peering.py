@@ -22,6 +22,7 @@ from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import DialFailed, EndpointOffered, Event, PeerAlive, PeerAnswered, PeerMapped, PeerSilent
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.lives import DEAD_KEPT
+from kvgrpc.core.peering import ADMISSIONS_OF_A_LIFE
 from kvgrpc.core.peers import PeerState
 from kvgrpc.core.transfers import State
 from kvgrpc.errors import (
@@ -387,6 +388,82 @@ def test_peers_are_bounded() -> None:
     assert state_of(lead, describe("p", 9)) is PeerState.CONNECTED, "a newer life takes the place of the old"
 
 
+def strangers(lead: Lead, count: int) -> list[EngineDescription]:
+    """That many that introduced themselves and did no more."""
+    made = [describe(f"stranger-{number}", 1) for number in range(count)]
+    for peer in made:
+        introduce(lead, peer)
+    return made
+
+
+def test_callers_that_only_introduced_themselves_make_room_for_new_ones_the_first_first() -> None:
+    lead = Lead(describe("d", 2), Limits(new_peers=2))
+    lead.admit(P)
+    first, second, third = strangers(lead, 3)
+    assert [state_of(lead, peer) for peer in (P, first, second, third)] == [
+        PeerState.CONNECTED, PeerState.DEAD, PeerState.CONNECTED, PeerState.CONNECTED
+    ]  # fmt: skip
+
+
+def test_a_caller_whose_stream_stood_once_makes_no_room_while_it_is_silent() -> None:
+    lead = Lead(describe("d", 2), Limits(new_peers=1))
+    introduce(lead, P)
+    lead.feed(PeerAlive(key_of(P)))
+    lead.feed(PeerSilent(key_of(P)))
+    strangers(lead, 3)
+    assert state_of(lead, P) is PeerState.SUSPECT
+
+
+def test_where_no_more_peers_fit_new_callers_make_room_for_one_that_we_dial() -> None:
+    lead = Lead(describe("d", 2), Limits(peers=2))
+    lead.admit(P)
+    (stranger,) = strangers(lead, 1)
+    q = describe("q", 1, address="q:1")
+    call = connect(lead, "q:1")
+    lead.connect(q)
+    assert isinstance(lead.answer(call), PeerConnected)
+    assert [state_of(lead, peer) for peer in (P, q, stranger)] == [
+        PeerState.CONNECTED, PeerState.CONNECTED, PeerState.DEAD
+    ]  # fmt: skip
+
+
+def test_a_caller_that_made_room_is_told_and_may_come_again() -> None:
+    lead = Lead(describe("d", 2), Limits(new_peers=1))
+    call = introduce(lead, P)
+    strangers(lead, 1)
+    with refused(Reason.PEER_UNREACHABLE, Unavailable):
+        lead.answer(call)
+    introduce(lead, P)
+    assert state_of(lead, P) is PeerState.CONNECTED
+
+
+def test_dead_callers_push_no_dead_peer_out_of_what_is_remembered() -> None:
+    lead = Lead(describe("d", 2), Limits(new_peers=1))
+    lead.admit(P)
+    lead.feed(PeerSilent(key_of(P)))
+    lead.tick(11.0)
+    strangers(lead, DEAD_KEPT + 5)
+    assert state_of(lead, P) is PeerState.DEAD
+
+
+def test_a_life_that_repeats_its_handshake_gives_up_its_oldest_and_no_other_life_s() -> None:
+    lead = Lead(describe("d", 2))
+    other = introduce(lead, describe("q", 1))
+    calls = [introduce(lead, P) for _ in range(ADMISSIONS_OF_A_LIFE + 1)]
+    with refused(Reason.LIMIT_EXCEEDED, Exhausted):
+        lead.answer(calls[0])
+    assert [lead.answer(call) for call in (other, *calls[1:])] == [None] * (ADMISSIONS_OF_A_LIFE + 1)
+
+
+def test_ranks_are_told_for_whom_an_endpoint_is_and_when_that_life_is_over(lead: Lead) -> None:
+    introduce(lead, P)
+    assert lead.one(MakeOffer).peer == key_of(P)
+    introduce(lead, describe("p", 9))
+    assert lead.one(UnmapPeer) == UnmapPeer(0, key_of(P), gone=True)
+    connect(lead, "q:1")
+    assert lead.one(MakeOffer).peer == "dial q:1"
+
+
 def test_what_an_engine_is_does_not_change_within_its_life(lead: Lead) -> None:
     lead.admit(P)
     before = snapshot(lead.node)
@@ -409,7 +486,7 @@ def test_silence_makes_suspect_and_the_grace_kills(lead: Lead) -> None:
     assert state_of(lead, P) is PeerState.SUSPECT
     done = lead.tick(0.1)
     assert state_of(lead, P) is PeerState.DEAD
-    assert done == [UnmapPeer(0, key_of(P)), HangUp(key_of(P))]
+    assert done == [UnmapPeer(0, key_of(P), gone=True), HangUp(key_of(P))]
 
 
 def test_a_peer_heard_within_the_grace_lives(lead: Lead) -> None:

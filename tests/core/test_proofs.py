@@ -125,7 +125,7 @@ def test_the_end_of_a_peer_that_is_silent_or_lets_go_while_it_writes_is_looked_f
     assert lead.seen(actions.AwaitEnd) == wanted
     lead.feed(events.Tick(), 11.0)
     done = [action for action in lead.done if isinstance(action, actions.AwaitEnd | actions.UnmapPeer)]
-    assert done == [*wanted, *(actions.UnmapPeer(rank, life, watch=True) for rank in (0, 1))], (
+    assert done == [*wanted, *(actions.UnmapPeer(rank, life, watch=True, gone=True) for rank in (0, 1))], (
         "before it is disconnected"
     )
 

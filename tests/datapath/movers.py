@@ -58,6 +58,7 @@ class Held:
         self.asks = waits
         self.connect_hangs = hangs
         self.socket = ProcessSocket()
+        self.withdrawn: list[str] = []
         self.release = threading.Event()
         self.state = PENDING
         self.peers_need_turns = True
@@ -74,6 +75,9 @@ class Held:
     def offer(self, endpoint: RankEndpoint, peer: str = "") -> RankEndpoint:
         self.step("offer")
         return endpoint
+
+    def withdraw(self, peer: str) -> None:
+        self.withdrawn.append(peer)
 
     def question(self, endpoint: RankEndpoint) -> Question | None:
         """A process that answers when it is released."""

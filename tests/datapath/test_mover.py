@@ -256,6 +256,17 @@ def test_a_disconnect_cancels_a_connect_that_still_waits_and_answers_name_their_
     assert rank.reports.empty()
 
 
+def test_what_a_peer_was_offered_is_withdrawn_when_its_life_is_over_and_not_before() -> None:
+    held = Held()
+    rank = with_held(held)
+    rank.mover.disconnect("let go", watch=True)
+    rank.mover.disconnect("over", gone=True)
+    for _ in range(2):
+        rank.next(Disconnected)
+    assert held.withdrawn == ["over"]
+    assert rank.mover.close(0.0)
+
+
 @pytest.mark.parametrize("step", ["offer", "connect", "read", "poll", "progress", "remote close"])
 def test_an_exception_in_a_data_path_never_stops_the_others(
     source: LoopbackPath, step: str, caplog: pytest.LogCaptureFixture

@@ -97,7 +97,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
     own, theirs = (np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8) for seed in (1, 2))
     lead, peer = Lead(tmp_path, own), Lead(tmp_path, theirs)
     try:
-        peer.command(wire.offer_command("key"))
+        peer.command(wire.offer_command("key", "p@1"))
         offered = peer.report()
         assert isinstance(offered, events.EndpointOffered)
         peer.command(wire.expect_command("access", True, Operation.WRITE))
@@ -117,7 +117,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
             assert np.array_equal(source, sent)
             source[:] = source[::-1].copy()
         peer.command(wire.expect_command("access", False, Operation.WRITE))
-        peer.command(wire.offer_command("key"))
+        peer.command(wire.offer_command("key", "p@1"))
         peer.report()
     finally:
         lead.close()
@@ -133,7 +133,7 @@ def test_memory_is_not_at_rest_while_a_peer_may_write_it_of_whom_nobody_knows(
     monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))
     lead = Lead(tmp_path, np.zeros(layout().total_bytes, dtype=np.uint8))
     lead.command(wire.expect_command("access", True, operation))
-    lead.command(wire.offer_command("key"))
+    lead.command(wire.offer_command("key", "p@1"))
     lead.report()
     if operation is Operation.READ:
         lead.close()

@@ -129,7 +129,7 @@ def test_a_posting_that_does_not_say_which_way_is_refused() -> None:
 
 
 def message(key: str) -> rank_pb2.RankCommand:
-    return session.offer_command(key)
+    return session.offer_command(key, "p@1")
 
 
 @given(st.lists(TEXT, max_size=10), st.lists(st.integers(0, 400), max_size=8))

@@ -121,16 +121,20 @@ class OfferCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Names the answer."""
+    peer: _builtins.str
+    """Whom it is for. Of one peer only the last few endpoints are good."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
+        peer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "peer", b"peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -191,22 +195,26 @@ class DisconnectCommand(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     PEER_RANK_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     """The peer."""
     peer_rank: _builtins.int
     """As in ConnectCommand."""
     watch: _builtins.bool
     """If the end of its process is looked for, go on with that: it may still write."""
+    gone: _builtins.bool
+    """Its life is over: endpoints that were made for it are good for nothing any more."""
     def __init__(
         self,
         *,
         peer: _builtins.str = ...,
         peer_rank: _builtins.int | None = ...,
         watch: _builtins.bool = ...,
+        gone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer_rank", b"peer_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "peer", b"peer", "peer_rank", b"peer_rank", "watch", b"watch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank", "gone", b"gone", "peer", b"peer", "peer_rank", b"peer_rank", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__peer_rank: _TypeAlias = _typing.Literal["peer_rank"]  # noqa: Y015
     _WhichOneofArgType__peer_rank: _TypeAlias = _typing.Literal["_peer_rank", b"_peer_rank"]  # noqa: Y015

@@ -271,7 +271,9 @@ func (*RankCommand_Sum) isRankCommand_Command() {}
 type OfferCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the answer.
-	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Whom it is for. Of one peer only the last few endpoints are good.
+	Peer          string `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -309,6 +311,13 @@ func (*OfferCommand) Descriptor() ([]byte, []int) {
 func (x *OfferCommand) GetKey() string {
 	if x != nil {
 		return x.Key
+	}
+	return ""
+}
+
+func (x *OfferCommand) GetPeer() string {
+	if x != nil {
+		return x.Peer
 	}
 	return ""
 }
@@ -404,7 +413,9 @@ type DisconnectCommand struct {
 	// As in ConnectCommand.
 	PeerRank *uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3,oneof" json:"peer_rank,omitempty"`
 	// If the end of its process is looked for, go on with that: it may still write.
-	Watch         bool `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`
+	Watch bool `protobuf:"varint,3,opt,name=watch,proto3" json:"watch,omitempty"`
+	// Its life is over: endpoints that were made for it are good for nothing any more.
+	Gone          bool `protobuf:"varint,4,opt,name=gone,proto3" json:"gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +467,13 @@ func (x *DisconnectCommand) GetPeerRank() uint32 {
 func (x *DisconnectCommand) GetWatch() bool {
 	if x != nil {
 		return x.Watch
+	}
+	return false
+}
+
+func (x *DisconnectCommand) GetGone() bool {
+	if x != nil {
+		return x.Gone
 	}
 	return false
 }
@@ -1506,9 +1524,10 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tawait_end\x18\x06 \x01(\v2\".kvgrpc.session.v1.AwaitEndCommandH\x00R\bawaitEnd\x127\n" +
 	"\x05rekey\x18\a \x01(\v2\x1f.kvgrpc.session.v1.RekeyCommandH\x00R\x05rekey\x121\n" +
 	"\x03sum\x18\b \x01(\v2\x1d.kvgrpc.session.v1.SumCommandH\x00R\x03sumB\t\n" +
-	"\acommand\" \n" +
+	"\acommand\"4\n" +
 	"\fOfferCommand\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"\xbd\x01\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04peer\x18\x02 \x01(\tR\x04peer\"\xbd\x01\n" +
 	"\x0eConnectCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x123\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x17.kvgrpc.v1.RankEndpointR\bendpoint\x12\x18\n" +
@@ -1516,11 +1535,12 @@ const file_kvgrpc_session_v1_rank_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x04 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x18\n" +
 	"\aattempt\x18\x05 \x01(\x04R\aattemptB\f\n" +
 	"\n" +
-	"_peer_rank\"m\n" +
+	"_peer_rank\"\x81\x01\n" +
 	"\x11DisconnectCommand\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12 \n" +
 	"\tpeer_rank\x18\x02 \x01(\rH\x00R\bpeerRank\x88\x01\x01\x12\x14\n" +
-	"\x05watch\x18\x03 \x01(\bR\x05watchB\f\n" +
+	"\x05watch\x18\x03 \x01(\bR\x05watch\x12\x12\n" +
+	"\x04gone\x18\x04 \x01(\bR\x04goneB\f\n" +
 	"\n" +
 	"_peer_rank\"\x9d\x02\n" +
 	"\vPostCommand\x12\x1d\n" +
