@@ -1,6 +1,6 @@
 """What one round of a move takes from where to where, in blocks; and its blocks as bytes to sum up, one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +35,13 @@ class Pieces:
     offsets: Ids
     nbytes: Ids
     counts: Ids
+
+
+PORTION_BYTES = 64 << 20
+"""What the ranks sum up at once for one who asked: some milliseconds of their work."""
+PORTION_ROWS = 1_024
+PIECE_BYTES = 1_024
+"""What a piece counts for at least: small ones cost their planning."""
 
 
 @dataclass(eq=False)
@@ -166,6 +173,33 @@ def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None
             nbytes.append(np.broadcast_to(each, (len(ids), len(regions))).reshape(-1))
             counts.append(np.broadcast_to(np.int64(len(regions)), len(ids)))
     return Pieces(_one_after_the_other(offsets), _one_after_the_other(nbytes), _one_after_the_other(counts))
+
+
+def portions_of(
+    pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]
+) -> Iterator[list[tuple[Blocks, LayerRange | None]]]:
+    """The same blocks in the same order, in parts of whole blocks: each of PORTION_BYTES at most, or one block."""
+    costs: dict[tuple[int, LayerRange | None], int] = {}
+    found: list[tuple[Blocks, LayerRange | None]] = []
+    room = PORTION_BYTES
+    for lists, layers in blocks:
+        for group, ids in enumerate(lists):
+            if not len(ids):
+                continue
+            if (group, layers) not in costs:
+                regions = _regions(pool, group, layers)
+                costs[group, layers] = sum(max(region.block_bytes, PIECE_BYTES) for region in regions)
+            cost, first = costs[group, layers], 0
+            while cost and first < len(ids):
+                if found and (room < cost or len(found) == PORTION_ROWS):
+                    yield found
+                    found, room = [], PORTION_BYTES
+                end = min(first + max(room // cost, 1), len(ids))
+                found.append((_only(lists, group, first, end), layers))
+                room -= (end - first) * cost
+                first = end
+    if found:
+        yield found
 
 
 def _one_after_the_other(parts: list[Ids]) -> Ids:

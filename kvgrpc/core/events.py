@@ -14,6 +14,7 @@ from kvgrpc.core.content import Content
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.peer_events import (
     AccessAnswered,
+    CallAbandoned,
     ChecksumBlocks,
     ChecksumsAnswered,
     CloseAccess,
@@ -287,7 +288,7 @@ Event = (
     | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
-    | ChecksumBlocks | ChecksumsAnswered | Summed | ProcessEnded | Rekeyed | ReleaseQuarantine
+    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | Summed | ProcessEnded | Rekeyed | ReleaseQuarantine
     | LeasesVoided | LifeBegan | Tick
 )  # fmt: skip
 
@@ -297,6 +298,7 @@ __all__ = [
     "AllocateBlocks",
     "BlockLists",
     "Call",
+    "CallAbandoned",
     "CancelTransfer",
     "ChecksumBlocks",
     "ChecksumsAnswered",

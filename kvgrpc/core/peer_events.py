@@ -202,6 +202,13 @@ class ChecksumBlocks:
 
 
 @dataclass(frozen=True)
+class CallAbandoned:
+    """Whoever made that call does not wait for its answer any more: it gave up, its time is over, or it is gone."""
+
+    call_id: int
+
+
+@dataclass(frozen=True)
 class ChecksumsAnswered:
     """The source summed up what a round reads, or some of it; a `retryable` error is asked again."""
 
@@ -222,6 +229,7 @@ class RenewAnswered:
 
 __all__ = [
     "AccessAnswered",
+    "CallAbandoned",
     "ChecksumBlocks",
     "ChecksumsAnswered",
     "CloseAccess",

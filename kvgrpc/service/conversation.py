@@ -104,7 +104,8 @@ class Conversation:
         self._lead = lead
         self._context = context
         self._messages: list[peer_pb2.ConverseResponse] = []
-        self._waiting = 0
+        self._waiting: set[int] = set()
+        """Calls, as the node knows them."""
         self._reading = False
         self._sending = asyncio.Lock()
         self._writers: set[asyncio.Task[None]] = set()
@@ -122,6 +123,8 @@ class Conversation:
         finally:
             for writer in self._writers:
                 writer.cancel()
+            for number in list(self._waiting):
+                self._lead.runner.abandon(number)
 
     async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
         """All calls of one message, with room for others between them."""
@@ -140,7 +143,7 @@ class Conversation:
         if kind is None or method is None:
             self._fail(call.call_id, InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call"))
             return
-        if self._waiting >= WAITING_MAX:
+        if len(self._waiting) >= WAITING_MAX:
             self._fail(call.call_id, Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1))
             return
         name = f"PeerService/{method.name}"
@@ -149,7 +152,7 @@ class Conversation:
         number = runner.next_call_id()
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
-            self._waiting -= 1
+            self._waiting.discard(number)
             if isinstance(reply, KVGrpcError):
                 ended(reply)
                 self._fail(call.call_id, reply)
@@ -158,7 +161,7 @@ class Conversation:
             method.put_reply(self._lead.header(), reply.answer, getattr(self._next_answer(call.call_id), kind))
             self._see_to_write()
 
-        self._waiting += 1
+        self._waiting.add(number)
         try:
             request = getattr(call, kind)
             fields.check(request)

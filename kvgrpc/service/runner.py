@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kvgrpc.core import actions
 from kvgrpc.core.actions import Action, Reply
-from kvgrpc.core.events import Event, LeasesVoided, Tick
+from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
@@ -143,7 +143,7 @@ class Runner:
         try:
             reply = await future
         finally:
-            self._calls.pop(call_id, None)
+            self.abandon(call_id)
         if isinstance(reply, KVGrpcError):
             raise _copy(reply)
         return reply
@@ -152,6 +152,11 @@ class Runner:
         """Feeds an event whose call has this id; `answered` gets the node's reply, in order with all actions."""
         self._calls[call_id] = answered
         self.feed(event)
+
+    def abandon(self, call_id: int) -> None:
+        """Nobody waits for that call any more; nothing, if it is answered."""
+        if self._calls.pop(call_id, None) is not None:
+            self.feed(CallAbandoned(call_id))
 
     def feed(self, event: Event) -> None:
         """An event happened now. Never raises for what the event says."""

@@ -6,7 +6,7 @@ from random import Random
 from typing import Protocol
 
 from kvgrpc.core.actions import Answer
-from kvgrpc.core.events import Call, Event, PeerAlive, PeerSilent
+from kvgrpc.core.events import Call, CallAbandoned, Event, PeerAlive, PeerSilent
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults, Luck
@@ -80,11 +80,18 @@ class Network:
             if open_calls and caller.up and caller.node is node:
                 open_calls.pop()(result)
 
-        lost = Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time")
-        self._agenda.after(timeout_s, lambda: answer(lost))
+        asked: list[tuple[Lead, int]] = []
+
+        def give_up() -> None:
+            if open_calls:
+                answer(Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time"))
+                for lead, number in asked:
+                    lead.handle(CallAbandoned(number))
+
+        self._agenda.after(timeout_s, give_up)
         for _ in range(2 if self._luck.strikes("duplicate") else 1):
             if not self._luck.strikes("lose_request"):
-                self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer))
+                self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
     def stream(self, dialler: Lead, life: str) -> bool:
         """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot."""
@@ -152,13 +159,19 @@ class Network:
             self._break(pair)
             del self._streams[pair]
 
-    def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give) -> None:
+    def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give, asked: list[tuple[Lead, int]]) -> None:
+        """`asked` gets who was asked, by which call of its own."""
         lead = self._leads.get(address)
         if lead is None or not lead.up:
             refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
             self._agenda.after(self._delay(), lambda: answer(refused))
         elif (caller.address, address) not in self._cut:
-            lead.call(ask, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
+
+            def noted(call: Call) -> Event:
+                asked.append((lead, call.id))
+                return ask(call)
+
+            lead.call(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
 
     def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
         if (lead.address, caller.address) not in self._cut and not self._luck.strikes("lose_reply"):

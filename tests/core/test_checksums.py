@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core import actions, events, move_steps
+from kvgrpc.core import actions, chunks, events, move_steps
+from kvgrpc.core import sums as core_sums
 from kvgrpc.core.accesses import Opening, Verdict
 from kvgrpc.core.chunks import Chunk, Size, Sizes, batches, pieces_of, place_of, plan_chunks, slices_of
 from kvgrpc.core.layout import PoolLayout, Region, uniform_layout
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
-from kvgrpc.core.sums import WAITING_MAX
 from kvgrpc.core.transfers import Disposition, State
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import (
@@ -25,6 +25,7 @@ from tests.core.nodes import (
     grant,
     hybrid,
     ids,
+    key_of,
     lists,
     refused,
 )
@@ -171,15 +172,143 @@ def test_a_rank_that_cannot_sum_up_or_takes_too_long_fails_the_call() -> None:
         lead.answer(late)
 
 
-def test_calls_that_wait_for_sums_are_bounded_and_end_with_the_life() -> None:
+@pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_OF_PEER_MAX", "WAITING_OF_ACCESS_MAX"])
+def test_calls_that_wait_for_sums_are_bounded_and_end_with_the_life(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(core_sums, bound, 3)
     lead = Source()
-    lead.checked = False
-    calls = [lead.ask_sums(8) for _ in range(WAITING_MAX)]
+    calls = [lead.ask_sums(8) for _ in range(3)]
     with refused(Reason.LIMIT_EXCEEDED):
         lead.answer(lead.ask_sums(8))
     lead.begin(describe("p", 5))
-    with refused(Reason.ENGINE_LOST):
-        lead.answer(calls[0])
+    for call in calls:
+        with refused(Reason.ENGINE_LOST):
+            lead.answer(call)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fine"),
+    [
+        ([((8, 9), None), ((9,), None)], False),
+        ([((8, 9), (0, 2)), ((9, 8), (1, 1))], False),
+        ([((8,), (1, 1)), ((9,), None), ((8,), (0, 1))], True),
+        ([((8,), (0, 1)), ((8,), None)], False),
+        ([((8, 9), (1, 1)), ((8, 9), (0, 1))], True),
+    ],
+)
+def test_nothing_is_summed_up_twice_in_one_call(rows: Any, fine: bool) -> None:
+    lead = Source()
+    asked = tuple((lists(blocks), layers) for blocks, layers in rows)
+    call = lead.ask(lambda c: events.ChecksumBlocks(c, "d", 2, access_id(), asked), "peer")
+    if fine:
+        assert lead.one(actions.Sum)
+        return
+    with refused(Reason.BLOCK_DUPLICATE):
+        lead.answer(call)
+    assert not lead.seen(actions.Sum)
+
+
+def in_portions(monkeypatch: pytest.MonkeyPatch, running: int = 1) -> None:
+    """A block a portion, so many at once."""
+    monkeypatch.setattr(chunks, "PORTION_BYTES", 1)
+    monkeypatch.setattr(core_sums, "RUNNING_MAX", running)
+
+
+def test_the_ranks_get_what_one_call_asks_for_portion_by_portion(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_portions(monkeypatch, running=4)
+    lead = Source(ranks=2)
+    call = lead.ask_sums(9, 8)
+    names = set()
+    for values in ((1, 3), (2, 4)):
+        asked = lead.seen(actions.Sum)
+        assert [(action.rank, len(action.pieces.counts)) for action in asked] == [(0, 1), (1, 1)]
+        names.add(asked[0].name)
+        for rank, value in enumerate(values):
+            lead.feed(events.Summed(rank, asked[0].name, sums(value)))
+    assert len(names) == 2
+    assert lead.answer(call) == actions.Checksums((sums(1, 2), sums(3, 4)))
+
+
+def test_no_blocks_have_no_sums_and_cost_the_ranks_nothing() -> None:
+    lead = Source(ranks=2)
+    assert lead.answer(lead.ask_sums()) == actions.Checksums((b"", b""))
+    assert not lead.seen(actions.Sum)
+
+
+def portions(*blocks: tuple[int, ...]) -> list[list[list[int]]]:
+    wanted = [((ids(*some),), None) for some in blocks]
+    return [[rows[0].tolist() for rows, _ in some] for some in chunks.portions_of(full(64), wanted)]
+
+
+def test_portions_are_of_whole_blocks_and_bounded_in_bytes_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the blocks has a piece in each of its two layers, and a piece counts for 1 KB at least."""
+    monkeypatch.setattr(chunks, "PORTION_BYTES", 3 * 2 * chunks.PIECE_BYTES)
+    assert portions((1, 2), (3, 4, 5, 6), (), (7,)) == [[[1, 2], [3]], [[4, 5, 6]], [[7]]]
+    monkeypatch.setattr(chunks, "PORTION_ROWS", 1)
+    assert portions((1,), (2,)) == [[[1]], [[2]]]
+    assert portions() == []
+
+
+def test_peers_have_their_turns_one_after_the_other_however_many_calls_one_of_them_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_portions(monkeypatch)
+    lead = Source()
+    other = describe("e", 3)
+    lead.admit(other)
+    handed = lead.finish(32, (10, 11), key=b"another key of 16", lease_id="another")
+    lead.opened(other, Opening(access_id(2), handed.token, claim(32)))
+    lead.ask_sums(8, 9)
+    asked = lead.seen(actions.Sum)
+    lead.ask_sums(8, 9)
+    lead.ask_sums(10, 11, number=2, peer=other)
+    order = []
+    while asked:
+        order.append(int(asked[0].pieces.offsets[0]) // 8)
+        lead.feed(events.Summed(0, asked[0].name, sums(1)))
+        asked = lead.seen(actions.Sum)
+    assert order == [8, 8, 10, 9, 11, 9]
+
+
+def test_what_nobody_waits_for_is_not_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_portions(monkeypatch)
+    lead = Source()
+    first = lead.ask_sums(8, 9)
+    under_way = lead.one(actions.Sum)
+    second = lead.ask_sums(9)
+    for call in (second, first):
+        lead.feed(events.CallAbandoned(call))
+        with refused(Reason.DEADLINE):
+            lead.answer(call)
+    lead.feed(events.CallAbandoned(first))
+    assert not lead.seen(actions.Sum), "the ranks are at the first portion yet"
+    lead.feed(events.Summed(0, under_way.name, sums(1)))
+    assert not lead.seen(actions.Sum)
+    call = lead.ask_sums(9)
+    lead.feed(events.Summed(0, lead.one(actions.Sum).name, sums(2)))
+    assert lead.answer(call) == actions.Checksums((sums(2),))
+
+
+@pytest.mark.parametrize("end", ["closed", "lease", "dead"])
+def test_an_access_that_is_over_is_not_summed_up_further(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    in_portions(monkeypatch)
+    lead = Source()
+    calls = [lead.ask_sums(8, 9)]
+    under_way = lead.one(actions.Sum)
+    calls.append(lead.ask_sums(9))
+    if end == "closed":
+        lead.close(lead.peer)
+    elif end == "lease":
+        lead.call(lambda c: events.ReleaseLease(c, events.LeaseRef(lead.handed.lease.id)))
+    else:
+        lead.feed(events.PeerSilent(key_of(lead.peer)))
+        lead.tick(20.0)
+    lead.feed(events.Summed(0, under_way.name, sums(1)))
+    assert not lead.seen(actions.Sum)
+    for call in calls:
+        with refused(Reason.LEASE_RELEASED if end == "lease" else Reason.ACCESS_CLOSED):
+            lead.answer(call)
 
 
 # ---- at the destination

@@ -8,7 +8,7 @@ from kvgrpc.core import actions, events, sums
 from kvgrpc.core.accesses import Opening
 from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
-from kvgrpc.core.sums import WAITING_MAX
+from kvgrpc.core.sums import WAITING_OF_ACCESS_MAX
 from kvgrpc.core.timers import Timer
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, access_id, claim, describe, hybrid, lists, refused
@@ -179,12 +179,25 @@ def test_sums_that_nobody_asked_for_are_bounded_and_go_with_their_leases(monkeyp
     assert len(lead.one(actions.Sum).pieces.counts) == 3
 
 
+def test_a_call_that_waits_for_a_lease_and_is_abandoned_is_over() -> None:
+    lead = Source()
+    handed = lead.hand_over()
+    asked = lead.one(actions.Sum)
+    lead.open_it(handed)
+    gone, stays = lead.ask_sums((8,), ()), lead.ask_sums((9,), ())
+    lead.feed(events.CallAbandoned(gone))
+    with refused(Reason.DEADLINE):
+        lead.answer(gone)
+    lead.say(asked, 1, 2, 3)
+    assert lead.answer(stays) == actions.Checksums((values(2),))
+
+
 def test_calls_that_wait_for_a_lease_are_bounded_with_the_others_and_end_with_the_life() -> None:
     lead = Source()
     lead.open_it(lead.hand_over())
     lead.hand_over((10, 11), (4,))
     lead.checked = False
-    calls = [lead.ask_sums((8,), ()) for _ in range(WAITING_MAX)]
+    calls = [lead.ask_sums((8,), ()) for _ in range(WAITING_OF_ACCESS_MAX)]
     with refused(Reason.LIMIT_EXCEEDED):
         lead.answer(lead.ask_sums((8,), ()))
     lead.begin(describe("p", 5, pool=hybrid()))

@@ -1,12 +1,20 @@
 """ChecksumBlocks: the CRC-32C of blocks that a peer may read, and of no others."""
 
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import google_crc32c
 
+from kvgrpc.core.sums import WAITING_OF_ACCESS_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from tests.service.api import refused
+from tests.service.conftest import Start
 from tests.service.consumer import Consumer
-from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine
+from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine, wait_until
 from tests.service.values import group, new_key, prompt
 
 TOKENS = prompt(32)
@@ -66,3 +74,74 @@ def test_an_access_whose_lease_ended_under_it_is_refused_with_the_reason(source:
     with refused(source.api, "FAILED_PRECONDITION", "LEASE_RELEASED"):
         source.api.peer.ChecksumBlocks(asked(consumer, access, blocks))
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
+
+
+def test_one_block_is_summed_up_once_in_a_call_however_often_it_is_listed(source: Engine) -> None:
+    consumer, access = Consumer(source), new_key()
+    consumer.handshake()
+    blocks = source.allocate(2)
+    consumer.open(source.hand_over(TOKENS, blocks).grant, TOKENS, access)
+    request = asked(consumer, access, blocks[:1])
+    request.blocks.extend([peer_pb2.BlocksOfLayers(blocks=[group(blocks[:1])])] * 16_000)
+    with refused(source.api, "INVALID_ARGUMENT", "BLOCK_DUPLICATE"):
+        source.api.peer.ChecksumBlocks(request)
+    consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
+
+
+LARGE = ("--blocks", "2048", "--kv-heads", "8", "--head-dim", "64")
+"""A pool of 128 MB."""
+LARGE_BLOCKS = 2_040
+ACCESSES = 150
+WINDOW_S = 0.3
+
+
+def many_calls(source: Engine) -> list[peer_pb2.ChecksumBlocksRequest]:
+    """Calls of one peer, for 80 GB in all, which takes seconds."""
+    consumer = Consumer(source)
+    consumer.handshake()
+    tokens, blocks = prompt(16 * LARGE_BLOCKS), source.allocate(LARGE_BLOCKS)
+    assert blocks == list(range(blocks[0], blocks[0] + LARGE_BLOCKS))
+    grant = source.hand_over(tokens, blocks).grant
+    found = []
+    for _ in range(ACCESSES):
+        consumer.open(grant, tokens, access := new_key())
+        request = asked(consumer, access, [])
+        runs = common_pb2.BlockRuns(starts=blocks[:1], counts=[LARGE_BLOCKS])
+        request.blocks[0].blocks[0].CopyFrom(common_pb2.GroupBlocks(blocks=runs))
+        found += [request] * WAITING_OF_ACCESS_MAX
+    assert len(source.api.peer.ChecksumBlocks(found[0]).ranks[0].values) == LARGE_BLOCKS
+    return found
+
+
+def test_calls_of_a_stream_that_broke_cost_no_more_than_what_the_ranks_are_at(start: Start) -> None:
+    (source,) = start(LARGE)
+    message = peer_pb2.ConverseRequest()
+    for number, request in enumerate(many_calls(source)):
+        message.calls.add(call_id=number).checksum_blocks.CopyFrom(request)
+    message.calls.add(call_id=len(message.calls)).settle_access.CopyFrom(peer_pb2.SettleAccessRequest())
+    over = threading.Event()
+
+    def messages() -> Iterator[peer_pb2.ConverseRequest]:
+        yield message
+        over.wait()
+
+    stream = source.api.peer.Converse(messages(), timeout=60)
+    next(stream)  # all calls are there: the last one is refused at once
+    stream.cancel()
+    over.set()
+    before = processor_s(source)
+    wait_until(lambda: stands_still(source))
+    assert processor_s(source) - before < 1.0
+
+
+def processor_s(engine: Engine) -> float:
+    """What a server's process has used of the processors."""
+    fields = Path(f"/proc/{engine.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def stands_still(engine: Engine) -> bool:
+    """It does next to nothing, looked at for WINDOW_S."""
+    before = processor_s(engine)
+    time.sleep(WINDOW_S)
+    return processor_s(engine) - before < WINDOW_S / 5

@@ -48,7 +48,7 @@ class HandNetwork(Network):
         super().rpc(caller, address, ask, give, timeout_s)
         self.faults = CALM
         if what in (LOSE_REPLY, LATE):
-            self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None))
+            self._agenda.after(self._delay() + for_s, lambda: self._arrive(caller, address, ask, lambda _: None, []))
 
     def at_rest(self, life: str, ranks: int) -> None:
         """The end of a life is seen by its peers, unless the script says that it is not."""
