@@ -6,13 +6,10 @@ then on everything happens through the runner. `stop` is orderly in any state.
 
 import asyncio
 import gc
-import json
 import logging
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import grpc.aio
 
@@ -20,7 +17,7 @@ from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
 from kvgrpc.core.actions import EngineNews
 from kvgrpc.core.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
-from kvgrpc.core.events import LifeBegan
+from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.layout import PoolKind, PoolLayout
 from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
@@ -28,6 +25,7 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.memory import SharedMemory
+from kvgrpc.datapath.reports import Report
 from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
@@ -43,6 +41,8 @@ from kvgrpc.service.health import Health
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.peers import PeerChannels
 from kvgrpc.service.ranks import Rank, Ranks
+from kvgrpc.service.ready_file import ReadyFile
+from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.session import Sessions
 from kvgrpc.session.v1 import session_pb2
@@ -78,6 +78,12 @@ class SharedRank(LocalRank):
     """
 
     worker: Rank | None = None
+    retired = False
+    """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
+
+    def _report(self, report: Report) -> None:
+        if not self.retired:
+            super()._report(report)
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         super().expect(access, open_, operation)
@@ -88,15 +94,18 @@ class SharedRank(LocalRank):
 class Server:
     """One lead with its local ranks. Make it, `await start()`, `await stop()`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, node: type[Node] = Node) -> None:
         self.config = replace(config, engine_id=config.engine_id or random_engine_id())
         self.address = ""
-        self._node = Node(
-            self.config.limits,
-            frozenset({"nixl"} if self.config.source_writes else ()),
-            checksums=self.config.checksums,
-        )
-        self._runner = Runner(self._node)
+        self._ready = ReadyFile(config.ready_file)
+        writers = frozenset({"nixl"} if self.config.source_writes else ())
+        self._runner = Runner(node(self.config.limits, writers, checksums=self.config.checksums))
+        self._runner.on_defect.append(self._fail_closed)
+        self._recovery = Recovery(self._runner, self._end_last, self._begin_next)
+        self._lives = asyncio.Lock()
+        """Held while a life begins or ends: memory is made and given back meanwhile."""
+        self._kept = False
+        """Some memory of a life that is over is not proved to be at rest."""
         self._ranks = Ranks(UNAIDED)
         self._sessions: Sessions | None = None
         self._local: list[SharedRank] = []
@@ -120,7 +129,7 @@ class Server:
             raise
 
     async def _start(self) -> None:
-        self._remove_ready_file()  # of a life that was killed
+        self._ready.remove()  # of a process that was killed
         if self.config.session_socket:
             self._sessions = Sessions(self._lead, self, self.config.session_socket)
         self._runner.start(self._channels, self._ranks, self._sessions or self)
@@ -137,7 +146,7 @@ class Server:
         self._health.start()
         if self._sessions is not None:
             await self._sessions.start()
-        self._write_ready_file()
+        self._ready.write(self.address, self.config.engine_id)
 
     async def serve_forever(self) -> None:
         """Returns when the server was stopped."""
@@ -159,6 +168,7 @@ class Server:
         until = loop.time() + drain_s
         while self._busy() and loop.time() < until:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(DRAIN_POLL_S)
+        await self._recovery.stop()
         await self._health.stop()
         self._runner.feed(LifeBegan(self._node.state.incarnation, b"", None))
         await asyncio.sleep(0)
@@ -169,7 +179,11 @@ class Server:
         await self._grpc.stop(grace=0.5)
         self._runner.stop()
         await self._close_ranks()
-        self._remove_ready_file()
+        self._ready.remove()
+
+    @property
+    def _node(self) -> Node:
+        return self._runner.node
 
     def tell(self, news: EngineNews) -> None:
         """News for an engine: nobody is attached to an embedded pool."""
@@ -191,20 +205,22 @@ class Server:
         the pool's PreconditionFailed; the old life goes on.
         """
         engine, sets_aside = self._attaching(request), not request.cannot_set_aside
-        if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
-            workers = {rank: worker(rank) for rank in range(engine.world_size)}
-            await self._begin(engine, secret, workers, [], attached=True, sets_aside=sets_aside)
-            return
-        local = await self._make_ranks(engine.world_size, engine.pool.total_bytes, memory)
-        for number, rank in enumerate(local):
-            rank.worker = worker(number)
-        await self._begin(engine, secret, dict(enumerate(local)), local, attached=True, sets_aside=sets_aside)
+        async with self._lives:
+            if request.memory == session_pb2.POOL_MEMORY_PRIVATE:
+                workers = {rank: worker(rank) for rank in range(engine.world_size)}
+                await self._begin(engine, secret, workers, [], attached=True, sets_aside=sets_aside)
+                return
+            local = await self._make_ranks(engine.world_size, engine.pool.total_bytes, memory)
+            for number, rank in enumerate(local):
+                rank.worker = worker(number)
+            await self._begin(engine, secret, dict(enumerate(local)), local, attached=True, sets_aside=sets_aside)
 
     async def end_engine(self) -> None:
         """The engine is gone: its life ends at once, its memory goes, and the server waits for the next one."""
-        await self._begin(None, b"", {}, [])
-        if self.config.pool is not None:
-            await self._begin_idle()
+        async with self._lives:
+            await self._begin(None, b"", {}, [])
+            if self.config.pool is not None:
+                await self._begin_idle()
 
     def shared_memory(self, rank: int) -> tuple[int, int]:
         """The pool of a rank of the attached engine, for its worker."""
@@ -244,7 +260,35 @@ class Server:
         assert self._health is not None
         await self._health.look()
         for rank in old:
-            await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
+            self._kept |= not await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
+        if old and not self._kept:
+            self._runner.feed(MemoryGone())
+
+    # -- a life that a defect ended, and the one after it
+
+    def _fail_closed(self) -> None:
+        """The node is another one, without an engine: what is of the last life is heard no more. The end of an engine's
+        session begins the next one.
+        """
+        self._recovery.noted()
+        for rank in self._local:
+            rank.retired = True
+        self._kept |= bool(self._ranks.ranks) and not self._local
+        self._ranks.ranks = {}
+        self._channels.hang_up_all()
+        if self._sessions is None or not self._sessions.lose():
+            self._recovery.start()
+
+    async def _end_last(self) -> None:
+        assert self._health is not None
+        await self._health.look()
+        async with self._lives:
+            await self._begin(None, b"", {}, [])
+
+    async def _begin_next(self) -> None:
+        async with self._lives:
+            if self._node.state.defect and self.config.pool is not None:
+                await self._begin_idle()
 
     def _attaching(self, request: session_pb2.AttachRequest) -> EngineDescription:
         """What the attaching engine is. Raises InvalidRequest."""
@@ -343,19 +387,6 @@ class Server:
         local, self._local = self._local, []
         for rank in local:
             await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
-
-    def _remove_ready_file(self) -> None:
-        if self.config.ready_file:
-            Path(self.config.ready_file).unlink(missing_ok=True)
-
-    def _write_ready_file(self) -> None:
-        if not self.config.ready_file:
-            return
-        path = Path(self.config.ready_file)
-        content = {"address": self.address, "engine_id": self.config.engine_id, "pid": os.getpid()}
-        partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(json.dumps(content) + "\n")
-        partial.rename(path)
 
 
 def _seal(rank: LocalRank) -> None:

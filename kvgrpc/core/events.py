@@ -278,6 +278,11 @@ class LifeBegan:
 
 
 @dataclass(frozen=True)
+class MemoryGone:
+    """The memory of all lives before this one is proved to be at rest, and gone."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Nothing but the passing of time."""
 
@@ -289,7 +294,7 @@ Event = (
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | Summed | ProcessEnded | Rekeyed | ReleaseQuarantine
-    | LeasesVoided | LifeBegan | Tick
+    | LeasesVoided | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -318,6 +323,7 @@ __all__ = [
     "LeaseRef",
     "LeasesVoided",
     "LifeBegan",
+    "MemoryGone",
     "OpenAccess",
     "Opened",
     "PartsAnswered",

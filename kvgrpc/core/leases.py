@@ -8,13 +8,13 @@ A consumer is done when it received the KV or gave up for good, and has no open 
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvgrpc.core.content import Content
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.pins import Blocks
-from kvgrpc.errors import KVGrpcError, NotFound, PreconditionFailed, Reason
+from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
 
 
 class LeaseState(Enum):
@@ -25,14 +25,18 @@ class LeaseState(Enum):
     RELEASED = "released"
     DONE = "done"
     VOIDED = "voided"
+    LOST = "lost"
 
 
 STATES: dict[LeaseState, frozenset[LeaseState]] = {
-    LeaseState.LIVE: frozenset({LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.DONE, LeaseState.VOIDED}),
+    LeaseState.LIVE: frozenset(
+        {LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.DONE, LeaseState.VOIDED, LeaseState.LOST}
+    ),
     LeaseState.EXPIRED: frozenset(),
     LeaseState.RELEASED: frozenset(),
     LeaseState.DONE: frozenset(),
     LeaseState.VOIDED: frozenset(),
+    LeaseState.LOST: frozenset(),
 }
 
 END_REASON: dict[LeaseState, Reason] = {
@@ -40,6 +44,7 @@ END_REASON: dict[LeaseState, Reason] = {
     LeaseState.RELEASED: Reason.LEASE_RELEASED,
     LeaseState.DONE: Reason.LEASE_RELEASED,
     LeaseState.VOIDED: Reason.LEASE_VOIDED,
+    LeaseState.LOST: Reason.INTERNAL_DEFECT,
 }
 """What a reader that comes too late is told."""
 
@@ -128,7 +133,8 @@ class Lease:
 
 def ended_error(state: LeaseState, lease_id: str) -> KVGrpcError:
     """The error for somebody who needs a lease that ended."""
-    return PreconditionFailed(
+    kind = InternalError if state is LeaseState.LOST else PreconditionFailed
+    return kind(
         END_REASON[state], f"lease {lease_id} has ended ({state.value}); the KV must be computed or handed over anew"
     )
 
@@ -164,6 +170,18 @@ class LeaseTable:
         del self._live[lease.id]
         self._ended[lease.id] = lease
         if len(self._ended) > self._ended_kept:
+            self._ended.popitem(last=False)
+
+    def take_over(self, old: "LeaseTable") -> None:
+        """The leases of a life that a defect ended are lost. Nothing is left of their blocks: those of the next life
+        are others.
+        """
+        for lease in old:
+            gone = Content(lease.content.tokens, opaque=b"forgotten")
+            self._ended[lease.id] = replace(
+                lease, state=LeaseState.LOST, blocks=(), content=gone, sums=(), accesses={}, readers={}
+            )
+        while len(self._ended) > self._ended_kept:
             self._ended.popitem(last=False)
 
     def __len__(self) -> int:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.accesses import AccessState
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled
+from kvgrpc.core.actions import Acknowledged, Action, Cancelled, TransferChanged
 from kvgrpc.core.closing import Closings
+from kvgrpc.core.defects import take_over
 from kvgrpc.core.events import (
     AccessAnswered,
     AcknowledgeTransfers,
@@ -34,6 +35,7 @@ from kvgrpc.core.events import (
     HandshakeReceived,
     LeasesVoided,
     LifeBegan,
+    MemoryGone,
     OpenAccess,
     PartsAnswered,
     PartsReady,
@@ -135,6 +137,14 @@ class Node:
             state.refuse(call.id, error)
         return self._take_actions()
 
+    def successor(self, incarnation: int, now: float) -> "tuple[Node, list[Transfer]]":
+        """After `handle` has raised, or what it decided could not be performed: a node like this one, in a life of that
+        name without an engine, and the transfers that ended with this life. `state.actions` has what was decided.
+        """
+        state = self.state
+        node = type(self)(state.limits, state.writers, checksums=state.checksums)
+        return node, take_over(node.state, state, incarnation, now)
+
     def next_deadline(self) -> float | None:
         """When `handle(Tick(), now)` has something to do, or None."""
         return self.state.timers.next_deadline()
@@ -202,6 +212,7 @@ class Node:
             StepDone: self._step_done,
             LeasesVoided: self.handover.void,
             LifeBegan: self._begin,
+            MemoryGone: lambda _: self._memory_gone(),
             Tick: lambda _: None,
             RegisterPush: self._pushes.register,
             ReserveBlocks: self._pulls.deliveries.reserve,
@@ -340,6 +351,11 @@ class Node:
 
     def _forget_cancelled(self, name: str) -> None:
         del self.state.cancelled_keys[bytes.fromhex(name)]
+
+    def _memory_gone(self) -> None:
+        """What a life before this one left in quarantine is no memory of anybody's any more."""
+        for transfer in self.state.transfers.memory_gone():
+            self.state.emit(TransferChanged(transfer))
 
     def _begin(self, event: LifeBegan) -> None:
         """Ends everything of the present incarnation, then starts the next with empty tables.

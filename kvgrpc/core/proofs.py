@@ -21,7 +21,6 @@ from kvgrpc.core.pins import PinKind
 from kvgrpc.core.rank_actions import Rekey
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Disposition
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcError, Reason
 
 ANSWER_S = 15.0
@@ -131,7 +130,7 @@ class Proofs:
                 mover.at_somebodys_word(event.transfer_ids)
         elif event.transfer_ids:
             raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
-        elif state.rekeying or before or any(t.memory is Disposition.QUARANTINED for t in state.transfers):
+        elif state.rekeying or before or state.transfers.quarantined:
             if not state.rekeying:
                 self._check_interval()
                 self._begin("an operator asked for it")

@@ -74,6 +74,8 @@ class NodeState:
         self.rekeying = ""
         """Why the ranks' data paths are about to begin anew; empty while they are not."""
         self.sets_aside = True
+        self.defect = ""
+        """Why there is no engine, after a life that a defect ended and until the next one; empty otherwise."""
         self.begin(0, b"", None, attached=False)
 
     def begin(
@@ -85,7 +87,9 @@ class NodeState:
         attached: bool,
         sets_aside: bool = True,
     ) -> None:
-        """Empty tables for a new incarnation. The caller ended everything of the old one."""
+        """Empty tables for a new incarnation. The caller ended everything of the old one. Only of a life that a defect
+        ended it is told, to the end of the next one, what became of its transfers and leases.
+        """
         self.rekeying = ""
         self.sets_aside = sets_aside
         self.incarnation = incarnation
@@ -94,8 +98,11 @@ class NodeState:
         self.description = description
         self.attached = attached
         self.began = self.now
-        self.leases = LeaseTable(self.limits.ended_leases)
-        self.transfers = TransferTable(incarnation, self.limits.transfer_history)
+        if not self.defect:
+            self.leases = LeaseTable(self.limits.ended_leases)
+            self.transfers = TransferTable(incarnation, self.limits.transfer_history)
+        self.transfers.incarnation = incarnation
+        self.defect = "" if description else self.defect
         self.accesses: dict[bytes, Access] = {}
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
         self.cancelled_keys: dict[bytes, KVGrpcError] = {}
@@ -113,7 +120,9 @@ class NodeState:
 
     @property
     def pool(self) -> EngineDescription:
-        """This engine's description. Raises Unavailable (NO_POOL) while there is none."""
+        """This engine's description. Raises Unavailable (NO_POOL, INTERNAL_DEFECT) while there is none."""
+        if self.description is None and self.defect:
+            raise Unavailable(Reason.INTERNAL_DEFECT, self.defect, retry_delay_s=1.0)
         if self.description is None:
             raise Unavailable(
                 Reason.NO_POOL, "no engine is attached to this server and it has no pool of its own",

@@ -6,7 +6,7 @@ which is data, here; state and memory are two independent things: "it is over" a
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NotRequired, TypedDict, Unpack
 
@@ -254,6 +254,8 @@ class TransferTable:
     _failed: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
     """Failures, oldest first: they are kept longest, because somebody will ask about them."""
     _by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
+    _left: dict[str, None] = field(default_factory=dict)
+    """Those in quarantine whose table was taken over: their blocks are of the memory of a life before."""
     _log: deque[Transfer] = field(default_factory=deque)
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
 
@@ -315,6 +317,44 @@ class TransferTable:
             oldest = next(iter(self._past), transfer_id)
             (self._past if oldest != transfer_id else self._failed).popitem(last=False)
         return True
+
+    def take_over(self, old: "TransferTable", failure: Failure, now: float) -> list[Transfer]:
+        """The transfers of a life that a defect ended: what was not over has failed, and memory that was held is in
+        quarantine. The changes that this makes. Rows only are read: what ties them together may be half changed.
+        """
+        self.seq = old.seq
+        self.counts |= {end: old.counts.get(end, 0) for end in ENDED}
+        changed = []
+        for transfer in sorted(old, key=lambda t: t.created):
+            self._live[transfer.id] = transfer
+            self._by_key.setdefault(transfer.key, {})[transfer.id] = None
+            ends: Changes = {}
+            if not transfer.over:
+                self.counts[transfer.state] += 1
+                phase = transfer.phases[-1].name if transfer.phases else ""
+                ends = {"state": State.FAILED, "failure": replace(failure, phase=phase), "ended": now}
+                ends |= {"phases": transfer.phases_ended(now), "waiting_for": ""}
+            if transfer.memory is Disposition.HELD:
+                ends["memory"] = Disposition.QUARANTINED
+            if ends:
+                changed.append(self.change(transfer.id, **ends))
+            if transfer.memory is not Disposition.RETURNED:
+                self._left[transfer.id] = None
+            self.archive(transfer.id)
+        return changed
+
+    def memory_gone(self) -> list[Transfer]:
+        """The memory of the lives whose table was taken over is nobody's any more: what is settled by that."""
+        left, self._left = self._left, {}
+        changed = [self.change(id_, memory=Disposition.RETURNED) for id_ in left]
+        for id_ in left:
+            self.archive(id_)
+        return changed
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether blocks of this life are in quarantine, or were when their transfer ended."""
+        return any(t.memory is Disposition.QUARANTINED and t.id not in self._left for t in self)
 
     def changes_after(self, seq: int) -> list[Transfer] | None:
         """Changes after `seq`, oldest first, or None when some are no longer known."""

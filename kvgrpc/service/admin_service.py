@@ -41,7 +41,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             admission_reason=why,
             uptime=duration(now - state.began),
             engine_attached=state.attached,
-            counts=_counts(lead.node),
+            counts=_counts(lead),
             oldest_transfer_id=oldest.id if oldest else "",
             oldest_transfer_age=duration(now - oldest.created) if oldest else None,
             progress_age=duration(lead.progress_age_s()),
@@ -103,8 +103,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
 
-def _counts(node: Node) -> admin_pb2.Counts:
-    state = node.state
+def _counts(lead: Lead) -> admin_pb2.Counts:
+    node, state = lead.node, lead.node.state
     counts = state.transfers.counts
     groups = range(len(state.pool.pool.groups)) if state.description else range(0)
     return admin_pb2.Counts(
@@ -118,6 +118,7 @@ def _counts(node: Node) -> admin_pb2.Counts:
         pinned_blocks=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
         quarantined_blocks=sum(state.pins.quarantined),
         bytes_received=state.bytes_received,
+        defects=lead.runner.defects,
     )
 
 

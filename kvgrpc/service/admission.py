@@ -16,7 +16,7 @@ def admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
     """The state of admission, and the reason for people; empty when it is open."""
     state = lead.node.state
     if state.description is None:
-        return admin_pb2.ADMISSION_NO_ENGINE, "no engine is attached"
+        return admin_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"
     if state.draining:
         return admin_pb2.ADMISSION_DRAINING, "the server is shutting down"
     if (age_s := lead.progress_age_s()) > WEDGED_S:

@@ -102,6 +102,11 @@ class PeerChannels:
         if channel is not None:
             self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
 
+    def hang_up_all(self) -> None:
+        """No life of a peer is known any more."""
+        for peer in list(self._channels):
+            self.hang_up(peer)
+
     def renew_leases(self, action: actions.SendRenew) -> None:
         self._spawn(self._renew(action))
 

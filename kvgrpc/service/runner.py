@@ -4,22 +4,33 @@ Everything that happens enters through `feed`; everything the node asks for leav
 decides. Actions are performed after the node returned and before the next event: a port that has news at once feeds
 it, and it waits its turn. Before each event the engine's void flags are read, so that the node vouches for nothing that
 was taken back by then.
+
+A node that raises, or whose decision a port fails to perform, is replaced. What it decided is performed; then its life
+is over (`kvgrpc.core.defects`): whoever waits is refused, whoever follows a transfer hears its end, and `on_defect` is
+told, which begins the next life.
 """
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from kvgrpc.core import actions
 from kvgrpc.core.actions import Action, Reply
+from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
 _log = logging.getLogger(__name__)
+
+RETRY_DELAY_S = 1.0
+"""About when the life after a defect has begun."""
 
 
 class PeerPort(Protocol):
@@ -74,13 +85,16 @@ class EnginePort(Protocol):
 
 class Runner:
     """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
-    has begun, after all changes of the old one.
+    has begun, after all changes of the old one, and `on_defect` that a defect ended the old one: the new one has no
+    engine yet. `defects` counts them.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
         self.on_life: list[Callable[[], None]] = []
+        self.on_defect: list[Callable[[], None]] = []
+        self.defects = 0
         self._calls: dict[int, Callable[[Reply | KVGrpcError], None]] = {}
         self._last_call = 0
         self._mailbox: deque[Event] = deque()
@@ -166,10 +180,7 @@ class Runner:
         self._busy = True
         try:
             while self._mailbox:
-                event = self._mailbox.popleft()
-                if voided := self._voided():
-                    self._handle(LeasesVoided(voided))
-                self._handle(event)
+                self._handle(self._mailbox.popleft())
         finally:
             self._busy = False
         self._arm()
@@ -197,23 +208,53 @@ class Runner:
     def _handle(self, event: Event) -> None:
         life = self.node.state.incarnation
         try:
-            todo = self.node.handle(event, self.now)
-        except Exception as error:  # noqa: BLE001 - a defect of ours: contained to the call, never to the server
-            _log.exception("the node failed on %s", type(event).__name__)
-            self.node.state.actions.clear()
-            call = getattr(event, "call", None)
-            if call is not None:
-                internal = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
-                self._refuse(actions.Refuse(call.id, internal))
-            return
+            if voided := self._voided():
+                self._perform(self.node.handle(LeasesVoided(voided), self.now))
+            self._perform(self.node.handle(event, self.now))
+        except Exception as error:  # noqa: BLE001 - a defect of ours: it ends this life, never the server
+            self._end_life(error, event)
+        else:
+            if self.node.state.incarnation != life:
+                self._hear(self.on_life)
+
+    def _perform(self, todo: list[Action]) -> None:
+        """Performs everything; raises then what was raised first. What a port refuses it has typed and said itself."""
+        defect: Exception | None = None
         for action in todo:
             try:
                 self._performers[type(action)](action)
-            except Exception:  # noqa: BLE001 - as above
+            except KVGrpcError:
                 _log.exception("could not perform %s", type(action).__name__)
-        if self.node.state.incarnation != life:
-            for listener in self.on_life:
+            except Exception as error:  # noqa: BLE001 - raised below
+                defect = defect or error
+        if defect is not None:
+            raise defect
+
+    def _end_life(self, defect: Exception, event: Event) -> None:
+        """Fails closed."""
+        self.defects += 1
+        _log.error("a defect on %s: %s, and a new one begins", type(event).__name__, MESSAGE, exc_info=defect)
+        decided, self.node.state.actions = self.node.state.actions, []
+        with suppress(Exception):
+            self._perform(decided)
+        self.node, ended = self.node.successor(secrets.randbits(63) + 1, self.now)
+        self._mailbox.clear()
+        calls, self._calls = self._calls, {}
+        for answered in calls.values():
+            gone = InternalError(Reason.INTERNAL_DEFECT, MESSAGE, retry_delay_s=RETRY_DELAY_S)
+            self._hear([partial(answered, gone)])
+        for transfer in ended:
+            self._hear([partial(listener, transfer) for listener in self.on_transfer])
+        self._hear(self.on_life)
+        self._hear(self.on_defect)
+
+    def _hear(self, listeners: list[Callable[[], None]]) -> None:
+        """Each hears it, whatever becomes of the others."""
+        for listener in listeners:
+            try:
                 listener()
+            except Exception:  # noqa: BLE001 - logged
+                _log.exception("could not tell %r", listener)
 
     def _reply(self, action: Reply) -> None:
         answered = self._calls.pop(action.call_id, None)
@@ -226,8 +267,15 @@ class Runner:
             answered(action.error)
 
     def _transfer_changed(self, action: actions.TransferChanged) -> None:
+        """All hear it; raises then what was raised first."""
+        defect: Exception | None = None
         for listener in self.on_transfer:
-            listener(action.transfer)
+            try:
+                listener(action.transfer)
+            except Exception as error:  # noqa: BLE001 - raised below
+                defect = defect or error
+        if defect is not None:
+            raise defect
 
     def _arm(self) -> None:
         deadline = self.node.next_deadline()

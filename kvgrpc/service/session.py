@@ -90,7 +90,7 @@ class Session:
             self._unread[self._event_id] = ended
         unsent = self._unsent.events.events
         if not unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self.flush)
         return unsent.add(event_id=self._event_id)
 
     def read(self, event_id: int) -> tuple[str, ...]:
@@ -99,14 +99,15 @@ class Session:
         return tuple(self._unread.pop(id_) for id_ in found)
 
     def close(self, why: str) -> None:
-        """Ends its connections; `why` is told to whoever is still there, unless it is this lead that ends."""
+        """Ends its connections; `why` is told to whoever is still there, unless it is this lead's life that ends."""
         last = encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b""
         for writer in (self.writer, *self.workers.writers):
             write(writer, last)
             writer.close()
         self.page.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Sends the events that were made."""
         frame, self._unsent = self._unsent, session_pb2.ServerFrame()
         try:
             write(self.writer, encode(frame))
@@ -142,6 +143,7 @@ class Sessions:
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         """By the task that serves it."""
         self._first: asyncio.TimerHandle | None = None
+        self._losing: asyncio.Task[None] | None = None
         self.over = asyncio.Event()
 
     async def start(self) -> None:
@@ -173,6 +175,18 @@ class Sessions:
             if isinstance(news, actions.BlocksReturned | actions.PartsReturned):
                 self._session.page.ended(news.lease_id)
             wire.put_news(news, self._session.next_event(ended))
+
+    def lose(self) -> bool:
+        """A defect ended the life of the engine that is attached, if one is. To the engine this is the death of its
+        lead: it hears what was decided, and then nothing, not even that its session is over.
+        """
+        session, self._session = self._session, None
+        if session is None:
+            return False
+        session.flush()
+        session.close("")
+        self._losing = asyncio.create_task(self._lost(session, "a defect ended the life of the engine"))
+        return True
 
     def voided(self) -> tuple[str, ...]:
         """Leases whose blocks the engine took back, as far as the node does not know it."""
@@ -242,9 +256,12 @@ class Sessions:
     async def _end(self, session: Session, why: str) -> None:
         """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
         session.close("" if self._stopping else why)
-        if self._session is not session:
-            return
-        self._session = None
+        if self._session is session:
+            self._session = None
+            await self._lost(session, why)
+
+    async def _lost(self, session: Session, why: str) -> None:
+        """The engine's life ends here, too."""
         session.over.set()
         _log.info("%s", why)
         try:

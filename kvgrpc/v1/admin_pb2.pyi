@@ -195,6 +195,7 @@ class Counts(_message.Message):
     PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
+    DEFECTS_FIELD_NUMBER: _builtins.int
     transfers_pending: _builtins.int
     """Transfers that wait."""
     transfers_active: _builtins.int
@@ -215,6 +216,8 @@ class Counts(_message.Message):
     """Blocks in quarantine."""
     bytes_received: _builtins.int
     """Bytes received."""
+    defects: _builtins.int
+    """Lives of the engine that a defect of kvgrpc ended, since this process began."""
     def __init__(
         self,
         *,
@@ -228,10 +231,11 @@ class Counts(_message.Message):
         pinned_blocks: _builtins.int = ...,
         quarantined_blocks: _builtins.int = ...,
         bytes_received: _builtins.int = ...,
+        defects: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "leases", b"leases", "open_accesses", b"open_accesses", "pinned_blocks", b"pinned_blocks", "quarantined_blocks", b"quarantined_blocks", "transfers_active", b"transfers_active", "transfers_cancelled", b"transfers_cancelled", "transfers_failed", b"transfers_failed", "transfers_pending", b"transfers_pending", "transfers_succeeded", b"transfers_succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "defects", b"defects", "leases", b"leases", "open_accesses", b"open_accesses", "pinned_blocks", b"pinned_blocks", "quarantined_blocks", b"quarantined_blocks", "transfers_active", b"transfers_active", "transfers_cancelled", b"transfers_cancelled", "transfers_failed", b"transfers_failed", "transfers_pending", b"transfers_pending", "transfers_succeeded", b"transfers_succeeded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,8 @@ Conventions, valid in all files of this package:
 * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
   parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
-  may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+  may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
+  (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
 * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
   people may be longer; what is over 1,024 bytes is cut.
 * A list of GroupBlocks has at most 256 rows, as a pool has groups.
@@ -257,6 +258,8 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     """A watch cannot resume there; list again."""
     FAILURE_REASON_INTERNAL: _FailureReason.ValueType  # 65
     """A defect of kvgrpc itself."""
+    FAILURE_REASON_INTERNAL_DEFECT: _FailureReason.ValueType  # 66
+    """A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
 
 class FailureReason(_FailureReason, metaclass=_FailureReasonEnumTypeWrapper):
     """Why something failed. The same names without the prefix are the reasons of RPC errors; docs/protocol.md lists for
@@ -395,6 +398,8 @@ FAILURE_REASON_HISTORY_LOST: FailureReason.ValueType  # 64
 """A watch cannot resume there; list again."""
 FAILURE_REASON_INTERNAL: FailureReason.ValueType  # 65
 """A defect of kvgrpc itself."""
+FAILURE_REASON_INTERNAL_DEFECT: FailureReason.ValueType  # 66
+"""A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins."""
 Global___FailureReason: _TypeAlias = FailureReason  # noqa: Y015
 
 class _NextStep:

@@ -39,6 +39,8 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     """All declared consumers are done."""
     LEASE_STATE_VOIDED: _LeaseState.ValueType  # 5
     """The engine took its blocks back."""
+    LEASE_STATE_LOST: _LeaseState.ValueType  # 6
+    """A defect of kvgrpc ended the life that it was of."""
 
 class LeaseState(_LeaseState, metaclass=_LeaseStateEnumTypeWrapper):
     """The life of a lease."""
@@ -55,6 +57,8 @@ LEASE_STATE_DONE: LeaseState.ValueType  # 4
 """All declared consumers are done."""
 LEASE_STATE_VOIDED: LeaseState.ValueType  # 5
 """The engine took its blocks back."""
+LEASE_STATE_LOST: LeaseState.ValueType  # 6
+"""A defect of kvgrpc ended the life that it was of."""
 Global___LeaseState: _TypeAlias = LeaseState  # noqa: Y015
 
 @_typing.final

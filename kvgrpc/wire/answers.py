@@ -37,6 +37,7 @@ LEASE_STATES = {
     LeaseState.RELEASED: lease_pb2.LEASE_STATE_RELEASED,
     LeaseState.DONE: lease_pb2.LEASE_STATE_DONE,
     LeaseState.VOIDED: lease_pb2.LEASE_STATE_VOIDED,
+    LeaseState.LOST: lease_pb2.LEASE_STATE_LOST,
 }
 PIN_KINDS = {
     PinKind.LEASE: admin_pb2.PIN_KIND_LEASE,

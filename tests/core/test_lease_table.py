@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvgrpc.core.grants import OnAbort
 from kvgrpc.core.leases import END_REASON, STATES, Lease, LeaseState, LeaseTable, ended_error
 from kvgrpc.core.limits import Limits, granted_ttl
-from kvgrpc.errors import NotFound, PreconditionFailed, Reason
+from kvgrpc.errors import InternalError, NotFound, PreconditionFailed, Reason
 from tests.core.nodes import check_table, content, ids, refused
 
 LIMITS = Limits(lease_ttl_s=30.0, lease_cap_s=100.0)
@@ -53,7 +53,7 @@ def test_an_end_is_for_ever_and_says_why(state: LeaseState) -> None:
             made.end(other)
     assert made.state is state
     error = ended_error(state, made.id)
-    assert isinstance(error, PreconditionFailed)
+    assert isinstance(error, InternalError if state is LeaseState.LOST else PreconditionFailed)
     assert error.reason is END_REASON[state]
     assert made.id in error.message
 

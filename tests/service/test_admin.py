@@ -44,15 +44,15 @@ def test_peers_are_listed_page_by_page_each_of_them_once(source: Engine) -> None
     strangers = [Consumer(source) for _ in range(5)]
     for stranger in strangers:
         stranger.handshake()
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
     token = ""
     while token or not seen:
         reply = source.api.admin.ListPeers(admin_pb2.ListPeersRequest(page_size=2, page_token=token))
         assert 0 < len(reply.peers) <= 2
-        seen += [peer.engine_id for peer in reply.peers]
+        seen += [(peer.engine_id, peer.incarnation) for peer in reply.peers]
         token = reply.next_page_token
     assert len(seen) == len(set(seen))
-    assert seen[:5] == [stranger.engine.engine_id for stranger in reversed(strangers)]
+    assert [engine_id for engine_id, _ in seen[:5]] == [stranger.engine.engine_id for stranger in reversed(strangers)]
 
 
 def test_peers_are_listed_newest_first_with_their_paths(source: Engine, destination: Engine) -> None:

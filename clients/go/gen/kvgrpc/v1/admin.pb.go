@@ -341,6 +341,8 @@ type Counts struct {
 	QuarantinedBlocks uint64 `protobuf:"varint,9,opt,name=quarantined_blocks,json=quarantinedBlocks,proto3" json:"quarantined_blocks,omitempty"`
 	// Bytes received.
 	BytesReceived uint64 `protobuf:"varint,10,opt,name=bytes_received,json=bytesReceived,proto3" json:"bytes_received,omitempty"`
+	// Lives of the engine that a defect of kvgrpc ended, since this process began.
+	Defects       uint64 `protobuf:"varint,11,opt,name=defects,proto3" json:"defects,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -441,6 +443,13 @@ func (x *Counts) GetQuarantinedBlocks() uint64 {
 func (x *Counts) GetBytesReceived() uint64 {
 	if x != nil {
 		return x.BytesReceived
+	}
+	return 0
+}
+
+func (x *Counts) GetDefects() uint64 {
+	if x != nil {
+		return x.Defects
 	}
 	return 0
 }
@@ -1019,7 +1028,7 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x13oldest_transfer_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x11oldestTransferAge\x12<\n" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\xa5\x03\n" +
+	" \x01(\tR\aversion\"\xbf\x03\n" +
 	"\x06Counts\x12+\n" +
 	"\x11transfers_pending\x18\x01 \x01(\x04R\x10transfersPending\x12)\n" +
 	"\x10transfers_active\x18\x02 \x01(\x04R\x0ftransfersActive\x12/\n" +
@@ -1031,7 +1040,8 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\rpinned_blocks\x18\b \x01(\x04R\fpinnedBlocks\x12-\n" +
 	"\x12quarantined_blocks\x18\t \x01(\x04R\x11quarantinedBlocks\x12%\n" +
 	"\x0ebytes_received\x18\n" +
-	" \x01(\x04R\rbytesReceived\"N\n" +
+	" \x01(\x04R\rbytesReceived\x12\x18\n" +
+	"\adefects\x18\v \x01(\x04R\adefects\"N\n" +
 	"\x10ListPeersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +

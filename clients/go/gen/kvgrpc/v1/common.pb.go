@@ -18,7 +18,8 @@
 // * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
 //   parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
 //   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
-//   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL.
+//   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
+//   (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
 // * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
 //   people may be longer; what is over 1,024 bytes is cut.
 // * A list of GroupBlocks has at most 256 rows, as a pool has groups.
@@ -346,6 +347,8 @@ const (
 	FailureReason_FAILURE_REASON_HISTORY_LOST FailureReason = 64
 	// A defect of kvgrpc itself.
 	FailureReason_FAILURE_REASON_INTERNAL FailureReason = 65
+	// A defect of kvgrpc ended this life of the engine: nothing of it is vouched for any more, and a new one begins.
+	FailureReason_FAILURE_REASON_INTERNAL_DEFECT FailureReason = 66
 )
 
 // Enum value maps for FailureReason.
@@ -417,6 +420,7 @@ var (
 		63: "FAILURE_REASON_FEATURE_UNAVAILABLE",
 		64: "FAILURE_REASON_HISTORY_LOST",
 		65: "FAILURE_REASON_INTERNAL",
+		66: "FAILURE_REASON_INTERNAL_DEFECT",
 	}
 	FailureReason_value = map[string]int32{
 		"FAILURE_REASON_UNSPECIFIED":            0,
@@ -485,6 +489,7 @@ var (
 		"FAILURE_REASON_FEATURE_UNAVAILABLE":    63,
 		"FAILURE_REASON_HISTORY_LOST":           64,
 		"FAILURE_REASON_INTERNAL":               65,
+		"FAILURE_REASON_INTERNAL_DEFECT":        66,
 	}
 )
 
@@ -1641,7 +1646,7 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\fTransferMode\x12\x1d\n" +
 	"\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TRANSFER_MODE_PULL\x10\x01\x12\x16\n" +
-	"\x12TRANSFER_MODE_PUSH\x10\x02*\x9e\x12\n" +
+	"\x12TRANSFER_MODE_PUSH\x10\x02*\xc2\x12\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -1709,7 +1714,8 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\x18FAILURE_REASON_PREEMPTED\x10>\x12&\n" +
 	"\"FAILURE_REASON_FEATURE_UNAVAILABLE\x10?\x12\x1f\n" +
 	"\x1bFAILURE_REASON_HISTORY_LOST\x10@\x12\x1b\n" +
-	"\x17FAILURE_REASON_INTERNAL\x10A*\x97\x01\n" +
+	"\x17FAILURE_REASON_INTERNAL\x10A\x12\"\n" +
+	"\x1eFAILURE_REASON_INTERNAL_DEFECT\x10B*\x97\x01\n" +
 	"\bNextStep\x12\x19\n" +
 	"\x15NEXT_STEP_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14NEXT_STEP_RETRY_HERE\x10\x01\x12\"\n" +

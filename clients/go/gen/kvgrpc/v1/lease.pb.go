@@ -40,6 +40,8 @@ const (
 	LeaseState_LEASE_STATE_DONE LeaseState = 4
 	// The engine took its blocks back.
 	LeaseState_LEASE_STATE_VOIDED LeaseState = 5
+	// A defect of kvgrpc ended the life that it was of.
+	LeaseState_LEASE_STATE_LOST LeaseState = 6
 )
 
 // Enum value maps for LeaseState.
@@ -51,6 +53,7 @@ var (
 		3: "LEASE_STATE_RELEASED",
 		4: "LEASE_STATE_DONE",
 		5: "LEASE_STATE_VOIDED",
+		6: "LEASE_STATE_LOST",
 	}
 	LeaseState_value = map[string]int32{
 		"LEASE_STATE_UNSPECIFIED": 0,
@@ -59,6 +62,7 @@ var (
 		"LEASE_STATE_RELEASED":    3,
 		"LEASE_STATE_DONE":        4,
 		"LEASE_STATE_VOIDED":      5,
+		"LEASE_STATE_LOST":        6,
 	}
 )
 
@@ -1261,7 +1265,7 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"w\n" +
 	"\x11KeepAliveResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases*\xa0\x01\n" +
+	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases*\xb6\x01\n" +
 	"\n" +
 	"LeaseState\x12\x1b\n" +
 	"\x17LEASE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1269,7 +1273,8 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x13LEASE_STATE_EXPIRED\x10\x02\x12\x18\n" +
 	"\x14LEASE_STATE_RELEASED\x10\x03\x12\x14\n" +
 	"\x10LEASE_STATE_DONE\x10\x04\x12\x16\n" +
-	"\x12LEASE_STATE_VOIDED\x10\x052\xed\x03\n" +
+	"\x12LEASE_STATE_VOIDED\x10\x05\x12\x14\n" +
+	"\x10LEASE_STATE_LOST\x10\x062\xed\x03\n" +
 	"\fLeaseService\x12N\n" +
 	"\n" +
 	"GrantLease\x12\x1c.kvgrpc.v1.GrantLeaseRequest\x1a\x1d.kvgrpc.v1.GrantLeaseResponse\"\x03\x90\x02\x02\x12Q\n" +

@@ -1,0 +1,26 @@
+"""A life that a defect of ours ended: what its node decided is performed, and then nothing of it is vouched for.
+
+The tables of a node that raised may be half changed, and what changed them would raise again. So nothing is asked of
+its parts any more. What became of its transfers and leases is read out row by row, into the tables of a node that has
+handled nothing yet; all else ends with it: accesses, peers, keys and pins.
+"""
+
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.transfers import Failure, Next, Transfer
+from kvgrpc.errors import Reason
+
+MESSAGE = "a defect of kvgrpc ended this life of the engine"
+
+
+def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> list[Transfer]:
+    """Begins a life without an engine in `new`, which is a fresh one, after the life of `old`. The last changes of its
+    transfers: those that were not over have failed with INTERNAL_DEFECT.
+    """
+    new.now = max(now, old.now)
+    new.draining = old.draining
+    new.begin(incarnation, b"", None, attached=False)
+    new.defect = f"{MESSAGE}, and the next one has not begun"
+    new.leases.take_over(old.leases)
+    return new.transfers.take_over(
+        old.transfers, Failure(Reason.INTERNAL_DEFECT, MESSAGE, next=Next.RECOMPUTE), new.now
+    )
