@@ -12,7 +12,7 @@ from kvgrpc.core.content import check
 from kvgrpc.core.delivering import Deliveries
 from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.grants import verify
+from kvgrpc.core.grants import read_claims, verify
 from kvgrpc.core.ids import ACCESS_ID_BYTES
 from kvgrpc.core.layout import check_prefix
 from kvgrpc.core.leases import Lease, ended_error
@@ -27,6 +27,7 @@ from kvgrpc.errors import (
     Exhausted,
     InvalidRequest,
     KVGrpcError,
+    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -45,6 +46,8 @@ class _Call:
     id: int
     rows: list[Opened | KVGrpcError | None]
     left: int
+    blocks: int = 0
+    """That its answer names at most, so far."""
 
 
 class OpenAccesses:
@@ -95,6 +98,7 @@ class OpenAccesses:
 
     def _open_row(self, call: _Call, row: int, peer: Peer, opening: Opening) -> None:
         try:
+            self._check_room(call, opening)
             access = self._state.accesses.get(opening.access_id)
             if access is None:
                 access = self._new(peer, opening)
@@ -105,6 +109,13 @@ class OpenAccesses:
             return
         self._rows.setdefault(access.id, []).append((call, row))
         self._try(access)
+
+    def _check_room(self, call: _Call, opening: Opening) -> None:
+        """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of the rows before."""
+        most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
+        if call.blocks and call.blocks + blocks > most:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"the openings of one call have at most {most} blocks: ask again")
+        call.blocks += blocks
 
     def _new(self, peer: Peer, opening: Opening) -> Access:
         state = self._state

@@ -8,6 +8,8 @@ from kvgrpc.core.timers import Timer
 
 INTERVAL_MIN_S = 0.05
 """However short a TTL a peer states, it gets no more renewals than that."""
+ROWS_MAX = 4_096
+"""Of one call: grants of the greatest length fit into a message."""
 BATCH_S = 1.0
 """Renewals that are due within this time go in one call; for short TTLs a tenth of the TTL, so that none is late."""
 
@@ -34,7 +36,7 @@ class Renewals:
             if other.next_renewal <= now + min(BATCH_S, other.opened.ttl_s / 10):
                 rows.append((other.transfer_id, other.token))
                 self._plan(other, other.opened.ttl_s)
-        most = self._state.limits.renewals_per_call
+        most = min(self._state.limits.renewals_per_call, ROWS_MAX)
         for at in range(0, len(rows), most):
             self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most])))
 

@@ -23,6 +23,7 @@ from kvgrpc.errors import (
     Aborted,
     Exhausted,
     KVGrpcError,
+    OutOfRange,
     PermissionDenied,
     PreconditionFailed,
     Reason,
@@ -53,6 +54,8 @@ CALL_TIMEOUT_S = 5.0
 """For calls that the peer answers at once; above any pause of a healthy lead."""
 HANG_UP_GRACE_S = 2.0
 """A channel that is given up lets calls under way finish: closings must not be lost."""
+ENVELOPE_BYTES = 1_024
+"""What a stream adds to a call."""
 STOP_GRACE_S = 0.1
 """The same, when this server stops: its peers notice its end anyway."""
 
@@ -291,6 +294,7 @@ class PeerChannels:
         try:
             channel = self._channel(call.peer)
             message = request(channel)
+            self._check_size(call, message)
         except KVGrpcError as error:
             then(error)
             return
@@ -312,6 +316,12 @@ class PeerChannels:
         else:
             channel.stream.start()
             self._spawn(self._call_alone(channel, call, message, trace, answered))
+
+    def _check_size(self, call: "_Call", message: Any) -> None:
+        """Raises OutOfRange for a call that no lead takes: over a stream it would take all other calls with it."""
+        nbytes, most = message.ByteSize(), self._limits.message_bytes - ENVELOPE_BYTES
+        if nbytes > most:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{call.method} would have {nbytes} bytes; the limit is {most}")
 
     async def _call_alone(
         self, channel: PeerChannel, call: "_Call", message: Any, trace: str, answered: Answered

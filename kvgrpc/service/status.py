@@ -10,10 +10,24 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from kvgrpc.errors import BY_CODE, VIOLATIONS_MAX, FieldViolation, InternalError, KVGrpcError, Reason, note
+from kvgrpc.errors import (
+    BY_CODE,
+    VIOLATIONS_MAX,
+    Exhausted,
+    FieldViolation,
+    InternalError,
+    KVGrpcError,
+    OutOfRange,
+    Reason,
+    note,
+)
 
 DOMAIN = "kvgrpc.v1"
 DETAILS_KEY = "grpc-status-details-bin"
+TOO_LARGE = "larger than max"
+"""What gRPC itself says, in every language, of a message that is longer than its reader takes: with the code of what
+passes, though this does not.
+"""
 METADATA_MAX = 16
 """Entries of a peer's error that are kept."""
 MESSAGE_CHARS_MAX = 2_000
@@ -77,6 +91,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> KVGrpcError:
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             _add_details(found, value)
+    if isinstance(found, Exhausted) and found.reason is fallback and TOO_LARGE in found.message:
+        return OutOfRange(Reason.LIMIT_EXCEEDED, found.message)
     return found
 
 

@@ -393,3 +393,15 @@ def test_openings_of_the_other_content_form_match_whole(lead: Lead) -> None:
     assert isinstance(lead.opened(D, opening(made.token))[0], Opened)
     assert isinstance(lead.opened(D, opening(opaque.token, 2, claim=Claim(32, opaque=b"x")))[0], Opened)
     assert len(lead.seen(actions.Reply)) == 1
+
+
+def test_the_openings_of_one_call_have_so_many_blocks_since_their_answer_is_one_message() -> None:
+    lead = Lead(describe("p", 1), Limits(blocks_per_request=4))
+    lead.admit(D)
+    made = [lead.finish(32, (2 * i, 2 * i + 1), key=bytes([i] * 16)) for i in range(4)]
+    rows = lead.opened(D, *(opening(one.token, number) for number, one in enumerate(made, 1)))
+    assert [row.reason if isinstance(row, KVGrpcError) else Opened for row in rows] == [
+        Opened, Opened, Reason.LIMIT_EXCEEDED, Reason.LIMIT_EXCEEDED
+    ]  # fmt: skip
+    assert [access_id(number) in lead.state.accesses for number in range(1, 5)] == [True, True, False, False]
+    assert all(isinstance(row, Opened) for row in lead.opened(D, opening(made[2].token, 3), opening(made[3].token, 4)))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kvgrpc.core import renewing
 from kvgrpc.core.actions import SendRenew
 from kvgrpc.core.events import AccessAnswered, CancelTransfer, SettleAnswered, Tick
 from kvgrpc.core.limits import Limits
@@ -75,8 +76,13 @@ def test_leases_of_other_peers_are_renewed_in_calls_of_their_own(lead: Lead) -> 
     assert sorted(action.peer for action in lead.seen(SendRenew)) == [key_of(P), key_of(q)]
 
 
-def test_one_call_has_no_more_rows_than_the_other_side_takes() -> None:
-    lead = Lead(describe("d", 2), Limits(renewals_per_call=2))
+@pytest.mark.parametrize("most", [{"renewals_per_call": 2}, {}])
+def test_one_call_has_no_more_rows_than_the_other_side_takes_and_a_message_has_room_for(
+    most: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not most:
+        monkeypatch.setattr(renewing, "ROWS_MAX", 2)
+    lead = Lead(describe("d", 2), Limits(**most))
     lead.admit(P)
     for number in range(1, 6):
         pull(lead, number)

@@ -109,7 +109,9 @@ class OpenAccessRequest(_message.Message):
 
     @_builtins.property
     def openings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessOpening]:
-        """What to open; at most 256."""
+        """What to open; at most 256. A row whose grant stands, with those of the rows before it, for more than 65,536 blocks
+        (the issuer's limit for one request) is refused with LIMIT_EXCEEDED, unless it is the first: open it by another call.
+        """
 
     def __init__(
         self,

@@ -191,7 +191,8 @@ type OpenAccessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Who calls.
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
-	// What to open; at most 256.
+	// What to open; at most 256. A row whose grant stands, with those of the rows before it, for more than 65,536 blocks
+	// (the issuer's limit for one request) is refused with LIMIT_EXCEEDED, unless it is the first: open it by another call.
 	Openings      []*AccessOpening `protobuf:"bytes,2,rep,name=openings,proto3" json:"openings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
