@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from tests.e2e.conftest import PATHS
 from tests.e2e.test_deaths import LIMITS, SLOW, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
@@ -43,6 +44,14 @@ def test_the_memory_of_a_dead_peer_is_not_kept(start: Start, victim: str, moving
     wait_until(lambda: held(survivor) == before, SOON_S, lambda: (before, held(survivor)))
 
 
+def offer_once(engine: Engine) -> None:
+    """It has offered its memory to somebody: what its process answers peers with is there, for good."""
+    described = engine.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
+    described.engine_id, described.address = "stranger", ""
+    request = handshake_pb2.HandshakeRequest(engine=described, endpoints=[pool_types_pb2.RankEndpoint(rank=0)])
+    engine.api.handshake.Handshake(request)
+
+
 def connected(engine: Engine) -> Counter[str]:
     """Descriptors of a server, by kind, once a test is connected to it."""
     engine.check_alive()
@@ -55,6 +64,7 @@ def test_what_nixl_has_of_a_dead_peer_is_not_kept(start: Start, victim: str, pat
     flags, environment = PATHS[path]
     source, destination = start(flags, (*flags, *SLOW), settings=LIMITS, **environment)
     dead, survivor = (source, destination) if victim == "source" else (destination, source)
+    offer_once(survivor)
     alone = connected(survivor)
     check_a_good_pull(source, destination)
     met = connected(survivor) - alone
