@@ -253,6 +253,7 @@ class Lives:
             mover.peer_dead(peer)
         self._hang_up(peer)
         self._handshakes.peer_dead(peer)
+        peer.endpoints = peer.tried = ()  # nobody reaches for them any more, and they may be long
         dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]

@@ -446,6 +446,13 @@ def test_dead_callers_push_no_dead_peer_out_of_what_is_remembered() -> None:
     assert state_of(lead, P) is PeerState.DEAD
 
 
+def test_of_the_dead_nothing_is_kept_that_may_be_long(lead: Lead) -> None:
+    lead.admit(P)
+    lead.admit(describe("p", 9))
+    dead = lead.state.peers[key_of(P)]
+    assert (dead.state, dead.endpoints, dead.tried) == (PeerState.DEAD, (), ())
+
+
 def test_a_life_that_repeats_its_handshake_gives_up_its_oldest_and_no_other_life_s() -> None:
     lead = Lead(describe("d", 2))
     other = introduce(lead, describe("q", 1))
