@@ -22,7 +22,7 @@ UNIT_TOKENS = 16
 DIGEST_BYTES = 32
 OPAQUE_BYTES_MAX = 64
 ITEM_DIGEST_BYTES_MAX = 64
-TOUCHES_MAX = 1 << 20
+TOUCHES_MAX = 1 << 17
 """How often items may touch units: items may overlap, and many long ones would cost more than the tokens."""
 _UINT32_END = 1 << 32
 

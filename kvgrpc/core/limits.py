@@ -36,6 +36,11 @@ class Limits:
     idempotency_keys: int = 200_000
     accesses: int = 200_000
     """Accesses of peers, with those whose verdict is still kept."""
+    accesses_per_peer: int = 50_000
+    """The same, of one life of a peer."""
+    closed_early_per_peer: int = 1_024
+    """Accesses of one life of a peer that were closed before they were opened: each is remembered for the registration
+    timeout."""
     peers: int = 1_024
     """Lives of other engines that are not dead."""
     new_peers: int = 128

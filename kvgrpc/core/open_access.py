@@ -129,6 +129,9 @@ class OpenAccesses:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
         if len(state.accesses) >= state.limits.accesses:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{state.limits.accesses} accesses are known", retry_delay_s=1.0)
+        if len(peer.accesses) >= state.limits.accesses_per_peer:
+            most = f"{state.limits.accesses_per_peer} accesses of this peer are known"
+            raise Exhausted(Reason.LIMIT_EXCEEDED, most, retry_delay_s=1.0)
         access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
         state.accesses[access.id] = access
         peer.accesses[access.id] = None

@@ -56,6 +56,8 @@ class Peer:
     """When it was heard of first."""
     accesses: dict[bytes, None] = field(default_factory=dict)
     """Accesses that it asked for here, in the order of asking; with those whose end is still remembered."""
+    closed_early: set[bytes] = field(default_factory=set)
+    """Those of them that it closed before it opened them."""
 
     def __post_init__(self) -> None:
         self.since = self.heard

@@ -145,6 +145,7 @@ class Serving:
         peer = self._state.peers.get(access.peer)
         if peer is not None:
             peer.accesses.pop(access.id, None)
+            peer.closed_early.discard(access.id)
 
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused, and no read is expected any more."""
@@ -200,7 +201,7 @@ class Serving:
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
             return
-        if row.access_id in self.spent:
+        if row.access_id in self.spent or len(peer.closed_early) >= state.limits.closed_early_per_peer:
             return
         try:
             kind = read_claims(row.token).access
@@ -215,6 +216,7 @@ class Serving:
         )  # fmt: skip
         state.accesses[access.id] = access
         peer.accesses[access.id] = None
+        peer.closed_early.add(access.id)
         self._close(access, dropped=row.dropped, message=row.message)
 
     def _close(self, access: Access, *, dropped: bool = False, received: bool = False, message: str = "") -> None:

@@ -6,6 +6,7 @@ that has to wait holds up nobody. What is known at once goes out in one message.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,8 @@ WAITING_MAX = 4_096
 """Calls of one stream that may wait for their answer."""
 MESSAGE_BYTES = 1 << 20
 """Answers that go out together; far below what a message may have, since one of them may be long."""
-PAUSE_BYTES = 1 << 16
-"""Calls that are handled without a pause: one message may hold rows that cost the loop much longer than any call."""
+TURN_S = 0.005
+"""Calls of one message are handled for so long without a pause: they may be thousands."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,12 @@ class Conversation:
 
     async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
         """All calls of one message, with room for others between them."""
-        nbytes = 0
+        began = time.monotonic()
         for call in calls:
             self._take(call)
-            nbytes += call.ByteSize()
-            if nbytes > PAUSE_BYTES:
-                nbytes = 0
+            if time.monotonic() - began > TURN_S:
                 await asyncio.sleep(0)
+                began = time.monotonic()
 
     def _take(self, call: peer_pb2.PeerCall) -> None:
         """Feeds one call to the node; its answer comes now or later."""

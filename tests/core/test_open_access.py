@@ -218,6 +218,19 @@ def test_accesses_are_bounded() -> None:
     assert reason(rows[1]) is Reason.LIMIT_EXCEEDED
 
 
+def test_accesses_of_one_peer_are_bounded_and_leave_room_for_others() -> None:
+    lead = Lead(describe("p", 1), Limits(accesses_per_peer=1))
+    lead.admit(D)
+    other = describe("e", 3)
+    lead.admit(other)
+    made = lead.finish(consumers=2)
+    rows = lead.opened(D, opening(made.token, 1), opening(made.token, 2))
+    assert isinstance(rows[0], Opened)
+    assert reason(rows[1]) is Reason.LIMIT_EXCEEDED
+    (row,) = lead.opened(other, opening(made.token, 3))
+    assert isinstance(row, Opened)
+
+
 # -- waiting
 
 

@@ -359,6 +359,19 @@ def test_tombstones_are_bounded() -> None:
     assert list(lead.state.accesses) == [access_id(1)]
 
 
+def test_tombstones_of_one_peer_are_bounded_and_make_room_when_they_are_forgotten() -> None:
+    lead = Lead(describe("p", 1), Limits(closed_early_per_peer=1))
+    lead.admit(D)
+    token = lead.finish(consumers=9, ttl_s=600.0).token
+    for number in (1, 2):
+        lead.close(D, number, token=token)
+    assert list(lead.state.accesses) == [access_id(1)]
+    lead.tick(120.0)
+    lead.admit(D)
+    lead.close(D, 3, token=token)
+    assert list(lead.state.accesses) == [access_id(3)]
+
+
 def test_rows_are_answered_in_their_order(lead: Lead) -> None:
     made = lead.finish(consumers=5)
     opened(lead, made.token, 2)

@@ -17,9 +17,9 @@ ROWS = 2_000_000
 """Empty rows, which take two bytes each."""
 
 
-def rows_of(kind: type, field: str) -> bytes:
+def rows_of(kind: type, field: str, count: int = ROWS) -> bytes:
     number: int = kind.DESCRIPTOR.fields_by_name[field].number  # type: ignore[attr-defined]
-    return bytes([number << 3 | 2, 0]) * ROWS
+    return bytes([number << 3 | 2, 0]) * count
 
 
 FLOODS: dict[str, Callable[[], bytes]] = {
