@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
-from kvgrpc.service import status, telemetry
+from kvgrpc.service import heap, status, telemetry
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ class Registrar:
 
 def _reader(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
     def read(data: bytes) -> object:
+        heap.read(len(data))
         try:
             return parse(data)
         except DecodeError as error:
