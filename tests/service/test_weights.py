@@ -79,6 +79,12 @@ def busy_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_after_others(engine: Engine) -> int:
+    """After another call: gRPC keeps what it handled last until then."""
+    engine.api.admin.GetStatus(admin_pb2.GetStatusRequest())
+    return resident_bytes(engine.process.pid)
+
+
 @pytest.mark.parametrize("message", MESSAGES)
 def test_a_message_leaves_little_behind_and_costs_little_time(start: Start, message: str) -> None:
     (engine,) = start(())
@@ -88,12 +94,12 @@ def test_a_message_leaves_little_behind_and_costs_little_time(start: Start, mess
     fresh = resident_bytes(engine.process.pid)
     with pytest.raises(grpc.RpcError):
         call(body, timeout=60)
-    wait_until(lambda: resident_bytes(engine.process.pid) - fresh < BUFFERS_BYTES_MAX)
+    wait_until(lambda: resident_after_others(engine) - fresh < BUFFERS_BYTES_MAX)
     before, began_s = resident_bytes(engine.process.pid), busy_s(engine.process.pid)
     with pytest.raises(grpc.RpcError):
         call(body, timeout=60)
     assert busy_s(engine.process.pid) - began_s < BUSY_S_MAX
-    wait_until(lambda: resident_bytes(engine.process.pid) - before < KEPT_BYTES_MAX)
+    wait_until(lambda: resident_after_others(engine) - before < KEPT_BYTES_MAX)
 
 
 def test_others_are_served_between_the_thousands_of_calls_of_a_small_message(start: Start) -> None:
