@@ -123,8 +123,8 @@ class Pushes(Moving[Registration]):
         """Ends a push; True when bytes may be in flight."""
         push = self._pushes.push(transfer.id)
         assert push is not None
-        in_flight = push.posting
-        failure = Failure(Reason.CANCELLED, message or "cancelled", push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+        in_flight, why = push.posting, message or "cancelled"
+        failure = Failure(Reason.CANCELLED, why, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
         self._push_ends.end(push, State.CANCELLED, failure)
         return in_flight
 
@@ -179,9 +179,8 @@ class Pushes(Moving[Registration]):
         move = self._pushes.of_reader(access.id)
         if move is None:
             return not row.part
-        parts = move.parts
-        known = row.part < max(move.told, move.telling)
-        return known and (not row.last or (parts.complete and row.part == len(parts) - 1))
+        last = move.parts.complete and row.part == len(move.parts) - 1
+        return row.part < max(move.told, move.telling) and (last or not row.last)
 
     def parts_answered(self, event: PartsAnswered) -> None:
         """The destination knows which parts are ready, or did not answer."""
@@ -305,10 +304,9 @@ class Pushes(Moving[Registration]):
     def _admit(self, push: Push, lease: Lease) -> None:
         """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
         for move in push.live[max(push.consumers - len(push.finished), 0) :]:
-            if move.stage is Stage.ENDED:  # with the push, since those before it were all
-                continue
-            message = f"the push has {push.consumers} destinations already"
-            self._ends.fail_with(move, Reason.TRANSFER_EXISTS, message)
+            if move.stage is not Stage.ENDED:  # with the push, since those before it were all
+                declared = f"the push has {push.consumers} destinations already"
+                self._ends.fail_with(move, Reason.TRANSFER_EXISTS, declared)
         self._handover.count(lease)
 
     def _check_new(self, key: bytes) -> None:

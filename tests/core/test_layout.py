@@ -200,7 +200,9 @@ def test_what_a_peer_says_is_bounded_before_it_is_looked_at() -> None:
     many = [Region(0, i, 1, i, 1 << 20, 1) for i in range(20_000)]
     groups = (replace(GROUP, layers=20_000),)
     assert violations(*many, groups=groups, total=1 << 30) == []
-    assert len(violations(*[replace(r, offset=0) for r in many], groups=groups, total=1 << 30)) == 19_999
+    overlapping = violations(*[replace(r, offset=0) for r in many], groups=groups, total=1 << 30)
+    assert overlapping[:2] == ["regions[1].offset", "regions[2].offset"]
+    assert len(overlapping) < 100
 
 
 def test_blocks_of_tokens_are_rounded_up_and_a_state_is_one_block() -> None:
