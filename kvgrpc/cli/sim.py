@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kvgrpc.sim import Outcome, Violation
+    from kvgrpc.sim import Outcome, Setup, Violation
 
 STEPS = 5_000
 PROGRESS_S = 30.0
@@ -24,6 +24,21 @@ SHRINK_S = 60.0
 """So long a world is made smaller before what was found by then is shown."""
 WORKER_STEPS = 100_000
 """Steps of one process before the next world begins in a new one: some 200 MB."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which worlds are run."""
+
+    steps: int
+    liars: bool = False
+    digest: bool = False
+
+    def setup(self, seed: int) -> "Setup":
+        """The world of a seed."""
+        from kvgrpc.sim import drawn
+
+        return drawn(seed, self.steps, liars=self.liars)
 
 
 @dataclass
@@ -50,6 +65,7 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     jobs: Annotated[int, typer.Option(help="Worlds at once; 0: one for each processor.")] = 1,
     seed: Annotated[int | None, typer.Option(help="This one world only.")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Replay --seed, and show what led to its violation.")] = False,
+    liars: Annotated[bool, typer.Option("--liars", help="In each world one lead lies to the others.")] = False,
     digest: Annotated[
         bool, typer.Option("--digest", help="Also print a digest of all that happened in each world.")
     ] = False,
@@ -66,22 +82,26 @@ def sim(  # noqa: PLR0913, PLR0917 - one argument an option, all by name
     time: what one core does. The digest of a world stays the same for as long as every lead decides the same in it: two
     versions of the code with equal digests (--digest --json) differ in nothing but their shape.
 
+    With --liars one lead of each world says what is false: blocks, ids, epochs, layouts and verdicts of its own making,
+    in answers, in requests and unasked. Every rule holds for all others.
+
     Exit codes: 0 every rule held; 1 one did not; 2 an option is not usable.
     """
     if scenario is not None:
         raise typer.Exit(_replay_scenario(scenario))
+    kind = Kind(steps, liars=liars, digest=digest)
     if trace:
         if seed is None:
             raise typer.BadParameter("which world? add --seed", param_hint="--trace")
-        raise typer.Exit(_replay(seed, steps))
+        raise typer.Exit(_replay(seed, kind))
     if seeds <= 0 and seconds <= 0 and seed is None:
         raise typer.BadParameter("0 takes a bound: add --seconds", param_hint="--seeds")
     first, most = (first_seed, seeds) if seed is None else (seed, 1)
-    report = _run(first, most, steps, seconds, jobs or os.cpu_count() or 1, digest=digest)
+    report = _run(first, most, kind, seconds, jobs or os.cpu_count() or 1)
     if as_json:
-        typer.echo(json.dumps(to_json(report, steps)))
+        typer.echo(json.dumps(to_json(report, kind)))
     else:
-        show(report, steps)
+        show(report, kind)
     raise typer.Exit(1 if report.outcome.violations else 0)
 
 
@@ -108,10 +128,10 @@ class Worker:
     since the first world copies most of the memory that it shares with its parent.
     """
 
-    def __init__(self, steps: int, *, digest: bool = False) -> None:
+    def __init__(self, kind: Kind) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(theirs, self.connection, steps, digest), daemon=True
+            target=_work, args=(theirs, self.connection, kind), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -146,19 +166,19 @@ class Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, parents: Connection, steps: int, digest: bool) -> None:
-    from kvgrpc.sim import digested, drawn, run
+def _work(connection: Connection, parents: Connection, kind: Kind) -> None:
+    from kvgrpc.sim import digested, run
 
     parents.close()  # so that it ends when its parent does
     gc.disable()
     with suppress(EOFError):
         for seed in iter(connection.recv, None):
             began = time.process_time()
-            outcome = (digested if digest else run)(drawn(seed, steps))
+            outcome = (digested if kind.digest else run)(kind.setup(seed))
             connection.send((outcome, time.process_time() - began))
 
 
-def to_json(report: Report, steps: int) -> dict[str, Any]:
+def to_json(report: Report, kind: Kind) -> dict[str, Any]:
     """The report as JSON."""
     outcome = report.outcome
     return {
@@ -172,7 +192,7 @@ def to_json(report: Report, steps: int) -> dict[str, Any]:
         "transfers": dict(sorted(outcome.ends.items())),
         "failures": {str(reason): n for reason, n in sorted(outcome.reasons.items())},
         "violations": [
-            asdict(violation) | {"replay": _replay_command(violation, steps)} for violation in outcome.violations
+            asdict(violation) | {"replay": _replay_command(violation, kind)} for violation in outcome.violations
         ],
         "digests": {seed: f"{value:08x}" for seed, value in sorted(outcome.digests.items())},
         "seconds": round(report.seconds, 3),
@@ -181,12 +201,12 @@ def to_json(report: Report, steps: int) -> dict[str, Any]:
     }
 
 
-def show(report: Report, steps: int) -> None:
+def show(report: Report, kind: Kind) -> None:
     """Prints it for people, with the trace of the first violation."""
     from rich.console import Console
     from rich.table import Table
 
-    found = to_json(report, steps)
+    found = to_json(report, kind)
     console = Console()
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column()
@@ -205,12 +225,12 @@ def show(report: Report, steps: int) -> None:
         typer.echo(f"  {violation['replay']}")
     if report.outcome.violations:
         typer.echo()
-        _replay(report.outcome.violations[0].seed, steps)
+        _replay(report.outcome.violations[0].seed, kind)
     else:
         typer.echo("\nno violations")
 
 
-def _run(first: int, most: int, steps: int, seconds: float, jobs: int, *, digest: bool) -> Report:
+def _run(first: int, most: int, kind: Kind, seconds: float, jobs: int) -> Report:
     from kvgrpc.sim import Outcome
 
     began = time.monotonic()
@@ -223,7 +243,7 @@ def _run(first: int, most: int, steps: int, seconds: float, jobs: int, *, digest
             yield seed
 
     said = began
-    for seed, outcome, processor_s in _worlds(wanted(), jobs, lambda: Worker(steps, digest=digest)):
+    for seed, outcome, processor_s in _worlds(wanted(), jobs, lambda: Worker(kind)):
         report.done.add(seed)
         report.outcome.add(outcome)
         report.processor_s += processor_s
@@ -274,20 +294,21 @@ def _fresh(worker: Worker, make: Callable[[], Worker]) -> Worker:
     return make()
 
 
-def _replay_command(violation: "Violation", steps: int) -> str:
-    return f"kvgrpc sim --seed {violation.seed} --steps {steps} --trace"
+def _replay_command(violation: "Violation", kind: Kind) -> str:
+    liars = " --liars" if kind.liars else ""
+    return f"kvgrpc sim --seed {violation.seed} --steps {kind.steps}{liars} --trace"
 
 
-def _replay(seed: int, steps: int) -> int:
+def _replay(seed: int, kind: Kind) -> int:
     """Replays one world, makes it smaller, and prints what led to its violation; the exit code."""
-    from kvgrpc.sim import drawn, run
+    from kvgrpc.sim import run
     from kvgrpc.sim.shrink import shrink
     from kvgrpc.sim.trace import Trace
 
-    setup = drawn(seed, steps)
+    setup = kind.setup(seed)
     violations = run(setup).violations
     if not violations:
-        typer.echo(f"seed {seed}: every rule holds in {steps} steps")
+        typer.echo(f"seed {seed}: every rule holds in {kind.steps} steps")
         return 0
     typer.echo(f"seed {seed}: {violations[0].rule}: {violations[0].message}")
     until = time.monotonic() + SHRINK_S

@@ -29,17 +29,20 @@ from kvgrpc.core.actions import (
 )
 from kvgrpc.core.events import (
     AccessAnswered,
+    ChecksumBlocks,
     CloseAccess,
     Event,
     FinishedBlocks,
     GiveDestination,
     OpenAccess,
     Opened,
+    PartsReady,
     PeerSilent,
     PostingEnded,
     ProcessEnded,
     PullBlocks,
     RegisterPush,
+    ReleaseLease,
     RenewLeases,
     ReserveBlocks,
     SettleAccess,
@@ -50,29 +53,31 @@ from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.node import Node
 from kvgrpc.core.operation import Operation
 from kvgrpc.core.peers import PeerState
-from kvgrpc.core.pins import EXCLUSIVE, Pin, PinKind
+from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Direction, State, Transfer
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import Reason
+from kvgrpc.sim.beliefs import Beliefs, Lies
 from kvgrpc.sim.consumers import Consumers
 from kvgrpc.sim.farewells import Farewells
 from kvgrpc.sim.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.memory import Memory
 from kvgrpc.sim.overdue import Overdue
+from kvgrpc.sim.pinned import Uses, check_pins
 from kvgrpc.sim.proven import CanTell, Proven
 from kvgrpc.sim.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.waits import Waits
 
-Uses = Callable[[int, int], bool]
-"""Whether an engine has a use for a block of a group."""
-
 
 class Audit:
     """One lead in one life of its process. Of the whole world: `opened` are the accesses that any issuer has granted,
-    `vouched` those of which it has said that all that was moved under them is valid.
+    `vouched` those of which it has said that all that was moved under them is valid, and `lies` knows whose word is
+    worth nothing.
     """
 
-    def __init__(self, node: Node, opened: set[bytes], vouched: set[bytes]) -> None:
+    def __init__(self, node: Node, opened: set[bytes], vouched: set[bytes], lies: Lies = lambda _: False) -> None:
         state = node.state
+        self._lies = lies
+        self._beliefs = Beliefs(state, lies)
         self._node = node
         self._opened = opened
         self._vouched = vouched
@@ -103,10 +108,13 @@ class Audit:
         self._ears: dict[type[Event], Callable[[Any], None]] = {
             OpenAccess: self._opening,
             SettleAccess: self._asks,
+            PartsReady: self._asks,
+            ChecksumBlocks: self._asks,
+            ReleaseLease: self._asks,
             CloseAccess: self._closed,
             RegisterPush: self._register,
             FinishedBlocks: lambda event: self._consumers.handed_over(event.key, event.on_abort),
-            RenewLeases: self._leases.asks,
+            RenewLeases: self._renews,
             PullBlocks: self._asks,
             ReserveBlocks: self._asks,
             AccessAnswered: self._answered,
@@ -117,6 +125,7 @@ class Audit:
 
     def hears(self, event: Event, now: float) -> None:
         """Before the node handles an event."""
+        self._beliefs.hears(event)
         self._consumers.time_passes(self._node.state.timers, now)
         hear = self._ears.get(type(event))
         if hear is not None:
@@ -135,8 +144,9 @@ class Audit:
             if isinstance(action, Reply):
                 call = self._calls.pop(action.call_id, None)
                 if call is not None:
+                    self._beliefs.replied(call, action.answer)
                     self._replied(call, action.answer)
-                elif isinstance(action.answer, Renewed):
+                if isinstance(action.answer, Renewed):
                     self._leases.renewed(action.call_id, action.answer)
             elif isinstance(action, Refuse):
                 self._calls.pop(action.call_id, None)
@@ -145,6 +155,7 @@ class Audit:
     def asks(self, action: SendOpen) -> None:
         """It asks a peer for an access."""
         opening = action.opening
+        self._beliefs.asks(action)
         if opening.push_content is None:
             self._asked[opening.access_id] = opening.transfer_id
             self._farewells.asked(opening.access_id, opening.transfer_id, action.peer)
@@ -163,6 +174,7 @@ class Audit:
         """It asks a peer for its verdict."""
         if action.settling.last:
             self._closing.add(action.settling.access_id)
+            self._beliefs.settles(action.settling.access_id)
 
     def closes(self, action: SendClose) -> None:
         """It tells a peer that an access is over."""
@@ -174,6 +186,7 @@ class Audit:
 
     def life_began(self) -> None:
         """All of the last life is over."""
+        self._beliefs.life_began()
         self._farewells.life_began()
         self._proven.life_began()
         self._overdue.life_began()
@@ -181,6 +194,7 @@ class Audit:
 
     def posts(self, action: Post) -> None:
         """It lets bytes move: the access is open, and what is written or read is pinned."""
+        self._beliefs.posts(action)
         pins = self._node.state.pins
         if action.operation is Operation.READ:
             fills, pinned = action.transfer_id, pins.has(action.transfer_id, PinKind.TARGET)
@@ -188,7 +202,7 @@ class Audit:
             name = action.posting_id.rpartition("/")[0]
             fills, pinned = action.fills, pins.has(name, PinKind.ACCESS)
             self._fills[action.posting_id] = fills
-        if self._access.get(fills) not in self._opened:
+        if not self._lies(action.peer) and self._access.get(fills) not in self._opened:
             broken(Rule.R2, f"{action.transfer_id} moves bytes before its access is open", action.transfer_id, fills)
         if not pinned:
             broken(Rule.R1, f"{action.transfer_id} moves bytes of blocks that it does not pin", action.transfer_id)
@@ -235,16 +249,7 @@ class Audit:
             self._node.check()
         except AssertionError as error:
             broken(Rule.R1, f"the tables of the lead do not agree: {error}")
-        exclusive: set[int] = set()
-        for pin in self._node.state.pins:
-            self._check_pin(pin, uses, voided=voided)
-            if pin.kind in EXCLUSIVE:
-                exclusive.update(_cells(pin, pool))
-        for memory in memories:
-            if memory.given.keys() != exclusive:
-                cell = min(memory.given.keys() ^ exclusive)
-                owner = memory.given.get(cell, "nobody")
-                broken(Rule.R1, f"cell {cell} belongs to {owner}, which is not what the lead's pins say", owner)
+        check_pins(self._node.state.pins, uses, memories, pool, voided=voided)
 
     def check_talk(self) -> None:
         """Nobody is kept waiting: peers are told of what is over, silence comes to its end, and so do pulls."""
@@ -258,33 +263,40 @@ class Audit:
             elif state.now > since + state.limits.peer_grace_s + SLACK_S:
                 broken(Rule.R5, f"{life} is silent for {state.now - since:.3f} s and not taken for dead", life)
 
-    def _check_vouched(self, transfer: Transfer) -> None:
-        if self._access.get(transfer.id) not in self._vouched:
-            broken(Rule.R2, f"{transfer.id} succeeds, and its source never said that it is valid", transfer.id)
+    def moves_itself(self, transfer_id: str) -> bool:
+        """See `Beliefs.moves_itself`."""
+        return self._beliefs.moves_itself(transfer_id)
 
-    def _check_pin(self, pin: Pin, uses: Uses, *, voided: bool) -> None:
-        if voided and pin.kind not in EXCLUSIVE:
-            return
-        for group, ids in enumerate(pin.blocks):
-            for block in ids.tolist():
-                if not uses(group, block):
-                    broken(Rule.R1, f"{pin.kind.value} {pin.owner} pins block {block}, which is free", pin.owner)
+    def _check_vouched(self, transfer: Transfer) -> None:
+        if self._lies(peer_key(transfer.peer_engine_id, transfer.peer_incarnation)):
+            self._beliefs.succeeds(transfer)
+        elif self._access.get(transfer.id) not in self._vouched:
+            broken(Rule.R2, f"{transfer.id} succeeds, and its source never said that it is valid", transfer.id)
 
     # -- what it hears
 
-    def _asks(self, event: OpenAccess | PullBlocks | ReserveBlocks | SettleAccess) -> None:
+    def _asks(self, event: Any) -> None:
         self._calls[event.call.id] = event
+
+    def _renews(self, event: RenewLeases) -> None:
+        self._asks(event)
+        self._leases.asks(event)
 
     def _opening(self, event: OpenAccess) -> None:
         self._asks(event)
         for opening in event.openings:
-            claims = self._came(opening.token, event.engine_id, event.incarnation)
-            if claims is not None and claims.access is grants.Access.READ:
-                self._consumer[opening.access_id] = claims.transfer_key, event.engine_id
+            self._came(opening.token, event.engine_id, event.incarnation)
 
     def _closed(self, event: CloseAccess) -> None:
+        self._asks(event)
         for row in event.closings:
-            claims = self._came(row.token, event.engine_id, event.incarnation)
+            access = self._node.state.accesses.get(row.access_id)
+            own = access is not None and access.peer == peer_key(event.engine_id, event.incarnation)
+            token = access.opening.token if access is not None and own else row.token
+            claims = self._came(token, event.engine_id, event.incarnation)
+            known = self._consumer.get(row.access_id, (b"", ""))
+            if row.dropped and known[1] == event.engine_id:  # whatever grant it names
+                self._consumers.gave_up(*known)
             if row.dropped and claims is not None:
                 self._consumers.gave_up(claims.transfer_key, event.engine_id)
             self._farewells.over(self._pushed.get(row.access_id, row.access_id))
@@ -296,7 +308,7 @@ class Audit:
 
     def _answered(self, event: AccessAnswered) -> None:
         if isinstance(event.result, Opened):
-            fills = self._asked.get(event.access_id) or event.result.transfer_id
+            fills = self._asked.get(event.access_id) or self._beliefs.fills(event)
             self._access[fills] = event.access_id
         elif not event.retryable:
             # Whoever does not know us may have been told of the push before, and wait for its source to be at rest.
@@ -353,18 +365,20 @@ class Audit:
             self._waits.begun(answer.transfer, event)
         elif isinstance(event, ReserveBlocks) and isinstance(answer, Reserved) and answer.transfer is not None:
             self._waits.reserved(answer.transfer, event.registration_timeout_s)
+            self._beliefs.wants(answer.transfer.id, event)
 
     def _granted(self, event: OpenAccess, answer: Openings) -> None:
         peer = peer_key(event.engine_id, event.incarnation)
         for opening, row in zip(event.openings, answer.rows, strict=True):
             claims = claims_of(opening.token)
             if claims is not None:
-                self._check_refused(claims, row)
                 self._leases.touched(claims.lease_id)
             if not isinstance(row, Opened):
                 continue
             self._opened.add(opening.access_id)
             if opening.push_content is None:
+                if claims is not None:
+                    self._consumer[opening.access_id] = claims.transfer_key, event.engine_id
                 continue
             access_id = opening.reverse_access_id or opening.access_id
             self._access[row.transfer_id] = access_id
@@ -372,25 +386,9 @@ class Audit:
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
 
-    def _check_refused(self, claims: grants.Claims, row: Opened | KVGrpcError) -> None:
-        """Nothing is looked up under a grant of another life."""
-        me = self._node.state.description
-        mine = me is None or (claims.engine_id, claims.incarnation) == (me.engine_id, me.incarnation)
-        looked_up = isinstance(row, Opened) or row.reason in (Reason.LEASE_NOT_FOUND, Reason.TRANSFER_ENDED)
-        if looked_up and not mine:
-            broken(Rule.R2, f"a grant of another life, for {claims.lease_id}, is taken for good", claims.lease_id)
-
     def _gave_verdicts(self, event: SettleAccess, answer: Verdicts) -> None:
         for settling, verdict in zip(event.settlings, answer.rows, strict=True):
             if settling.last:
                 self._over(settling.access_id, verdict)
                 if verdict.valid:
                     self._vouched.add(settling.access_id)
-
-
-def _cells(pin: Pin, pool: PoolLayout) -> list[int]:
-    return [
-        region.offset + block * region.stride_bytes
-        for region in pool.regions
-        for block in pin.blocks[region.group].tolist()
-    ]

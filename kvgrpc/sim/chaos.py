@@ -126,6 +126,8 @@ class Chaos:
 
     def _restart(self, host: Host, after_s: float) -> None:
         def start() -> None:
+            if host.lies and self._world.closing:
+                return
             if not host.up:
                 host.start()
             elif host.doomed:

@@ -10,6 +10,7 @@ from kvgrpc.core.events import (
     Call,
     Destination,
     GiveDestination,
+    LayerRange,
     PullBlocks,
     PushSource,
     ReserveBlocks,
@@ -18,7 +19,7 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.sim.jobs import Fetch, content_of
-from kvgrpc.sim.memory import Prompt
+from kvgrpc.sim.memory import ALL_LAYERS, Prompt
 from kvgrpc.sim.network import Result
 from kvgrpc.sim.plant import Plant
 from kvgrpc.sim.requests import Wish
@@ -120,12 +121,15 @@ class Fetches:
         self._acknowledge(news.transfer_id)
         if fetch.blocks is None:
             return
-        blocks = fetch.blocks
+        blocks, prompt = fetch.blocks, fetch.wish.prompt
+        lied_to = self._plant.lead.lied_to(news.transfer_id)
+        if lied_to:
+            self._check_filled(fetch)
         for memory in self._plant.memories:
             memory.take_back(self._targets(fetch), Rule.R9)
-            memory.check_holds(
-                blocks, fetch.wish.prompt, news.use_tokens, rule=self._rule(fetch), about=news.transfer_id
-            )
+            if lied_to:  # it is believed, and made good here: what follows from it is checked as ever
+                memory.compute(blocks, Prompt(prompt.tokens[: news.use_tokens], prompt.salt))
+            memory.check_holds(blocks, prompt, news.use_tokens, rule=self._rule(fetch), about=news.transfer_id)
         self._used.append(fetch)
 
         def free() -> None:
@@ -159,6 +163,12 @@ class Fetches:
         """Some layers may be used provisionally."""
         fetch = self._fetches[news.transfer_id]
         assert fetch.blocks is not None
+        most = max(group.layers for group in self._plant.description.pool.groups)
+        if not all(0 <= first < first + count <= most for first, count in news.layers_done):
+            broken(Rule.R2, f"{news.transfer_id} offers layers that do not exist", news.transfer_id)
+        if self._plant.lead.lied_to(news.transfer_id):
+            self._check_filled(fetch, news.layers_done)
+            return
         for memory in self._plant.memories:
             memory.check_holds(
                 fetch.blocks, fetch.wish.prompt, fetch.use_tokens, news.layers_done, self._rule(fetch), news.transfer_id
@@ -172,6 +182,12 @@ class Fetches:
         """All came to their ends."""
         if self._fetches:
             broken(Rule.END, "pulls never ended", *self._fetches)
+
+    def _check_filled(self, fetch: Fetch, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
+        """The other side lies. What this side has moved by itself is there all the same."""
+        if self._plant.lead.audit.moves_itself(fetch.transfer_id):
+            for memory in self._plant.memories:
+                memory.check_filled(self._targets(fetch), fetch.transfer_id, layers)
 
     def _rule(self, fetch: Fetch) -> Rule:
         """What wrong KV breaks: R11 where what the key stands for is another prompt, else it was torn or stale."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from kvgrpc.core.actions import Action, TellEngine
@@ -24,7 +25,7 @@ from kvgrpc.core.pins import Blocks
 from kvgrpc.core.proofs import TOO_MUCH
 from kvgrpc.core.state import ENGINE
 from kvgrpc.sim.audit import Audit
-from kvgrpc.sim.clock import Clock
+from kvgrpc.sim.clock import Alarm, Clock
 from kvgrpc.sim.engine import Engine
 from kvgrpc.sim.faults import Luck
 from kvgrpc.sim.ledger import Ledger
@@ -35,8 +36,8 @@ from kvgrpc.sim.mover import Mover
 from kvgrpc.sim.network import Ask, Give
 from kvgrpc.sim.performing import Performing
 from kvgrpc.sim.surroundings import Surroundings
+from kvgrpc.sim.unaudited import Unaudited
 
-NEVER = float("inf")
 OPERATOR = "operator"
 """Principal of people."""
 
@@ -61,7 +62,7 @@ class Host:
         self._flags: list[str] = []
         """Leases whose void flags are set, and were not read yet."""
         self._clock: Clock
-        self._tick_at = NEVER
+        self._alarm: Alarm
         self._stopped = False
         self._waiting: deque[Callable[[], None]] = deque()
         """What happened while it was stopped."""
@@ -84,6 +85,11 @@ class Host:
     @property
     def mover(self) -> Mover:
         return self._life.mover
+
+    @property
+    def lies(self) -> bool:
+        """Between it and the network stands a liar."""
+        return self.address in self._world.liars
 
     @property
     def ready(self) -> bool:
@@ -111,9 +117,9 @@ class Host:
         if self._fallen:
             self.crash()
         self.node = Node(world.limits, world.writers, checksums=world.checksums)
-        self.audit = Audit(self.node, world.opened, world.vouched)
+        self.audit = Unaudited() if self.lies else Audit(self.node, world.opened, world.vouched, world.lies)
         self._clock = Clock(world.agenda, Luck(self._rng, world.network.faults, world.seen))
-        self._tick_at = NEVER
+        self._alarm = Alarm(world.agenda, self._clock, partial(self._ring, self.node))
         self.up = True
         self._tell("starts")
         self._attach()
@@ -224,6 +230,10 @@ class Host:
         """What a transfer key stands for."""
         return self._world.offered.get(key)
 
+    def lied_to(self, transfer_id: str) -> bool:
+        """Whether the other side of a transfer is a liar."""
+        return self._world.lied_to(self.node.state.transfers.find(transfer_id))
+
     def door(self, rank: int) -> Door:
         """The way into the memory of a rank that peers are offered now."""
         return self._life.doors[rank]
@@ -267,7 +277,7 @@ class Host:
 
     def check(self) -> None:
         """Everything that can be seen between two events."""
-        if not self.ready:
+        if not self.ready or self.lies:
             return
         self.ledger.check_waits(self.node.state.now)
         life = self._life
@@ -286,7 +296,7 @@ class Host:
         world = self._world
         description = self._describe(self._rng.getrandbits(64))
         secret = self._rng.randbytes(32)
-        memories = [Memory(world.pool, rank, world.store) for rank in range(world.ranks)]
+        memories = [Memory(world.pool, rank, world.store, checked=not self.lies) for rank in range(world.ranks)]
         mover = self._make_mover(memories)
         self._movers.append(mover)
         key = peer_key(self.address, description.incarnation)
@@ -301,7 +311,7 @@ class Host:
 
     def _make_mover(self, memories: list[Memory]) -> Mover:
         world = self._world
-        return Mover(world.agenda, self._rng, world.network.faults, memories, self.handle, world.seen)
+        return Mover(world.agenda, self._rng, world.network.faults, memories, self.handle, world.seen, tame=self.lies)
 
     def _end_life(self) -> None:
         self._world.network.ended(self.life)
@@ -322,7 +332,7 @@ class Host:
             self._waiting.popleft()()
         self._stopped = False
         if self.up:
-            self._arm()
+            self._alarm.set(self.node.next_deadline())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, SettleAccess | PostingEnded):
@@ -366,7 +376,7 @@ class Host:
             self.ledger.life_began()
             self.audit.life_began()
         self.ledger.check_told()
-        self._arm()
+        self._alarm.set(self.node.next_deadline())
 
     def _fall(self, actions: list[Action]) -> None:
         """It crashes in the middle of what an event asks for."""
@@ -378,19 +388,9 @@ class Host:
         self._fallen = True
         self._world.agenda.after(0.0, lambda: self.crash() if self._fallen else None)
 
-    def _arm(self) -> None:
-        deadline = self.node.next_deadline()
-        if deadline is None or deadline >= self._tick_at:
-            return
-        self._tick_at = deadline
-        node = self.node
-
-        def tick() -> None:
-            if self.up and self.node is node and self._tick_at == deadline:
-                self._tick_at = NEVER
-                self._when_running(lambda: self._feed(Tick(), deadline))
-
-        self._world.agenda.at(self._clock.when(deadline), tick)
+    def _ring(self, node: Node, deadline: float) -> None:
+        if self.up and self.node is node:
+            self._when_running(lambda: self._feed(Tick(), deadline))
 
     def _tell(self, what: str) -> None:
         if self._world.watcher:

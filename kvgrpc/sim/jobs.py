@@ -9,6 +9,7 @@ from kvgrpc.core.actions import Failed
 from kvgrpc.core.content import Content, chain
 from kvgrpc.core.events import Event
 from kvgrpc.core.pins import Blocks
+from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.memory import Prompt
 from kvgrpc.sim.network import Ask, Give
 from kvgrpc.sim.requests import Wish
@@ -66,6 +67,11 @@ class Lead(Protocol):
     def clock(self) -> float: ...
 
     def offered(self, key: bytes) -> Prompt | None: ...
+
+    def lied_to(self, transfer_id: str) -> bool: ...
+
+    @property
+    def audit(self) -> Audit: ...
 
     def soon(self, do: Callable[[], None]) -> None: ...
 

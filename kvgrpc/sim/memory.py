@@ -95,9 +95,9 @@ class KvStore:
 
 
 class Memory:
-    """The cells of one rank in one life of its engine."""
+    """The cells of one rank in one life of its engine. Not `checked`: who lies about it is hurt by nobody else."""
 
-    def __init__(self, pool: PoolLayout, rank: int, store: KvStore) -> None:
+    def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True) -> None:
         self.cells = [UNWRITTEN] * pool.total_bytes
         self._pool = pool
         self._rank = rank
@@ -111,6 +111,9 @@ class Memory:
         self._voided: Counter[int] = Counter()
         """Cells that the engine has taken back, as long as its lead may not know it."""
         self._burnt = False
+        self._checked = checked
+        self._missing: set[int] = set()
+        """Cells that were given to a transfer to be filled, and were not written since."""
 
     def compute(self, blocks: Blocks, prompt: Prompt, layers: LayerRange = ALL_LAYERS) -> None:
         """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
@@ -130,6 +133,7 @@ class Memory:
             if cell in self._targets:
                 self._in_use(f"given to {transfer_id}", cell)
             self._targets[cell] = transfer_id
+            self._missing.add(cell)
             self.cells[cell] = UNWRITTEN
 
     def soil(self, blocks: Blocks) -> None:
@@ -141,8 +145,9 @@ class Memory:
         """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
         for cell in self._cells_of(blocks):
             owner = self._targets.pop(cell)
+            self._missing.discard(cell)
             if self._written(cell):
-                broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
+                self._broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
 
     def scrub(self, blocks: Blocks) -> None:
         """The engine recycles blocks: what they held is gone."""
@@ -182,7 +187,7 @@ class Memory:
         """A posting is about to write there: no other may before it has ended, or `can` not any more."""
         twice = sorted(filter(self._written, cells))
         if twice:
-            broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
+            self._broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
         for cell in () if self._burnt else cells:
             if self._targets.get(cell) != transfer_id:
                 self._trespass(cell, transfer_id)
@@ -204,6 +209,7 @@ class Memory:
             return
         if self._targets.get(cell) != transfer_id:
             self._trespass(cell, transfer_id)
+        self._missing.discard(cell)
         self.cells[cell] = number
 
     @property
@@ -224,7 +230,17 @@ class Memory:
                 found = self._store.tells(self.cells[cell])
                 # What is still on its way was taken for done.
                 rule = Rule.R9 if self._written(cell) else rule
-                broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
+                self._broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
+
+    def check_filled(self, blocks: Blocks, transfer_id: str, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
+        """Something has arrived in all of a transfer's blocks, whatever it is: their source lies."""
+        for region in self._pool.regions:
+            if not any(first <= region.first_layer < first + count for first, count in layers):
+                continue
+            for block in blocks[region.group].tolist():
+                cell = region.offset + block * region.stride_bytes
+                if cell in self._missing:
+                    self._broken(Rule.R2, f"{transfer_id} offers cell {cell}, which nothing has filled", transfer_id)
 
     def burn(self) -> None:
         """The life is over: whoever still reads here reads rubbish."""
@@ -240,15 +256,19 @@ class Memory:
             self._in_use(how, cell)
         if cell in self._reading and not self._voided[cell]:
             posting_id = min(self._reading[cell])
-            broken(Rule.R1, f"cell {cell} is {how} while posting {posting_id} reads it", posting_id)
+            self._broken(Rule.R1, f"cell {cell} is {how} while posting {posting_id} reads it", posting_id)
 
     def _in_use(self, how: str, cell: int) -> None:
         owner = self._targets[cell]
-        broken(Rule.R1, f"cell {cell} is {how} while {owner} may write into it", owner)
+        self._broken(Rule.R1, f"cell {cell} is {how} while {owner} may write into it", owner)
 
     def _trespass(self, cell: int, transfer_id: str) -> None:
         owner = self._targets.get(cell, "the engine")
-        broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
+        self._broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
+
+    def _broken(self, rule: Rule, message: str, *about: str) -> None:
+        if self._checked:
+            broken(rule, message, *about)
 
     def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> list[tuple[int, Cell]]:
         found = []

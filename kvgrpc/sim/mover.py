@@ -56,9 +56,12 @@ class _Posting:
 
 
 class Mover:
-    """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into."""
+    """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into.
 
-    def __init__(
+    Those of a liar are `tame`: they write into a peer's cell only as long as that is given to what they fill.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a mover is made of
         self,
         agenda: Agenda,
         rng: Random,
@@ -66,6 +69,8 @@ class Mover:
         memories: list[Memory],
         report: Callable[[Event], None],
         seen: Counter[str] | None = None,
+        *,
+        tame: bool = False,
     ) -> None:
         self._agenda = agenda
         self._rng = rng
@@ -75,6 +80,7 @@ class Mover:
         self._mapped: dict[tuple[int, str], Door] = {}
         self._dead: set[int] = set()
         """Ranks whose process is gone."""
+        self._tame = tame
         self._paused_until = 0.0
         self._postings: dict[_Posting, None] = {}
         """Those that are not over."""
@@ -119,8 +125,15 @@ class Mover:
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]
         posting.read = [src for src, _ in posting.cells] if writes else []
+        theirs_read = [] if writes else [src for src, _ in posting.cells]
+        own_cells, their_cells = (posting.read, posting.filled) if writes else (posting.filled, theirs_read)
+        _check_within(own_cells, own, action)
+        if their_cells and not 0 <= min(their_cells) <= max(their_cells) < len(theirs.cells):
+            # The peer's layout promises more memory than there is.
+            self._later(action.rank, 0.0, lambda: self._tell(posting, done=False))
+            return
         own.read(posting.read, action.posting_id)
-        posting.can = lambda: not writes or door.open
+        posting.can = lambda: not writes or (door.open and not self._tame)
         if posting.can():
             posting.sink.fill(posting.filled, posting.owner, posting.can)
         self._postings[posting] = None
@@ -159,7 +172,8 @@ class Mover:
         self._dead.add(rank)
         for posting in [posting for posting in self._postings if posting.post.rank == rank]:
             del self._postings[posting]
-            if posting.post.operation is Operation.WRITE and self._luck.strikes("land_late"):
+            writes = posting.post.operation is Operation.WRITE and not self._tame
+            if writes and self._luck.strikes("land_late"):
                 self._leave_on_wire(posting)
             else:
                 posting.sink.filled(posting.filled, posting.can)
@@ -255,7 +269,8 @@ class Mover:
             if left == posting.corrupt_at:
                 number = UNWRITTEN
                 self._corrupted.add(posting.owner)
-            posting.sink.arrive(dst, number, posting.owner)
+            if not self._tame or posting.sink.given.get(dst) == posting.owner:
+                posting.sink.arrive(dst, number, posting.owner)
         if posting.cells:
             self._step(posting, chunk)
         else:
@@ -300,3 +315,8 @@ class Mover:
                 do()
 
         self._agenda.after(delay_s, if_alive)
+
+
+def _check_within(cells: list[int], memory: Memory, action: Post) -> None:
+    if cells and not 0 <= min(cells) <= max(cells) < len(memory.cells):
+        broken(Rule.R1, f"posting {action.posting_id} leaves the memory of its own engine", action.transfer_id)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, CallAbandoned, Event, PeerAlive, PeerSilent
@@ -42,6 +42,25 @@ class Lead(Protocol):
     def knows(self, life: str) -> bool: ...
 
 
+class Between(Protocol):
+    """Who stands between a host and the network, and may alter whatever the host says."""
+
+    def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
+        """A request of the host to an address."""
+
+    def hears(self, ask: Ask, principal: str, give: Give) -> None:
+        """A request to the host, which is answered by `give`."""
+
+
+class Persona(NamedTuple):
+    """A life that a host has made up."""
+
+    home: str
+    """Address of that host."""
+    where: str
+    """Address at which it says that it can be called."""
+
+
 class Network:
     """All links. Nothing is cut at first."""
 
@@ -55,6 +74,25 @@ class Network:
         """Lives that neither hear nor say anything."""
         self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
         """Liveness streams by the two lives, the dialling one first."""
+        self.between: dict[str, Between] = {}
+        """By the address of the host that lies."""
+        self.personas: dict[str, Persona] = {}
+        """By life."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all hosts."""
+        return tuple(self._leads)
+
+    def home(self, life: str) -> str:
+        """The address of the host behind a life. In the simulator an engine's id is its address."""
+        persona = self.personas.get(life)
+        return life.rpartition("@")[0] if persona is None else persona.home
+
+    def where(self, life: str) -> str:
+        """The address at which a life is called."""
+        persona = self.personas.get(life)
+        return life.rpartition("@")[0] if persona is None else persona.where
 
     @property
     def faults(self) -> Faults:
@@ -69,11 +107,17 @@ class Network:
         """Connects a host under its address."""
         self._leads[lead.address] = lead
 
-    def rpc(self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S) -> None:
+    def rpc(
+        self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
+        *, unaltered: bool = False,
+    ) -> None:  # fmt: skip
         """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
-        lives: an answer to a call of an engine that is gone comes to its lead, too.
+        lives: an answer to a call of an engine that is gone comes to its lead, too. `unaltered`: by who stands between.
         """
         node = caller.node
+        between = self.between.get(caller.address)
+        if between is not None and not unaltered:
+            ask, give = between.asks(address, ask, give)
         open_calls = [give]
 
         def answer(result: Result) -> None:
@@ -93,14 +137,21 @@ class Network:
             if not self._luck.strikes("lose_request"):
                 self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
 
-    def stream(self, dialler: Lead, life: str) -> bool:
-        """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot."""
+    def stream(self, dialler: Lead, life: str, own: str = "") -> bool:
+        """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot. `own`:
+        a life that the dialler has made up.
+        """
+        own = own or dialler.life
         for lead in self._leads.values():
-            if lead.up and lead.life == life and lead.knows(dialler.life) and self._connected(dialler, lead):
-                self._streams[dialler.life, life] = (dialler, lead)
-                lead.handle(PeerAlive(dialler.life))
+            if lead.up and lead.life == life and lead.knows(own) and self._connected(dialler, lead):
+                self._streams[own, life] = (dialler, lead)
+                lead.handle(PeerAlive(own))
                 return True
-        return False
+        liar = self._leads.get(self.home(life)) if life in self.personas else None
+        if liar is None or not liar.up or not self._connected(dialler, liar):
+            return False
+        self._streams[own, life] = (dialler, liar)
+        return True
 
     def gone(self, life: str, ranks: int) -> None:
         """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
@@ -155,7 +206,8 @@ class Network:
 
     def ended(self, life: str) -> None:
         """A life ended: its streams break."""
-        for pair in [pair for pair in self._streams if life in pair]:
+        lives = {life, *(name for name, persona in self.personas.items() if persona.home == self.home(life))}
+        for pair in [pair for pair in self._streams if not lives.isdisjoint(pair)]:
             self._break(pair)
             del self._streams[pair]
 
@@ -171,7 +223,8 @@ class Network:
                 asked.append((lead, call.id))
                 return ask(call)
 
-            lead.call(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
+            hear = self.between[address].hears if address in self.between else lead.call
+            hear(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
 
     def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
         if (lead.address, caller.address) not in self._cut and not self._luck.strikes("lose_reply"):

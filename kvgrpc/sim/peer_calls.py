@@ -106,7 +106,7 @@ class PeerCalls:
         def ask(call: Call) -> OpenAccess:
             return OpenAccess(call, me.engine_id, me.incarnation, (action.opening,))
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give, OPEN_TIMEOUT_S)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give, OPEN_TIMEOUT_S)
 
     def settle(self, action: SendSettle) -> None:
         """SettleAccess."""
@@ -124,7 +124,7 @@ class PeerCalls:
         def ask(call: Call) -> SettleAccess:
             return SettleAccess(call, me.engine_id, me.incarnation, (action.settling,))
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
     def close(self, action: SendClose) -> None:
         """CloseAccess."""
@@ -139,7 +139,7 @@ class PeerCalls:
         def ask(call: Call) -> CloseAccess:
             return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
     def parts(self, action: SendParts) -> None:
         """PartsReady."""
@@ -152,7 +152,7 @@ class PeerCalls:
         def ask(call: Call) -> PartsReady:
             return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
     def checksums(self, action: SendChecksums) -> None:
         """ChecksumBlocks."""
@@ -169,7 +169,7 @@ class PeerCalls:
             blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)
             return ChecksumBlocks(call, me.engine_id, me.incarnation, action.access_id, blocks)
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
     def register(self, action: SendRegister) -> None:
         """RegisterPush."""
@@ -182,7 +182,7 @@ class PeerCalls:
             ids = self._rng.randbytes(16), self._rng.randbytes(16)
             return RegisterPush(call, action.token, action.request_id, *ids)
 
-        self._network.rpc(self._host, address_of(action.peer), ask, give)
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
 
     def renew(self, action: SendRenew) -> None:
         """RenewLeases."""
@@ -192,7 +192,7 @@ class PeerCalls:
                 self._host.handle(RenewAnswered(transfer_id, _renewal_error(result, i)))
 
         refs = tuple(LeaseRef(token=token) for _, token in action.rows)
-        self._network.rpc(self._host, address_of(action.peer), lambda call: RenewLeases(call, refs), give)
+        self._network.rpc(self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs), give)
 
 
 def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
@@ -201,8 +201,3 @@ def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
     assert isinstance(result, Renewed)
     reason = result.rows[row][1]
     return None if reason is None else PreconditionFailed(reason, "not renewed")
-
-
-def address_of(peer: str) -> str:
-    """In the simulator an engine's id is its address."""
-    return peer.rpartition("@")[0]

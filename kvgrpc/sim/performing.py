@@ -33,7 +33,7 @@ from kvgrpc.sim.audit import Audit
 from kvgrpc.sim.ledger import Ledger
 from kvgrpc.sim.memory import Door
 from kvgrpc.sim.mover import Mover
-from kvgrpc.sim.peer_calls import Caller, PeerCalls, address_of
+from kvgrpc.sim.peer_calls import Caller, PeerCalls
 from kvgrpc.sim.surroundings import Surroundings
 
 
@@ -56,6 +56,11 @@ class Lead(Caller, Protocol):
     def soon(self, do: Callable[[], None]) -> None: ...
 
     def clock(self) -> float: ...
+
+    @property
+    def lies(self) -> bool: ...
+
+    def lied_to(self, transfer_id: str) -> bool: ...
 
     def door(self, rank: int) -> Door: ...
 
@@ -107,8 +112,7 @@ class Performing:
 
     def _map(self, action: MapPeer) -> None:
         loopback = action.endpoint.loopback
-        assert loopback is not None
-        self._host.mover.map(action, self._world.doors.get(loopback.key))
+        self._host.mover.map(action, None if loopback is None else self._world.doors.get(loopback.key))
 
     def _unmap(self, action: UnmapPeer) -> None:
         if self._host.tells:  # else its own life is over, and so is its memory
@@ -119,11 +123,14 @@ class Performing:
         self._host.audit.posts(action)
         self._host.mover.post(action)
         for lurk in self._world.ambushes:
-            lurk(self._host.address, address_of(action.peer))
+            lurk(self._host.address, self._world.network.home(action.peer))
         self._world.ambushes.clear()
 
     def _open(self, action: SendOpen) -> None:
         self._host.audit.asks(action)
+        self._world.asked(action.opening.access_id, self._world.network.home(action.peer))
+        if action.opening.reverse_access_id:
+            self._world.asked(action.opening.reverse_access_id, self._host.address)
         self._peers.open(action)
 
     def _settle(self, action: SendSettle) -> None:
@@ -140,5 +147,6 @@ class Performing:
 
     def _changed(self, action: TransferChanged) -> None:
         self._host.audit.changed(action)
-        self._host.mover.check_blamed(action.transfer)
+        if not self._host.lies and not self._host.lied_to(action.transfer.id):
+            self._host.mover.check_blamed(action.transfer)
         self._host.ledger.changed(action.transfer, self._host.clock(), attached=self._host.tells)

@@ -67,12 +67,14 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
         writers=setup.writers,
         checksums=setup.checksums,
         hoarders=setup.hoarders,
+        liars=setup.liars,
         watcher=watcher,
     )
     habits = setup.habits
     traffic = Traffic(world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, setup.left_out)
 
     def live() -> None:
+        world.lie(setup.lies, setup.inventions_per_s)
         traffic.keep_on(setup.rate_per_s)
         Chaos(world).keep_on(setup.mishaps)
         world.run_steps(setup.steps)

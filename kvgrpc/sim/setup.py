@@ -58,6 +58,14 @@ GRACES_S = (0.5, 1.5, 3.0)
 INTERVALS_S = (2.0, 5.0, 20.0)
 """and so long is between two re-keys."""
 
+HONEST_AND_ONE = 3
+"""Engines of a world with a liar, at least."""
+CALM = 0.5
+CALM_RATE_PER_S = 10.0
+LIES = (0.05, 0.2, 0.5)
+"""So many of its messages are false: one that lies all the time is soon left alone."""
+INVENTIONS_PER_S = (0.5, 2.0, 10.0)
+
 QUICK_S = (0.0001, 0.002)
 SLOW_S = (0.002, 0.05)
 """How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
@@ -83,6 +91,12 @@ class Setup:
     """What arrives is compared with its source; only then anything is corrupted on its way."""
     hoarders: int = 0
     """Engines that cannot set blocks aside: the first ones."""
+    liars: int = 0
+    """Hosts that lie to the others: the last ones."""
+    lies: float = 0.0
+    """So many of their messages are false,"""
+    inventions_per_s: float = 0.0
+    """and so much they say unasked."""
     rate_per_s: float = 5.0
     """How often requests come."""
     left_out: frozenset[int] = frozenset()
@@ -94,14 +108,36 @@ class Setup:
         tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
         tight += ", checksums" if self.checksums else ""
         tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
+        if self.liars:
+            tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
         return (
             f"{self.engines} engines of {self.ranks} ranks and {self.blocks} blocks, {self.rate_per_s:g} requests a "
             f"second, {moves} of a push moves the bytes{tight}"
         )
 
 
-def drawn(seed: int, steps: int) -> Setup:
-    """The world of a seed."""
+def drawn(seed: int, steps: int, *, liars: bool = False) -> Setup:
+    """The world of a seed; with `liars` the same one, in which one lead lies to the others."""
+    setup = _honest(seed, steps)
+    return _lying(setup, Random(f"{seed}/liars")) if liars else setup  # noqa: S311 - a simulation, no secrets
+
+
+def _lying(setup: Setup, rng: Random) -> Setup:
+    """The same world with a liar, and at least two others. Half of them have no other trouble: more that is said is
+    heard.
+    """
+    if rng.random() < CALM:
+        setup = replace(setup, faults=Faults(cell_s=setup.faults.cell_s), mishaps=Mishaps(), rate_per_s=CALM_RATE_PER_S)
+    return replace(
+        setup,
+        engines=max(setup.engines, HONEST_AND_ONE),
+        liars=1,
+        lies=rng.choice(LIES),
+        inventions_per_s=rng.choice(INVENTIONS_PER_S),
+    )
+
+
+def _honest(seed: int, steps: int) -> Setup:
     setup = _drawn(seed, steps)
     if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
         setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))

@@ -97,6 +97,8 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
     yield lambda setup: replace(setup, limits=Limits())
     yield lambda setup: replace(setup, writers=frozenset())
     yield lambda setup: replace(setup, hoarders=0)
+    yield lambda setup: replace(setup, liars=0)
+    yield lambda setup: replace(setup, inventions_per_s=0.0)
     yield lambda setup: replace(setup, rate_per_s=min(setup.rate_per_s, 2.0))
 
 

@@ -1,17 +1,22 @@
 """What all hosts of a world share, and who watches them."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvgrpc.core.actions import Action
 from kvgrpc.core.events import Event
+from kvgrpc.core.ids import peer_key
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.core.limits import Limits
+from kvgrpc.core.transfers import Transfer
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.memory import Door, KvStore, Prompt
 from kvgrpc.sim.network import Network
+
+KEPT = 256
+"""Accesses whose ids can be guessed."""
 
 
 class Watcher(Protocol):
@@ -39,6 +44,14 @@ class Surroundings:
     """What arrives is compared with its source."""
     cannot_set_aside: frozenset[str] = frozenset()
     """Addresses of engines that do not wait for blocks in quarantine."""
+    liars: frozenset[str] = frozenset()
+    """Addresses of hosts that lie to others."""
+    closing: bool = False
+    """Nothing new begins."""
+    access_ids: deque[bytes] = field(default_factory=lambda: deque(maxlen=KEPT))
+    """The last accesses that any lead has asked for."""
+    overhear: list[Callable[[bytes, str], None]] = field(default_factory=list)
+    """Who guesses such an id as it is drawn, and learns at which address the access is."""
     store: KvStore = field(default_factory=KvStore)
     doors: dict[str, Door] = field(default_factory=dict)
     """Into the memory of all lives, by the key in their endpoints."""
@@ -57,3 +70,19 @@ class Surroundings:
     handled: Event | None = None
     """The one that a node handled last."""
     watcher: Watcher | None = None
+
+    def lies(self, life: str) -> bool:
+        """Whether a life is one of a liar, or made up by one."""
+        return self.network.home(life) in self.liars
+
+    def lied_to(self, transfer: Transfer | None) -> bool:
+        """Whether the other side of a transfer is a liar."""
+        if transfer is None:
+            return False
+        return self.lies(peer_key(transfer.peer_engine_id or transfer.peer_address, transfer.peer_incarnation))
+
+    def asked(self, access_id: bytes, address: str) -> None:
+        """A lead asks for an access at an address."""
+        self.access_ids.append(access_id)
+        for overhear in self.overhear:
+            overhear(access_id, address)

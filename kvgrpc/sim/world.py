@@ -9,6 +9,7 @@ from kvgrpc.core.peers import PeerState
 from kvgrpc.sim.agenda import Agenda
 from kvgrpc.sim.faults import Faults
 from kvgrpc.sim.host import Host
+from kvgrpc.sim.liar import Liar
 from kvgrpc.sim.memory import layout
 from kvgrpc.sim.network import Network
 from kvgrpc.sim.rules import Rule, broken
@@ -22,26 +23,25 @@ AUDIT_STEPS = 100
 
 class World:
     """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
-    engines, `hoarders`, cannot set blocks aside.
+    engines, `hoarders`, cannot set blocks aside; so many hosts, `liars`, lie to the others.
     """
 
     def __init__(  # noqa: PLR0913 - what a world is made of
         self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
         limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
-        hoarders: int = 0, watcher: Watcher | None = None,
+        hoarders: int = 0, liars: int = 0, watcher: Watcher | None = None,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.ranks = ranks
         self.agenda = Agenda()
         self.seen: Counter[str] = Counter()
         """What went wrong, by kind."""
-        self.closing = False
-        """Nothing new begins."""
         self._audited = 0
         self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
         around = self._around = Surroundings(
             self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, checksums, seen=self.seen,
             watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
+            liars=frozenset(f"engine-{i}" for i in range(engines - liars, engines)),
         )  # fmt: skip
         self.offered = around.offered
         """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""
@@ -57,6 +57,11 @@ class World:
         return self._around.steps
 
     @property
+    def closing(self) -> bool:
+        """Nothing new begins."""
+        return self._around.closing
+
+    @property
     def limits(self) -> Limits:
         """Of every lead."""
         return self._around.limits
@@ -65,6 +70,14 @@ class World:
     def handled(self) -> Event | None:
         """The event that a node handled last."""
         return self._around.handled
+
+    def lie(self, odds: float, rate_per_s: float) -> None:
+        """So many messages of each liar are false, and it says so much unasked, until the world closes."""
+        for host in self.hosts:
+            if host.lies:
+                liar = Liar(host, self._around, self.rng(f"liar/{host.address}"), odds)
+                if rate_per_s > 0:
+                    liar.keep_on(rate_per_s)
 
     def rng(self, part: str) -> Random:
         """The source of randomness of one part: parts do not disturb each other."""
@@ -81,21 +94,25 @@ class World:
         self._go(float("inf"), steps)
 
     def finish(self) -> None:
-        """Mends everything, waits until nothing is left to do, and checks that nothing is left over."""
-        self.closing = True
+        """Mends everything but liars, who are gone from now on, waits until nothing is left to do, and checks that
+        nothing is left over.
+        """
+        self._around.closing = True
         self.network.mend_all()
         for host in self.hosts:
             host.spare()
-            if not host.up:
+            if host.lies and host.up:
+                host.crash()
+            elif not host.up:
                 host.start()
         self._come_to_rest()
-        for host in self.hosts:
+        for host in self._honest():
             host.audit.check_quarantine(host.ledger.writes)
             self._check_told(host)
             # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()
-        for host in self.hosts:
+        for host in self._honest():
             host.check_idle()
 
     def ends(self) -> Counter[str]:
@@ -113,8 +130,11 @@ class World:
             total.update(host.ledger.failures)
         return total
 
+    def _honest(self) -> list[Host]:
+        return [host for host in self.hosts if not host.lies]
+
     def _check_told(self, host: Host) -> None:
-        sources = {other.life: other for other in self.hosts if other.ready}
+        sources = {other.life: other for other in self._honest() if other.ready}
 
         def can_tell(life: str, transfer_id: str) -> bool:
             source = sources.get(life)

@@ -59,6 +59,19 @@ def test_each_world_has_a_digest_that_another_decision_changes() -> None:
     assert changed != as_json(*one)["digests"]
 
 
+def test_worlds_with_a_liar_are_others_and_are_replayed_as_such() -> None:
+    args = ("--seeds", "2", "--steps", "200", "--digest")
+    honest, lying = as_json(*args), as_json(*args, "--liars")
+    assert lying["violations"] == []
+    assert lying["faults"]["invented"] > 0
+    assert not set(honest["digests"].values()) & set(lying["digests"].values())
+    with planted(named("a life that was replaced is heard")):
+        done = sim("--seeds", "10", "--steps", "3000", "--liars", "--json")
+    assert done.exit_code == 1
+    violation = json.loads(done.stdout)["violations"][0]
+    assert violation["replay"] == f"kvgrpc sim --seed {violation['seed']} --steps 3000 --liars --trace"
+
+
 def test_people_get_a_table() -> None:
     done = sim("--seeds", "2", "--steps", "200")
     assert done.exit_code == 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from kvgrpc.core import (
     closing,
+    content,
     delivering,
     handover,
     idempotency,
@@ -44,7 +45,7 @@ from kvgrpc.core.landing import Landing
 from kvgrpc.core.timers import Timer
 from kvgrpc.sim import Rule, Violation, drawn, run
 from kvgrpc.sim.trace import Trace
-from tests.sim import bugs
+from tests.sim import bugs, trusting
 
 STEPS = 3_000
 """Events in each world."""
@@ -63,6 +64,8 @@ class Mutant:
     """What it breaks."""
     seeds: int = SEEDS
     """Within so many seeds, counted from 0, it is found."""
+    liars: bool = False
+    """In worlds with a liar."""
 
 
 MUTANTS = (
@@ -142,6 +145,31 @@ MUTANTS = (
     Mutant("blocks are summed up before their step is over", sums.SumsAhead, "announced", bugs.summed_early, Rule.R2),
     Mutant("the sums of other blocks are told", sums, "_places", bugs.from_the_first, Rule.R2),
     Mutant("a send concludes", push_steps.PushSteps, "_post", bugs.concluded, Rule.R9),
+    *(replace(mutant, liars=True) for mutant in (
+        Mutant("whoever settles owns the access", serving.Serving, "_settle_row", trusting.settles_for_all, Rule.R2),
+        Mutant("whoever closes owns the access", serving.Serving, "_close_row", trusting.closes_for_all, Rule.R2),
+        Mutant(
+            "whoever has parts owns the access", delivering.Deliveries, "parts_ready", trusting.widens_for_all, Rule.R2
+        ),
+        Mutant("whoever wants sums owns the access", sums.Sums, "ask", trusting.sums_for_all, Rule.R2),
+        Mutant("whoever says that a write is at rest knows it", delivering.Deliveries, "quiesced",
+            trusting.rest_of_all, Rule.R1),
+        Mutant("an access id stands for all uses of it", open_access, "_check_same", bugs.always(None), Rule.R2),
+        Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
+        Mutant("a grant that is opened is not verified", open_access, "verify", trusting.unsigned, Rule.R2),
+        Mutant("a grant that is renewed is not verified", handover, "verify", trusting.unsigned, Rule.R2, 60),
+        Mutant("a source's answer is not checked", pull_steps, "check_opened", bugs.always(""), Rule.R2),
+        Mutant("a destination's answer is not checked", push_steps, "check_target", bugs.always(""), Rule.R2, 60),
+        Mutant("a source's memory is what it was", pull_steps.PullSteps, "opened", trusting.any_generation, Rule.R2),
+        Mutant(
+            "a destination's memory is what it was", push_steps.PushSteps, "opened", trusting.any_generation, Rule.R2
+        ),
+        Mutant("a verdict is of all accesses", moving.Moving, "settle_answered", trusting.valid_for_all, Rule.R2),
+        Mutant("what is pushed is not compared", content, "check", bugs.always(None), Rule.R11),
+        Mutant("parts of an earlier epoch are taken", delivering.Deliveries, "check", trusting.any_epoch, Rule.R2),
+        Mutant("layers are there that a source names", delivering.Deliveries, "_within",
+            lambda _: lambda self, layers: layers, Rule.R2, 60),
+    )),
 )  # fmt: skip
 
 
@@ -173,7 +201,7 @@ def hunt(mutant: Mutant) -> Found:
     """Runs seeds until one breaks its rule. Another rule that breaks is not it."""
     with planted(mutant):
         for seed in range(mutant.seeds):
-            for violation in run(drawn(seed, STEPS)).violations:
+            for violation in run(drawn(seed, STEPS, liars=mutant.liars)).violations:
                 if violation.rule is mutant.rule:
                     return Found(mutant, seed + 1, violation)
     return Found(mutant, None, None)
@@ -211,7 +239,7 @@ def show(mutant: Mutant) -> None:
         return
     seen = Trace()
     with planted(mutant):
-        run(drawn(found.seeds - 1, STEPS), seen)
+        run(drawn(found.seeds - 1, STEPS, liars=mutant.liars), seen)
     assert found.violation is not None
     lines = [*seen.lines(found.violation.about), f"seed {found.seeds - 1}: {found.violation.message}"]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -24,6 +24,7 @@ def test_a_bug_is_planted_in_one_place_and_gone_afterwards(mutant: Mutant) -> No
     assert vars(mutant.place).get(mutant.name) is sound
 
 
+@pytest.mark.parametrize("liars", [False, True], ids=["honest", "with a liar"])
 @pytest.mark.parametrize("seed", range(SOUND))
-def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int) -> None:
-    assert run(drawn(seed, STEPS)).violations == []
+def test_the_same_worlds_are_sound_when_nothing_is_planted(seed: int, liars: bool) -> None:
+    assert run(drawn(seed, STEPS, liars=liars)).violations == []
