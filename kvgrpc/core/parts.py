@@ -24,9 +24,9 @@ PARTS_MAX = 16_384
 """Parts of one epoch: 128 layers in 128 pieces."""
 SPANS_MAX = 131_072
 """Rows of all of them, one for each group of a part."""
-BATCH_PARTS = 1_024
+BATCH_PARTS = 512
 """Parts of one call between leads, and of one round of bytes: more would hold up their loops."""
-BATCH_SPANS = 8_192
+BATCH_SPANS = 4_096
 """Rows of these, unless one part alone has more."""
 _NONE: Ids = np.empty(0, dtype=np.int64)
 

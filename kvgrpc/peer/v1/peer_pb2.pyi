@@ -173,7 +173,7 @@ class AccessOpening(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 1,024 in one
+        """WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 512 in one
         call, with 65,536 blocks in all.
         """
 
@@ -593,7 +593,7 @@ class PartsReadyRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyPart]:
-        """In their order; at most 1,024 (a source with more calls again), with 65,536 blocks in all."""
+        """In their order; at most 512 (a source with more calls again), with 65,536 blocks in all."""
 
     def __init__(
         self,

@@ -265,7 +265,7 @@ type AccessOpening struct {
 	// WRITE: epoch of the parts that move under this access. One that is higher than that of an earlier access of the same
 	// opener replaces what moved under it, and says that the opener's movers are at rest for it.
 	PartEpoch uint32 `protobuf:"varint,9,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
-	// WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 1,024 in one
+	// WRITE, with `reverse_access_id`: the first parts that are ready by now. PartsReady adds to them. At most 512 in one
 	// call, with 65,536 blocks in all.
 	Parts         []*ReadyPart `protobuf:"bytes,10,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1113,7 +1113,7 @@ type PartsReadyRequest struct {
 	Caller *Caller `protobuf:"bytes,1,opt,name=caller,proto3" json:"caller,omitempty"`
 	// Required. The WRITE access that the source opened.
 	AccessId []byte `protobuf:"bytes,2,opt,name=access_id,json=accessId,proto3" json:"access_id,omitempty"`
-	// In their order; at most 1,024 (a source with more calls again), with 65,536 blocks in all.
+	// In their order; at most 512 (a source with more calls again), with 65,536 blocks in all.
 	Parts         []*ReadyPart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
