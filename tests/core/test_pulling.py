@@ -909,7 +909,7 @@ def test_what_a_dead_source_holds_is_closed_when_it_comes_back(lead: Lead) -> No
     lead.feed(PeerSilent(key_of(P)))
     lead.tick(10.0)
     assert lead.seen(SendClose) == []
-    call = lead.ask(lambda c: events.HandshakeReceived(c, P, lead.state.peers[key_of(P)].endpoints), principal="p")
+    call = lead.ask(lambda c: events.HandshakeReceived(c, P, endpoints(P)), principal="p")
     assert lead.one(SendClose).closing.access_id == access_id()
     assert call
 
