@@ -175,7 +175,7 @@ class Conversation:
             runner.submit(number, event, answered)
 
     def _fail(self, call_id: int, error: KVGrpcError) -> None:
-        self._next_answer(call_id).error.CopyFrom(call_error(error))
+        self._next_answer(call_id).error.CopyFrom(call_error(error.untraced()))
         self._see_to_write()
 
     def _next_answer(self, call_id: int) -> peer_pb2.PeerAnswer:

@@ -32,10 +32,10 @@ def bounded(reply: Any, who: str) -> Any:
 
 
 def failure_of(error: Exception, what: str) -> KVGrpcError:
-    """The typed error of `what`. One that is nobody's answer is a defect of ours."""
+    """The typed error of `what`, which leads back to no answer. One that is nobody's answer is a defect of ours."""
     match error:
         case KVGrpcError():
-            return error
+            return error.untraced()
         case grpc.aio.AioRpcError():
             return status.from_rpc_error(error)
         case TimeoutError():

@@ -229,5 +229,5 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _refuse(into: scheduler_pb2.ScheduleAnswer, error: KVGrpcError) -> None:
-    into.failure.CopyFrom(refusal(error))
+    into.failure.CopyFrom(refusal(error.untraced()))
     into.code = error.code

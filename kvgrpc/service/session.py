@@ -206,6 +206,7 @@ class Sessions:
             elif first is not None and first.HasField("attach_rank"):
                 await self._serve_worker(first.attach_rank, frames, writer)
         except KVGrpcError as error:
+            error.untraced()
             refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=sentence(error))
             write(writer, encode(session_pb2.ServerFrame(refused=refused)))
         except (OSError, TimeoutError):
@@ -312,7 +313,7 @@ class Sessions:
             if isinstance(event, events.StepDone) and session.workers.reports_steps:
                 raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")
         except KVGrpcError as error:
-            answered(error)
+            answered(error.untraced())
             lost = refused_lease(call, number)
             if lost is not None:
                 runner.submit(number, lost, lambda _: None)

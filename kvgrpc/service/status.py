@@ -44,6 +44,7 @@ class Aborting(Protocol):
 
 async def abort(context: Aborting, error: KVGrpcError) -> NoReturn:
     """Ends a call with the status of `error`."""
+    error.untraced()  # a frame that raised it may hold it, and those around that frame hold the request
     message = str(error)[:MESSAGE_CHARS_MAX]
     status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error))
     try:

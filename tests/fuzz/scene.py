@@ -47,6 +47,7 @@ class Scene:
     """Valid ones, by RPC."""
     consumer: Consumer = field(init=False)
     """It has shaken hands with the engine, and speaks no more by itself."""
+    _pushed: tuple[list[int], str] | None = None
     names: list[Any] = field(default_factory=list)
     """Ids, keys and tokens, in the order in which every scene has them."""
 
@@ -86,6 +87,24 @@ class Scene:
         for rpc, request in _requests(made):
             self.requests.setdefault(rpc, []).append(request)
             self.known.harvest(request)
+
+    def opened_push(self) -> peer_pb2.PartsReadyRequest:
+        """A first part of a push that the consumer has opened just now, which is waited for. It ends the one before."""
+        if self._pushed is None:
+            self._pushed = self.engine.allocate(3), ""
+        blocks, before = self._pushed
+        if before:
+            self.engine.cancel(before)
+            self.engine.wait(before)
+        reserved = reserve(self.engine, key := new_key(), TOKENS, blocks, content=OPAQUE)
+        self._pushed = blocks, reserved.transfer.transfer_id
+        self.consumer.open_row(
+            peer_pb2.AccessOpening(
+                access_id=key, token=reserved.grant.token, push_content=OPAQUE, reverse_access_id=new_key()
+            )
+        )
+        part = peer_pb2.ReadyPart(blocks=[group(range(3))], layers=common_pb2.LayerRange(count=1))
+        return peer_pb2.PartsReadyRequest(caller=self.consumer.caller, access_id=key, parts=[part])
 
     def translated(self, message: Message, first: "Scene") -> Message:
         """The same with the names of this scene in place of those of the first one."""

@@ -70,11 +70,24 @@ class Target:
 
     # -- inputs
 
-    def send(self, method: MethodDescriptor, make: Callable[[], list[bytes]]) -> None:
+    def begin(self) -> None:
+        """One input comes next."""
+        self._inputs += 1
+        if self._inputs % SCENE_INPUTS == 0:
+            self._end_scene()
+            self.engine.process.check_log()
+            self.check_serves()
+            self._begin_scene()
+
+    def send(
+        self,
+        method: MethodDescriptor,
+        make: Callable[[], list[bytes]],
+        anew: Callable[[], list[bytes]] | None = None,
+    ) -> None:
         """One input: a call of a method, with one request or, of a stream, with several. `make` gives them as they are
-        in the present scene.
+        in the present scene; `anew`, where they are about something that they may end, about another like it.
         """
-        self._count()
         before, bodies = self._state, make()
         self.scales.begin()
         refusal = self._call(method, bodies)
@@ -90,12 +103,13 @@ class Target:
             self._state = self.digest()
         else:
             nbytes = sum(map(len, bodies))
-            weighed = self.scales.end(method.full_name, nbytes, lambda: bool(self._call(method, make())))
+            again = anew or make
+            weighed = self.scales.end(method.full_name, nbytes, lambda: bool(self._call(method, again())))
             self._state = self.digest() if weighed else self._state
 
     def send_bytes(self, nbytes: int, send: Callable[[], None]) -> None:
         """One input below all calls; what it does to the state is nobody's to say."""
-        self._count()
+        self.begin()
         self.scales.begin()
         send()
         self._state = self.digest()
@@ -107,13 +121,9 @@ class Target:
         if self.scales.end("bytes on the port", nbytes, again):
             self._state = self.digest()
 
-    def _count(self) -> None:
-        self._inputs += 1
-        if self._inputs % SCENE_INPUTS == 0:
-            self._end_scene()
-            self.engine.process.check_log()
-            self.check_serves()
-            self._begin_scene()
+    def look(self) -> None:
+        """Takes the state as it is now for that before the next input."""
+        self._state = self.digest()
 
     def _call(self, method: MethodDescriptor, bodies: list[bytes]) -> str:
         """The refusal, if it is one. Fails for one that is not in the contract."""
@@ -153,6 +163,8 @@ class Target:
     def _learn(self, method: MethodDescriptor, reply: bytes) -> None:
         """Every reply is what the schema says; blocks that it allocates are given back at the end of the scene."""
         assert b"a defect of kvgrpc" not in reply, reply  # of one call of several in a message
+        if not method.full_name.startswith("kvgrpc."):
+            return  # reflection says requests again in its replies, which are one level too deep then
         message = GetMessageClass(method.output_type).FromString(reply)
         if isinstance(message, pool_pb2.AllocateBlocksResponse):
             self.engine._allocated.update(ids_of(message.blocks))

@@ -75,6 +75,7 @@ def test_no_call_stops_the_server_leaks_a_block_or_changes_what_it_refuses(
     methods: Any = list(service.methods)
 
     def call(random: Random) -> None:
+        target.begin()
         method = random.choice(methods)
         choices = random.getstate()
 

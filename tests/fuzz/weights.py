@@ -6,6 +6,7 @@ much is given several times more: what it keeps, it keeps each time; what it hol
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ AGAIN = 6
 """So often is given what seems to weigh too much."""
 ROUNDS = 3
 """And again as often, so that what the allocator got for the first ones does not count."""
+LET_GO_S = 4.0
+"""Longer than connections that are given up let calls finish."""
 SUSPECT_BYTES = 1 << 20
 """What a server has more than ever before is looked at."""
 SUSPECT_STALL = 0.5
@@ -109,8 +112,13 @@ class Scales:
         """What several of it keep, and how much they may."""
         before = self._resident()
         refused = [self._give(again) for _ in range(AGAIN)]
-        self._state.trim()
-        return self._resident() - before, KEPT_BYTES_MAX * (1 if all(refused) else AGAIN)
+        bound, until = KEPT_BYTES_MAX * (1 if all(refused) else AGAIN), time.monotonic() + LET_GO_S
+        while True:
+            self._state.trim()
+            kept = self._resident() - before
+            if kept <= bound or time.monotonic() > until:
+                return kept, bound
+            time.sleep(0.1)
 
     def _give(self, again: Callable[[], bool]) -> bool:
         self._given += 1

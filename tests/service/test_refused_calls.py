@@ -7,11 +7,12 @@ import grpc
 import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
-from tests.service.api import read_refusal
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, scheduler_pb2, transfer_pb2
+from tests.service.api import read_refusal, refused
 from tests.service.engines import Engine
 from tests.service.footprint import resident_bytes
-from tests.service.values import content, group, new_key
+from tests.service.pushes import cancel_key, reserve
+from tests.service.values import content, group, new_key, prompt
 
 CALLS = 60
 WARM_UP = 20
@@ -121,3 +122,27 @@ def test_refused_calls_of_a_stream_keep_no_memory(source: Engine) -> None:
             seen.append(resident_bytes(source.process.pid))
     assert len(seen) == WARM_UP + CALLS
     assert seen[-1] - seen[WARM_UP] < KEPT_BYTES_MAX
+
+
+def test_requests_of_a_scheduler_that_the_node_refuses_keep_no_memory(source: Engine, destination: Engine) -> None:
+    key = new_key()
+    target = reserve(destination, key, prompt(40), destination.allocate(3)).grant
+    cancel_key(source, key)
+    arrived = scheduler_pb2.RequestArrivedRequest(
+        request_id="r",
+        prompt=content(range(65_536, 365_536)),
+        give=scheduler_pb2.KvGift(mode=common_pb2.TRANSFER_MODE_PUSH),
+        target=target,
+        intent=common_pb2.Intent(transfer_key=key),
+    )
+
+    def refuse() -> None:
+        with refused(source.api, "FAILED_PRECONDITION", "CANCELLED"):
+            source.api.scheduler.RequestArrived(arrived)
+
+    for _ in range(WARM_UP):
+        refuse()
+    before = resident_bytes(source.process.pid)
+    for _ in range(CALLS):
+        refuse()
+    assert resident_bytes(source.process.pid) - before < KEPT_BYTES_MAX

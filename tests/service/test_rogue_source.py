@@ -19,6 +19,7 @@ from tests.service.engines import (
     memory_unchanged,
     wait_until,
 )
+from tests.service.footprint import resident_bytes
 from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, garbage, too_late
 from tests.service.values import content, dur, group, prompt
 
@@ -89,6 +90,19 @@ def test_an_answer_that_cannot_be_read_fails_the_pull_at_once(
     assert pull_fails(victim, rogue) == ("PEER_FAILED", phase)
     assert rogue.calls[rpc] == 1
     victim.process.check_log()
+
+
+def test_answers_that_make_no_sense_keep_no_memory(victim: Engine, rogue: Rogue) -> None:
+    def two_rows(reply: peer_pb2.SettleAccessResponse) -> None:
+        reply.results.add(message="x" * 1_000_000)
+
+    rogue.changes["SettleAccess"] = two_rows
+    for _ in range(10):  # what the allocator keeps of as many answers is reused by those after them
+        assert pull_fails(victim, rogue) == ("PEER_FAILED", "settle")
+    before = resident_bytes(victim.process.pid)
+    for _ in range(40):
+        pull_fails(victim, rogue)
+    assert resident_bytes(victim.process.pid) - before < 20_000_000
 
 
 def test_a_closing_whose_answer_cannot_be_read_is_sent_again(victim: Engine, rogue: Rogue) -> None:

@@ -1,0 +1,235 @@
+"""Floods: many of what is no harm once. After each a peer that is new is served, and nothing is left of the flood."""
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import pytest
+
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_types_pb2, transfer_pb2
+from tests.fuzz import inside
+from tests.fuzz.inside import State
+from tests.fuzz.target import LIMITS
+from tests.service.conftest import starting
+from tests.service.consumer import Consumer
+from tests.service.engines import SUCCEEDED, Engine, wait_until
+from tests.service.footprint import footprint, resident_bytes
+from tests.service.values import content, dur, group, new_key, prompt
+
+LEFT_BYTES_MAX = 32 << 20
+"""What a server may have more after a flood: its allocator's, and what is remembered of leases that have ended."""
+SERVED_S = 5.0
+"""Far above what a pull takes from a peer that is new, and far below what a flood takes that is waited for."""
+BACK_S = 15.0
+"""After the end of all that a flood began."""
+TOKENS = prompt(32)
+AT_ONCE = 64
+
+
+class Flooded:
+    """An engine, and how another that it has never heard of is served."""
+
+    def __init__(self, engine: Engine, state: State, new_peer: Callable[[], Engine]) -> None:
+        self.engine, self.api, self._state, self._new_peer = engine, engine.api, state, new_peer
+        self._check_served()  # what the first peer makes is there before
+        self._before = footprint(engine.process.pid)
+
+    @contextmanager
+    def flood(self) -> Iterator[None]:
+        """The flood is inside. Then a new peer is served, and nothing is left."""
+        resident = self._resident()
+        yield
+        self._check_served()
+        self.engine.reset()
+        self.engine.process.check_log()
+        pid = self.engine.process.pid
+        wait_until(lambda: footprint(pid).same(self._before), BACK_S, lambda: (self._before, footprint(pid)))
+
+        def left() -> int:
+            return self._resident() - resident
+
+        wait_until(lambda: left() < LEFT_BYTES_MAX, BACK_S, lambda: f"{left() / 2**20:.1f} MiB more than before")
+
+    def _resident(self) -> int:
+        self._state.trim()
+        return resident_bytes(self.engine.process.pid)
+
+    def _check_served(self) -> None:
+        """A pull from the engine by one that it has never heard of, and the other way round."""
+        peer = self._new_peer()
+        for source, destination in ((self.engine, peer), (peer, self.engine)):
+            handed = source.hand_over(TOKENS)
+            target = destination.allocate(2)
+            began = time.monotonic()
+            pulled = destination.pull(handed.grant, TOKENS, target)
+            end = destination.wait(pulled.transfer_id)
+            assert end.state == SUCCEEDED, end
+            assert time.monotonic() - began < SERVED_S
+        peer.api.close()
+        peer.process.end()
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
+    where = ("--listen", "127.0.0.8:0")
+    with starting(tmp_path_factory.mktemp("floods")) as start:
+        settings = f'dial_allow = ["127.0.0.8"]\n{LIMITS}'
+        (engine,) = start(where, settings=settings, **inside.ENVIRONMENT)
+        with closing(State(engine.process.pid)) as state:
+            yield Flooded(engine, state, lambda: start(where, settings=settings)[0])
+
+
+def calls(call: Callable[[int], Any], count: int) -> list[str]:
+    """Makes calls, some at a time; the codes with which they end."""
+    codes: list[str] = []
+    for first in range(0, count, AT_ONCE):
+        for one in [call(i) for i in range(first, min(first + AT_ONCE, count))]:
+            codes.append(one.code().name)
+    return codes
+
+
+@pytest.fixture
+def after(flooded: Flooded) -> Iterator[Flooded]:
+    """What must hold after the test."""
+    with flooded.flood():
+        yield flooded
+
+
+def test_honest_calls(after: Flooded) -> None:
+    api = after.api
+    codes = calls(lambda _: api.admin.GetStatus.future(admin_pb2.GetStatusRequest()), 3_000)
+    assert set(codes) == {"OK"}
+    leases = lease_pb2.GrantLeaseRequest(blocks=[group(after.engine.allocate(3))], content=content(prompt(40)))
+    assert set(calls(lambda _: api.leases.GrantLease.future(leases), 1_000)) == {"OK"}
+
+
+def test_calls_that_are_refused(after: Flooded) -> None:
+    long = handoff_pb2.FinishedBlocksRequest(
+        transfer_key=new_key(), content=content(range(1_000_000)), blocks=[group([1 << 20])], last=True
+    )
+    short = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"x" * 100))
+    named = transfer_pb2.GetTransferRequest(transfer_id="t" * 2_000_000)
+    refused = calls(lambda _: after.api.handoff.FinishedBlocks.future(long), 20)
+    refused += calls(lambda _: after.api.handoff.RegisterPush.future(short), 2_000)
+    refused += calls(lambda _: after.api.transfers.GetTransfer.future(named), 100)
+    assert "OK" not in refused
+
+
+def greeting(engine: Engine, **endpoint: Any) -> handshake_pb2.HandshakeRequest:
+    """A handshake of an engine that was never heard of."""
+    return handshake_pb2.HandshakeRequest(
+        engine=Consumer(engine).engine, endpoints=[pool_types_pb2.RankEndpoint(rank=0, **endpoint)]
+    )
+
+
+def test_handshakes_of_ever_new_engines(after: Flooded) -> None:
+    described = greeting(after.engine)
+
+    def shake(number: int) -> Any:
+        described.engine.engine_id, described.engine.incarnation = f"flood-{number}", secrets.randbits(63) + 1
+        return after.api.handshake.Handshake.future(described)
+
+    calls(shake, 2_000)
+
+
+def test_lives_of_one_engine(after: Flooded) -> None:
+    described = greeting(after.engine)
+
+    def shake(_: int) -> Any:
+        described.engine.incarnation = secrets.randbits(63) + 1
+        return after.api.handshake.Handshake.future(described)
+
+    calls(shake, 2_000)
+
+
+@contextmanager
+def silent_socket() -> Iterator[str]:
+    """A socket for descriptors that nobody answers at."""
+    name = f"kvgrpc-flood-{secrets.token_hex(4)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + name)
+        listener.listen(1000)
+        yield "@" + name
+
+
+def test_handshakes_that_name_a_socket_that_never_answers(flooded: Flooded) -> None:
+    with silent_socket() as path:
+        described = greeting(flooded.engine)
+        real = flooded.api.handshake.Handshake(described).endpoints[0]
+        real.shm.socket_path = path
+        described.endpoints[0].CopyFrom(real)
+
+        def shake(number: int) -> Any:
+            described.engine.engine_id, described.engine.incarnation = f"silent-{number}", secrets.randbits(63) + 1
+            return flooded.api.handshake.Handshake.future(described)
+
+        with flooded.flood():
+            calls(shake, 200)
+
+
+def test_dials_to_addresses_that_never_answer(after: Flooded) -> None:
+    with ExitStack() as stack:
+        addresses = []
+        for _ in range(100):
+            listener = stack.enter_context(socket.create_server(("127.0.0.8", 0)))
+            addresses.append(f"127.0.0.8:{listener.getsockname()[1]}")
+
+        def dial(number: int) -> Any:
+            where = common_pb2.PeerAddress(address=addresses[number % len(addresses)])
+            return after.api.handshake.ConnectPeer.future(handshake_pb2.ConnectPeerRequest(peer=where))
+
+        assert set(calls(dial, 400)) == {"UNAVAILABLE"}
+
+
+def test_watchers_that_do_not_read(after: Flooded) -> None:
+    api, engine = after.api, after.engine
+    watches = [api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest()) for _ in range(300)]
+    blocks = engine.allocate(3)
+    for _ in range(100):
+        sent = engine.hand_over(prompt(40), blocks)
+        engine.release(sent.lease.lease_id)
+    for watch in watches:
+        watch.cancel()
+
+
+def test_callers_that_leave(after: Flooded) -> None:
+    api, engine = after.api, after.engine
+    sent = engine.hand_over(prompt(40))
+    consumer = Consumer(engine)
+    consumer.handshake()
+    waits = transfer_pb2.WaitTransferRequest(transfer_id=sent.transfer.transfer_id, timeout=dur(60))
+    opens = peer_pb2.OpenAccessRequest(caller=consumer.caller)
+    for _ in range(40):
+        begun: list[Any] = [api.transfers.WaitTransfer.future(waits) for _ in range(AT_ONCE)]
+        begun += [api.peer.OpenAccess.future(opens) for _ in range(AT_ONCE)]
+        begun += [api.peer.KeepLiveness(iter([peer_pb2.KeepLivenessRequest(caller=consumer.caller)])) for _ in range(4)]
+        for call in begun:
+            call.cancel()
+
+
+def test_connections_that_say_nothing(after: Flooded) -> None:
+    host, _, port = after.engine.address.rpartition(":")
+    for _ in range(5):
+        with ExitStack() as stack:
+            for _ in range(100):
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+
+
+def test_the_socket_for_descriptors(flooded: Flooded) -> None:
+    engine = flooded.engine
+    consumer = Consumer(engine)
+    address = "\0" + consumer.handshake().endpoints[0].shm.socket_path[1:]
+    with ExitStack() as stack, flooded.flood():  # those that say nothing are still there
+        for number in range(500):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            client.setblocking(False)
+            try:
+                client.connect(address)
+                if number % 2:
+                    client.send(secrets.token_bytes((1, 16, 32, 60_000)[number // 2 % 4]))
+            except OSError:  # it is full, or had enough
+                continue
