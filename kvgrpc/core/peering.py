@@ -128,8 +128,12 @@ class Peering:
     def dial_failed(self, event: DialFailed) -> None:
         """The handshake failed, here or there."""
         dial = self._dialling.get(event.address)
-        if dial is not None:
-            self._give_up(dial, event.error)
+        if dial is None:
+            return
+        error = event.error
+        if error.reason in _NOT_ITS_TO_SAY:
+            error = PreconditionFailed(Reason.PEER_FAILED, error.message)
+        self._give_up(dial, error)
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
         """A rank made its endpoint; with the last one the handshake goes on."""
@@ -272,6 +276,10 @@ class Peering:
         del self._dialling[dial.address]
         self._shakes.pop(dial.key, None)
         self._state.timers.clear(Timer.CONNECT, dial.address)
+
+
+_NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
+"""By refusing a handshake nobody gives up what it asked for, or is dead."""
 
 
 def _check_engine(expected: str, peer: Peer) -> None:

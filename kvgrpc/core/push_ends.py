@@ -36,8 +36,10 @@ class PushEnds:
     # -- registrations
 
     def fail(self, move: Registration, error: KVGrpcError, *, closed: bool = False) -> None:
-        """Ends a registration with an error. `closed`: the destination knows that its access is over."""
-        self.fail_with(move, error.reason, error.message, closed=closed)
+        """Ends a registration with a peer's error. `closed`: the destination knows that its access is over."""
+        # That a peer is dead is this lead's to find out.
+        reason = Reason.PEER_FAILED if error.reason is Reason.PEER_LOST else error.reason
+        self.fail_with(move, reason, error.message, closed=closed)
 
     def fail_with(
         self, move: Registration, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None

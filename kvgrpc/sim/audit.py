@@ -36,6 +36,7 @@ from kvgrpc.core.events import (
     GiveDestination,
     OpenAccess,
     Opened,
+    PartsAnswered,
     PartsReady,
     PeerSilent,
     PostingEnded,
@@ -118,6 +119,7 @@ class Audit:
             PullBlocks: self._asks,
             ReserveBlocks: self._asks,
             AccessAnswered: self._answered,
+            PartsAnswered: lambda event: self._refused(event.access_id, event.error and event.error.reason),
             SettleAnswered: self._settled,
             PostingEnded: self._posting_ended,
             ProcessEnded: self._process_ended,
@@ -269,7 +271,7 @@ class Audit:
 
     def _check_vouched(self, transfer: Transfer) -> None:
         if self._lies(peer_key(transfer.peer_engine_id, transfer.peer_incarnation)):
-            self._beliefs.succeeds(transfer)
+            self._beliefs.succeeds(transfer, self._calls.values())
         elif self._access.get(transfer.id) not in self._vouched:
             broken(Rule.R2, f"{transfer.id} succeeds, and its source never said that it is valid", transfer.id)
 

@@ -6,7 +6,7 @@ another life, or of an earlier epoch than the last one. And nobody settles, clos
 or uses a grant that this lead has not signed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kvgrpc.core.accesses import Verdict
@@ -106,12 +106,15 @@ class Beliefs:
         if len(flaws) == len(accesses):
             broken(Rule.R2, f"{action.transfer_id} moves bytes although {flaws[0]}", action.transfer_id)
 
-    def succeeds(self, transfer: Transfer) -> None:
-        """What a liar has brought is good."""
+    def succeeds(self, transfer: Transfer, waiting: Iterable[Event]) -> None:
+        """What a liar has brought is good. `waiting`: calls that are not answered yet."""
         access_id = self._reads.get(transfer.id, b"")
         if access_id in self._unsound:
             broken(Rule.R2, f"{transfer.id} succeeds although {self._unsound[access_id]}", transfer.id)
-        if access_id not in self._vouched:
+        # An access of a call with several rows is open before the call is answered.
+        rows = [row for event in waiting if isinstance(event, OpenAccess) for row in event.openings]
+        opened = {row.reverse_access_id or row.access_id for row in rows}
+        if self._vouched.isdisjoint(opened | {access_id}):
             broken(Rule.R2, f"{transfer.id} succeeds, and nobody said that it is valid", transfer.id)
 
     def moves_itself(self, transfer_id: str) -> bool:
@@ -185,7 +188,8 @@ class Beliefs:
             message = f"{life} delivers {transfer_id} in epoch {epoch} after {known[0]} did in epoch {known[1]}"
             broken(Rule.R2, message, transfer_id)
         self._delivered[transfer_id] = life, opening.part_epoch, access_id
-        self._reads[transfer_id] = opening.reverse_access_id or access_id
+        reads = self._reads[transfer_id] = opening.reverse_access_id or access_id
+        self._unsound.pop(reads, None)  # the id may have been one of this lead's, long ago
         (self._moves_itself.add if opening.reverse_access_id else self._moves_itself.discard)(transfer_id)
         assert opening.push_content is not None
         try:
@@ -197,9 +201,10 @@ class Beliefs:
         life = peer_key(event.engine_id, event.incarnation)
         peer = self._state.peers.get(life)
         for access_id in [id_ for id_, yes in zip(ids, done, strict=True) if yes]:
-            name = f"a-{access_id.hex()}"
-            if self._owner.get(access_id) != life:
-                broken(Rule.R2, f"{life} {what} {name}, which is of {self._owner.get(access_id)}", name)
+            name, known = f"a-{access_id.hex()}", self._state.accesses.get(access_id)
+            owner = self._owner.get(access_id, "" if known is None else known.peer)
+            if owner != life:
+                broken(Rule.R2, f"{life} {what} {name}, which is of {owner}", name)
             waited = isinstance(event, ChecksumBlocks)  # it may have died since it asked
             if not waited and (peer is None or peer.state is PeerState.DEAD):
                 broken(Rule.R2, f"{life} {what} {name}, and was taken for dead", name)

@@ -9,7 +9,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.actions import SendClose, SendOpen, SendParts, SendRegister, SendSettle
 from kvgrpc.core.pins import PinKind
 from kvgrpc.core.transfers import Disposition, State
-from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, access_id, describe, endpoints, key_of, lists, refused
 from tests.core.pairs import READING, UNREACHABLE, WRITING, Pair
 
@@ -549,6 +549,30 @@ def test_a_destination_refuses_only_its_own_accesses() -> None:
     row = events.Closing(access_id(10), True, quiesced=True)
     pair.call(pair.p, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
     assert not pair.both()[0].over
+
+
+def test_a_destination_that_says_to_be_dead_is_no_consumer_that_is_done() -> None:
+    pair = Pair(WRITING)
+    pair.deaf = {SendOpen}
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    lost = PreconditionFailed(Reason.PEER_LOST, "dead")
+    pair.feed(pair.p, events.AccessAnswered(access_id(10), lost))
+    sent = pair.both()[0]
+    assert (sent.over, sent.consumers_done) == (False, 0)
+
+
+@pytest.mark.parametrize("reason", [Reason.PEER_LOST, Reason.CANCELLED])
+def test_a_lead_that_refuses_a_handshake_says_nothing_of_who_is_done(reason: Reason) -> None:
+    pair = Pair(WRITING)
+    pair.deaf = {actions.MakeOffer}
+    token = pair.reserve(32, (3, 4)).token
+    pair.p.node.state.peers[key_of(pair.d.me)].forgotten = True
+    pair.register(token)
+    pair.finish(32, (1, 2))
+    pair.feed(pair.p, events.DialFailed(pair.d.me.address, PreconditionFailed(reason, "no")))
+    sent = pair.both()[0]
+    assert (sent.over, sent.consumers_done) == (False, 0)
 
 
 def test_what_a_source_says_of_layers_and_bytes_is_believed_only_where_it_can_be() -> None:
