@@ -125,6 +125,11 @@ class Engine:
         return self._lives.lead_pid
 
     @property
+    def lead_gone(self) -> bool:
+        """Whether the process of a lead of this engine's own has ended, so that nobody vouches for its blocks."""
+        return self._lead is not None and self._lead.gone()
+
+    @property
     def limits(self) -> Limits:
         """Those of the lead."""
         return self._lives.limits

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from kvgrpc.core.grants import read_claims
 from kvgrpc.core.policy import Policy
 from kvgrpc.core.policy_values import (
     Admitted,
@@ -44,7 +45,7 @@ from kvgrpc.core.policy_values import (
 from kvgrpc.core.transfers import Next
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
-from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.handles import Handle, Pull, content
 from kvgrpc.engine.handles import HandOver as HandOverHandle
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.engine.wanted import Offer, Source, Wanted
@@ -56,6 +57,8 @@ own postings still read them.
 """
 CANCEL_S = 0.05
 """So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
+_UNKNOWN = b"unknown"
+"""In place of the content of a prompt that is not known: nothing that a source has is of it."""
 
 
 @dataclass(eq=False)
@@ -115,11 +118,34 @@ class Scheduler:
         """A request that this scheduler does not let in: whoever waits for its push learns that none comes. Under the
         key of a request that it has let in, one does.
         """
-        if wanted.transfer_key in {known.wanted.transfer_key for known in self._known.values()}:
-            return
-        if wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill:
+        gives = wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill
+        if gives and not self._knows(wanted.transfer_key):
             with suppress(InvalidRequest):  # of a key that is too short: nobody waits under one
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
+
+    def let_go(self, wanted: Wanted, message: str) -> None:
+        """A request that is over before its prompt is known here: what it could take is freed at its source, by its
+        grant or key alone, and whoever waits for its push learns that none comes. By what a request that was let in
+        takes or gives, too, nothing is let go.
+
+        Raises InvalidRequest (GRANT_INVALID) for what is no grant.
+        """
+        self.refused(wanted, message)
+        key, engine = wanted.taken_under, self.engine
+        if not key or self._knows(key):
+            return
+        # Asked for and cancelled at once: what the source hears of is the cancel.
+        match wanted.take:
+            case Offer(grant):
+                engine.pull(grant, content(opaque_id=_UNKNOWN, tokens=read_claims(grant).token_count), **wanted.labels)
+            case Source(address, engine_id) if address:
+                engine.reserve((), content(opaque_id=_UNKNOWN, tokens=1), transfer_key=key, have_tokens=1, use_tokens=1,
+                               source_address=address, source_engine_id=engine_id, **wanted.labels)  # fmt: skip
+        engine.cancel(key, message)
+
+    def _knows(self, key: bytes) -> bool:
+        """Whether a request that was let in takes or gives something under that key."""
+        return any(key in (known.wanted.transfer_key, known.wanted.taken_under) for known in self._known.values())
 
     def match(self, request_id: str, computed_tokens: int) -> Match:
         return self.policy.match(request_id, computed_tokens)

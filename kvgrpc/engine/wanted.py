@@ -80,6 +80,16 @@ class Wanted:
         return content(ids, adapter=self.adapter, cache_salt=self.cache_salt)
 
     @property
+    def taken_under(self) -> bytes:
+        """The key of what it takes; empty where it takes nothing. Raises InvalidRequest (GRANT_INVALID)."""
+        match self.take:
+            case Offer(grant):
+                return grants.read_claims(grant).transfer_key
+            case Source():
+                return self.transfer_key
+        return b""
+
+    @property
     def labels(self) -> dict[str, Any]:
         """What its transfers are called."""
         return {"request_id": self.label or self.request_id, "traceparent": self.traceparent}

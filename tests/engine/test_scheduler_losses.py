@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
+from kvgrpc.engine import Engine
 from kvgrpc.engine.wanted import Offer, Source, Wanted
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.made import layout
 from tests.engine.schedulers import COMPLETE, PROMPT, TARGET, At, R, give
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
@@ -89,3 +91,36 @@ def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and
         p.scheduler.aborted(R)
         p.told(SendEnded)
     assert len(p.scheduler.policy) == 0
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["strangers", "peers"])
+def test_what_a_request_of_an_unknown_prompt_could_take_is_let_go_by_its_grant_alone(
+    leads: tuple[Lead, Lead], attach: Attach, *, known: bool
+) -> None:
+    p, d = At(attach(leads[0])), At(attach(leads[1]))
+    if known:
+        d.scheduler.arrived(Wanted("before", PROMPT, take=Offer(p.prefilled(give()))))
+        d.scheduler.aborted("before")
+        d.until(leads[0].at_rest)
+        p.told(SendEnded)
+    d.scheduler.let_go(Wanted(R, take=Offer(p.prefilled(give(ttl_s=300.0)))), "its prompt is too long")
+    d.scheduler.step()
+    p.told(SendEnded)
+    wait_until(lambda: leads[0].at_rest() and leads[1].at_rest())
+
+
+def test_what_another_request_takes_under_the_same_grant_goes_on(leads: tuple[Lead, Lead], attach: Attach) -> None:
+    p, d = At(attach(leads[0])), At(attach(leads[1]))
+    offer = Offer(p.prefilled(give()))
+    d.scheduler.arrived(Wanted(R, PROMPT, take=offer))
+    d.load()
+    d.scheduler.let_go(Wanted("refused", take=offer), "its prompt is too long")
+    d.scheduler.let_go(Wanted("refused"), "it takes nothing")
+    assert d.told(LoadEnded).loss is None
+
+
+def test_a_lead_of_an_engines_own_is_gone_when_it_was_abandoned() -> None:
+    with Engine.launch(pool=layout()) as engine:
+        assert not engine.lead_gone
+        engine.abandon()
+        assert engine.lead_gone

@@ -14,11 +14,12 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.layout import Group, GroupKind, uniform_layout
 from kvgrpc.core.policy_values import OnLoss
 from kvgrpc.integrations.params import Defaults
+from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.options import Options
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
-from kvgrpc.integrations.vllm.working import WorkerSide
+from kvgrpc.integrations.vllm.working import Marks, WorkerSide
 from tests.vllm.engines import PREFILL
 
 LAYERS, BLOCK_TOKENS, BLOCKS = 2, 16, 16
@@ -29,13 +30,17 @@ class Core:
     """One engine's two sides."""
 
     def __init__(
-        self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0
-    ) -> None:
-        options = Options(Defaults(offer_ttl_s=offer_ttl_s), on_loss, data_paths=("cma",))
+        self, name: str, on_loss: OnLoss = OnLoss.FAIL, *, overlap: bool = True, offer_ttl_s: float = 0.0,
+        layers_per_part: int = 0, marks: Marks = marks_of,
+    ) -> None:  # fmt: skip
+        """`marks`: of the device that computes."""
+        options = Options(
+            Defaults(offer_ttl_s=offer_ttl_s), on_loss, data_paths=("nixl",), layers_per_part=layers_per_part
+        )
         group = Group("full", GroupKind.FULL_ATTENTION, LAYERS, BLOCK_TOKENS, BLOCKS, 1, 8, "float16")
         layout = uniform_layout(group, layer_bytes := 2 * BLOCK_TOKENS * 8 * 2)
         self.memory = {str(layer): torch.zeros(BLOCKS, layer_bytes, dtype=torch.uint8) for layer in range(LAYERS)}
-        self.worker = WorkerSide(options, layout)
+        self.worker = WorkerSide(options, layout, marks)
         self.worker.register(self.memory)
         self.side = SchedulerSide(name, options, layout, "weights", overlap=overlap)
         self.side.meet(self.worker.folder)
@@ -56,6 +61,8 @@ class Core:
         assert not step.loaded & self.told.loaded, "told twice"
         self.told.loaded |= step.loaded
         self.told.failed |= step.failed
+        for layer in self.memory:
+            self.worker.layer_done(layer, step)
         self.worker.step_done(step)
         return True
 

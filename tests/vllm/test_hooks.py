@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy_values import OnLoss
 from tests.vllm.cores import PROMPT, Core, request_of, scheduled
-from tests.vllm.engines import PREFILL, pushed, wait_until
+from tests.vllm.engines import PREFILL, pushed, runs, wait_until
 
 MODE_PUSH = {"kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}
 
@@ -148,6 +148,51 @@ def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(core
     wait_until(lambda: p.step() and p.used() == 0)
 
 
+def refused_by_the_api(name: str, params: Any) -> Any:
+    """As vLLM shows it: without its prompt, and aborted at once."""
+    return request_of(name, params, abort_immediately=True, prompt_token_ids=[0], all_token_ids=[0], num_tokens=1)
+
+
+def test_what_a_request_could_take_that_the_api_refused_comes_back_at_its_source(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    for name in ("before they know each other", "after"):
+        source = request_of(name, {**PREFILL, "kvgrpc_intent": {"ttl": "300s"}})
+        request = refused_by_the_api("d", p.left(source, p.computing(source)))
+        assert p.used() == 3
+        d.hooks.arrived(request)
+        assert d.hooks.finished(request, ([],)) == (False, None)
+        wait_until(lambda: p.step() and p.used() == 0)
+
+
+def test_a_push_to_a_request_that_the_api_refused_ends_at_its_source(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    key = b"k" * 16
+    source = request_of("p", {**PREFILL, **pushed(key)})
+    p.tables["p"] = p.computing(source)
+    p.step({"p": 32})
+    d.hooks.arrived(refused_by_the_api("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    p.left(source, p.tables["p"])
+    wait_until(lambda: p.step() and d.step() and p.used() == 0)
+
+
+def test_a_destination_learns_that_the_api_refused_its_prefill(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    key = b"k" * 16
+    p.hooks.arrived(refused_by_the_api("p", {**PREFILL, **pushed(key)}))
+    d.begin(request_of("d", {"do_remote_prefill": True, **pushed(key, p.side.address)}))
+    wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})
+
+
+def test_what_another_request_takes_is_not_let_go_with_one_that_the_api_refused(cores: tuple[Core, Core]) -> None:
+    p, d = cores
+    params = p.prefilled("p")
+    blocks = d.begin(request_of("d", params))
+    d.hooks.arrived(refused_by_the_api("other", params))
+    wait_until(lambda: d.step() and d.told.loaded == {"d"})
+    assert not d.told.failed
+    assert blocks
+
+
 def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: tuple[Core, Core]) -> None:
     p, _ = cores
     prefill, other = request_of("p", PREFILL), request_of("q", None)
@@ -195,6 +240,19 @@ def test_steps_without_anything_under_way_notice_that_the_session_is_over(
     p.step()
     p.worker.close()
     wait_until(lambda: p.step() and "kvgrpc is over in this engine" in caplog.text)
+
+
+def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_gone(cores: tuple[Core, Core]) -> None:
+    """Also where the engine's own blocks are part of the defect: the lead would go on vouching for what it gave."""
+    p, d = cores
+    assert p.prefilled("given")
+    taken = request_of("taken", d.prefilled("q"))
+    p.hooks.arrived(taken)
+    p.hooks.allocated(taken, ([10**9],), p.hooks.match(taken, 0))  # no block pool has that
+    pid = p.side.lead_pid
+    p.hooks.step(scheduled(preempted=7))  # no step has that
+    assert not runs(pid)
+    assert p.used() == 0
 
 
 def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[Core, Core]) -> None:

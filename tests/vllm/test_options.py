@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    KVCacheLayout,
     KVCacheSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -19,7 +20,8 @@ from vllm.v1.kv_cache_interface import (
 from kvgrpc.core.policy_values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
-from kvgrpc.integrations.vllm.options import Options, layout_of
+from kvgrpc.integrations.vllm.options import ORDERS, Options, layout_of
+from kvgrpc.integrations.vllm.working import WorkerSide
 from tests.docs.pages import DOCS, plain, section, tables
 
 
@@ -56,16 +58,17 @@ SHAPE = {"block_size": 32, "num_kv_heads": 4, "head_size": 32, "dtype": torch.bf
 FULL = FullAttentionSpec(**SHAPE)
 
 
-def laid_out(*specs: KVCacheSpec, **parallel: int) -> Any:
+def laid_out(*specs: KVCacheSpec, layout: str | None = "LBHNC", **parallel: int) -> Any:
     """The pool of a model with such groups."""
     one = {"world_size": 1, "data_parallel_size": 1, "data_parallel_index": 0}
     groups = [KVCacheGroupSpec([f"layers.{number}.{i}" for i in range(2)], spec) for number, spec in enumerate(specs)]
-    cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups)
+    cache = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups, kv_cache_layout=layout)
     return layout_of(SimpleNamespace(parallel_config=SimpleNamespace(**(one | parallel))), cache)
 
 
 def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
     (group,) = laid_out(FULL).groups
+    assert group.order == "head_major"
     assert (group.layers, group.blocks, group.block_tokens, group.dtype) == (2, 10, 32, "bfloat16")
 
 
@@ -77,17 +80,59 @@ def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
         ([FULL], {"data_parallel_index": 1}, "no data-parallel engines", "an engine of its own for each rank"),
         ([FULL, FULL], {}, "one KV cache group; this model has 2", "another one"),
         ([SlidingWindowSpec(**SHAPE, sliding_window=64)], {}, "have SlidingWindowSpec", "another one"),
-        ([FullAttentionSpec(**SHAPE, sliding_window=64)], {}, "a window of 64 tokens", "another one"),
+        ([FULL], {"layout": "BLHNC"}, "vLLM chose the layout BLHNC", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
+        ([FULL], {"layout": None}, "vLLM chose the layout None", "VLLM_KV_CACHE_LAYOUT to LBHNC"),
         ([MLAAttentionSpec(**SHAPE)], {}, "have MLAAttentionSpec", "another one"),
         ([FullAttentionSpec(**SHAPE, page_size_padded=20_000)], {}, "20000 bytes, and they take 16384", "--block-size"),
     ],
-    ids=["ranks", "data_parallel", "data_parallel_dense", "groups", "sliding", "windowed_full", "latent", "padded"],
+    ids=[
+        "ranks",
+        "data_parallel",
+        "data_parallel_dense",
+        "groups",
+        "sliding",
+        "by_block",
+        "unresolved",
+        "latent",
+        "padded",
+    ],
 )
 def test_what_is_not_served_is_refused_with_what_to_do(
-    specs: list[KVCacheSpec], parallel: dict[str, int], reason: str, instead: str
+    specs: list[KVCacheSpec], parallel: dict[str, Any], reason: str, instead: str
 ) -> None:
     with pytest.raises(ValueError, match=f"KVGrpcConnector serves .*{reason}.* To do: .*{instead}"):
         laid_out(*specs, **parallel)
+
+
+def test_layers_with_a_window_are_served_where_blocks_are_there_for_all_tokens() -> None:
+    """As without the hybrid manager: vLLM calls them full attention, and keeps every block."""
+    assert laid_out(FullAttentionSpec(**SHAPE, sliding_window=64)) == laid_out(FULL)
+
+
+@pytest.mark.parametrize(("layout", "order"), [("LBHNC", "head_major"), ("LBNHC", "token_major")])
+def test_caches_are_taken_as_attention_backends_store_them_and_described_so(layout: str, order: str) -> None:
+    made = laid_out(FULL, layout=layout)
+    stored = KVCacheLayout[layout].layer_view_order
+    (blocks, heads, tokens, content) = shape = (10, 4, 32, 64)
+    assert made.groups[0].order == order
+    for other in KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.LHBNC:
+        axes = other.layer_view_order
+        physical = torch.zeros([shape[axis] for axis in axes], dtype=torch.bfloat16)
+        cache = physical.permute([axes.index(axis) for axis in range(4)])
+        assert cache.shape == (blocks, heads, tokens, content)
+        worker = WorkerSide(options_of(), made)
+        if axes == stored:
+            worker.register({"0": cache, "1": cache})
+        else:
+            with pytest.raises(ValueError, match=f"{order} blocks for"):
+                worker.register({"0": cache, "1": cache})
+        worker.close()
+
+
+def test_vllm_is_asked_for_a_layout_that_is_served_and_to_come_by_between_layers_that_go_one_by_one() -> None:
+    assert KVGrpcConnector.get_required_kvcache_layout(SimpleNamespace()) in ORDERS
+    for count in (0, 2):
+        assert KVGrpcConnector.requires_piecewise_for_cudagraph({"layers_per_part": count}) is bool(count)
 
 
 def test_whatever_role_an_engine_has_what_it_hands_over_is_delivered() -> None:

@@ -18,7 +18,7 @@ from kvgrpc.integrations.vllm.adapters import tell_of_loads
 from kvgrpc.integrations.vllm.hooks import Hooks
 from kvgrpc.integrations.vllm.identity import factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.meeting import Met, Step
-from kvgrpc.integrations.vllm.options import Options, layout_of
+from kvgrpc.integrations.vllm.options import REQUIRED_LAYOUT, Options, layout_of
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 from kvgrpc.integrations.vllm.stats import KVGrpcStats, PromMetrics
 from kvgrpc.integrations.vllm.working import WorkerSide
@@ -46,6 +46,15 @@ class KVGrpcConnector(KVConnectorBase_V1, SupportsHMA):
         self._options, self._layout = Options.of(vllm_config), layout_of(vllm_config, kv_cache_config)
         self._scheduling: SchedulerSide | None = None
         self._working = None if role is KVConnectorRole.SCHEDULER else WorkerSide(self._options, self._layout)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str:  # noqa: ARG003
+        return REQUIRED_LAYOUT
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layers are told of one by one only where vLLM comes by between them."""
+        return bool(extra_config.get("layers_per_part"))
 
     # -- the scheduler's side
 

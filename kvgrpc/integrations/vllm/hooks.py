@@ -102,7 +102,9 @@ class Hooks:
         return step
 
     def _release(self, step: Step) -> None:
-        for request_id in self._holding.keys() & (self._holding.keys() if self._over else step.sent):
+        """A lead that lives may vouch for blocks that it has not returned, whatever became of this side."""
+        gone = self._over and bool(self._holding) and self._side.lead_gone
+        for request_id in self._holding.keys() & (self._holding.keys() if gone else step.sent):
             self._side.release(self._holding.pop(request_id))
 
     def finished(self, request: "Request", table: tuple[list[int], ...]) -> Answer:
@@ -151,8 +153,11 @@ class Hooks:
         self._over = True
         self._unserved |= self._wanting
         self._failed |= self._loading.keys()
+        self._try(self._side.abandon)
+        self._try(lambda: self._side.hold([block for blocks in self._loading.values() for block in blocks]))
+
+    def _try(self, what: Callable[[], None]) -> None:
         try:
-            self._side.hold([block for blocks in self._loading.values() for block in blocks])
-            self._side.abandon()
-        except Exception:  # noqa: BLE001 - as above
+            what()
+        except Exception:  # noqa: BLE001 - logged: the engine goes on without kvgrpc
             _log.exception("kvgrpc did not end in order")

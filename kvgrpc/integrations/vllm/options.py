@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
+REQUIRED_LAYOUT = "LBHNC"
+"""Asked of vLLM, so that engines agree: without, attention backends for devices would each choose their own."""
+ORDERS = {REQUIRED_LAYOUT: "head_major", "LBNHC": "token_major"}
+"""Within a block, of the layouts of vLLM that are served: each layer has memory of its own, and each block is whole."""
 OTHER_MODEL = "serve this model without a connector, or another one whose layers all have full attention"
 
 
@@ -73,8 +77,12 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     kind = type(spec).__name__
     if kind != "FullAttentionSpec":
         raise _unserved(f"full attention; this model's layers have {kind}", OTHER_MODEL)
-    if spec.sliding_window is not None:
-        raise _unserved(f"full attention; this model's has a window of {spec.sliding_window} tokens", OTHER_MODEL)
+    # With a window the hybrid manager is off: blocks are there for all tokens, and all of them go.
+    if (order := ORDERS.get(cache.kv_cache_layout or "")) is None:
+        raise _unserved(
+            f"blocks that are whole in each layer's memory; vLLM chose the layout {cache.kv_cache_layout}",
+            f"set VLLM_KV_CACHE_LAYOUT to {REQUIRED_LAYOUT}, or leave it unset",
+        )
     dtype = str(spec.dtype).removeprefix("torch.")
     plain_bytes = 2 * spec.block_size * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize
     if spec.page_size_bytes != plain_bytes:
@@ -86,7 +94,7 @@ def layout_of(config: "VllmConfig", cache: "KVCacheConfig") -> PoolLayout:
     layers = len(group.layer_names)
     made = Group(
         "full", GroupKind.FULL_ATTENTION, layers, spec.block_size, cache.num_blocks, spec.num_kv_heads, spec.head_size,
-        dtype, order="head_major",
+        dtype, order=order,
     )  # fmt: skip
     return uniform_layout(made, spec.page_size_bytes)
 

@@ -78,6 +78,11 @@ class SchedulerSide:
         return self._engine.lead_pid
 
     @property
+    def lead_gone(self) -> bool:
+        """See `Engine.lead_gone`."""
+        return self._engine.lead_gone
+
+    @property
     def address(self) -> str:
         """Where its lead serves."""
         return self._engine.address
@@ -92,9 +97,6 @@ class SchedulerSide:
 
     def arrived(self, request: "Request", params: dict[str, Any]) -> bool:
         """What its params ask for begins. False: they ask in vain."""
-        if request.abort_immediately:
-            # vLLM refused it, and shows it without its prompt: nothing can be named, so nothing can be let go.
-            return True
         logprobs = request.sampling_params is not None and request.sampling_params.prompt_logprobs is not None
         try:
             found = wanted(
@@ -102,6 +104,10 @@ class SchedulerSide:
                 cache_salt=request.cache_salt or "", needs_all_outputs=logprobs,
             )  # fmt: skip
             if found is None:
+                return True
+            if request.abort_immediately:  # vLLM's API refused it, and shows it without its prompt
+                self.scheduler.let_go(found, "its engine's API refused the request")
+                self._engine.flush()
                 return True
             found = self._admit(request, found)
         except LeadDied:

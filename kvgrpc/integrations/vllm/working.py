@@ -4,29 +4,35 @@ import json
 import logging
 import tempfile
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from kvgrpc.core.layout import PoolLayout
 from kvgrpc.engine import LeadDied, Rank, RankTicket
+from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, marks_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for
 from kvgrpc.integrations.vllm.options import Options
 
 _log = logging.getLogger(__name__)
 
+Marks = Callable[[torch.device], MarkNow | None]
+
 
 class WorkerSide:
     """One worker's: its rank attaches when it has a ticket."""
 
-    def __init__(self, options: Options, layout: PoolLayout) -> None:
+    def __init__(self, options: Options, layout: PoolLayout, marks: Marks = marks_of) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="kvgrpc-vllm-")
         self.folder = Path(self._home.name)
         self._options = options
         self._layout = layout
         self._rank: Rank | None = None
         self._over = False
-        self._on_device = False
+        self._marks = marks
+        self._after: AfterDevice | None = None
         self._number: dict[str, int] = {}
         """Of each layer, by its name."""
 
@@ -35,14 +41,17 @@ class WorkerSide:
         group = self._layout.groups[0]
         nbytes = self._layout.total_bytes // group.layers
         for name, tensor in caches.items():
-            if tensor.shape[0] != group.blocks or not tensor.is_contiguous() or tensor.nbytes != nbytes:
+            # vLLM shows heads before tokens, in whatever order they are stored.
+            stored = tensor.transpose(1, 2) if group.order == "token_major" and tensor.dim() > 2 else tensor
+            if tensor.shape[0] != group.blocks or not stored.is_contiguous() or tensor.nbytes != nbytes:
                 raise ValueError(
-                    f"KVGrpcConnector takes one run of {nbytes} bytes with {group.blocks} blocks for each layer; "
-                    f"{name} is {tuple(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
+                    f"KVGrpcConnector takes one run of {nbytes} bytes with {group.blocks} {group.order} blocks for "
+                    f"each layer; {name} is {tuple(tensor.shape)} {tensor.dtype} with strides {tensor.stride()}"
                 )
         self._number = {name: number for number, name in enumerate(caches)}
         tensors = list(caches.values())
-        self._on_device = tensors[0].device.type != "cpu"
+        mark = self._marks(tensors[0].device)
+        self._after = AfterDevice(mark) if mark is not None else None
         threading.Thread(target=self._attach, args=(tensors,), name="kvgrpc-attach", daemon=True).start()
 
     def _attach(self, tensors: list[torch.Tensor]) -> None:
@@ -58,17 +67,21 @@ class WorkerSide:
             _log.exception("kvgrpc: the worker could not attach")
 
     def layer_done(self, layer: str, step: Step) -> None:
-        if step.report and self._options.layers_per_part and not self._on_device:
-            self._report(step, layer)
+        if step.report and self._options.layers_per_part:
+            self._say(step, layer)
 
     def step_done(self, step: Step) -> None:
-        if not step.report:
-            return
-        if self._on_device:
-            torch.cuda.current_stream().synchronize()
-        self._report(step)
+        if step.report:
+            self._say(step)
 
-    def _report(self, step: Step, layer: str = "") -> None:
+    def _say(self, step: Step, layer: str = "") -> None:
+        """Reports it when it is there: no hook waits for a device."""
+        if self._after is None:
+            self._report(step, layer)
+        else:
+            self._after.say(partial(self._report, step, layer))
+
+    def _report(self, step: Step, layer: str) -> None:
         """Never raises: vLLM ends an engine whose worker does. Where nobody listens any more, the scheduler knows."""
         if self._rank is None or self._over:
             return
@@ -82,6 +95,8 @@ class WorkerSide:
             self._over = True
 
     def close(self) -> None:
+        if self._after is not None:
+            self._after.close()
         if self._rank is not None:
             self._rank.close()
         self._home.cleanup()

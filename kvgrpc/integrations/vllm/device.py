@@ -1,0 +1,68 @@
+"""Steps of a device go on after the hooks that belong to them: what they compute is told of once it is there.
+
+A hook that waited would stop the engine in every step. Instead the device marks the place in its queue, and a thread
+waits for the mark, one after the other, in the order of the queue.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+
+class Mark(Protocol):
+    """A place in a device's queue of work."""
+
+    def synchronize(self) -> None:
+        """Waits until the device is past it. Raises what became of the device, if that failed."""
+
+
+MarkNow = Callable[[], Mark]
+"""Marks what the caller's thread has queued so far."""
+
+
+def marks_of(device: torch.device) -> MarkNow | None:
+    """None for a processor, whose work is done when a call returns."""
+    if device.type == "cpu":
+        return None
+    of = torch.get_device_module(device)
+
+    def mark() -> Mark:
+        made: torch.cuda.Event = of.Event(blocking=True)  # whoever waits for it takes no processor
+        made.record(of.current_stream(device))
+        return made
+
+    return mark
+
+
+class AfterDevice:
+    """Says things once a device is past what was queued before them."""
+
+    def __init__(self, mark: MarkNow) -> None:
+        self._mark = mark
+        self._waiting: queue.SimpleQueue[tuple[Mark, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._say, name="kvgrpc-device", daemon=True)
+        self._thread.start()
+
+    def say(self, what: Callable[[], None]) -> None:
+        """Calls it in another thread; it does not raise."""
+        self._waiting.put((self._mark(), what))
+
+    def close(self) -> None:
+        """Says nothing that is not due yet. A device that hangs is not waited for."""
+        self._waiting.put(None)
+
+    def _say(self) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            mark, what = waiting
+            try:
+                mark.synchronize()
+            except Exception:  # noqa: BLE001 - logged: what was computed is not there, and nothing after it
+                _log.exception("kvgrpc: the device failed; nothing that it computes moves any more")
+                return
+            what()

@@ -1,0 +1,107 @@
+"""Steps whose work goes on after their hooks, on a device that is done when its test says so."""
+
+import threading
+from contextlib import closing
+
+import pytest
+import torch
+
+from kvgrpc.integrations.vllm.device import AfterDevice
+from tests.vllm.cores import LAYERS, PROMPT, Core, request_of
+from tests.vllm.engines import PREFILL, pushed, wait_until
+
+KEY = b"k" * 16
+
+
+class Place:
+    """A mark in the device's queue of work."""
+
+    def __init__(self) -> None:
+        self._passed, self._error = threading.Event(), ""
+
+    def synchronize(self) -> None:
+        self._passed.wait()
+        if self._error:
+            raise RuntimeError(self._error)
+
+    def passed(self, error: str = "") -> None:
+        self._error = error
+        self._passed.set()
+
+
+class Device:
+    """It computes nothing before `works` is called."""
+
+    def __init__(self) -> None:
+        self.queue: list[Place] = []
+        self.marked = 0
+
+    def mark(self) -> Place:
+        self.queue.append(Place())
+        self.marked += 1
+        return self.queue[-1]
+
+    def works(self, error: str = "") -> None:
+        """Up to the next mark."""
+        self.queue.pop(0).passed(error)
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+def test_what_a_device_computes_is_told_of_in_order_when_it_is_there(device: Device) -> None:
+    after, said = AfterDevice(device.mark), []
+    for number in range(3):
+        after.say(lambda n=number: said.append(n))  # type: ignore[misc]
+    for number in range(3):
+        assert said == list(range(number))
+        device.works()
+        wait_until(lambda n=number: len(said) == n + 1)  # type: ignore[misc]
+    after.close()
+    assert said == [0, 1, 2]
+
+
+def test_of_a_device_that_failed_nothing_is_told_any_more(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    after, said = AfterDevice(device.mark), []
+    for number in range(2):
+        after.say(lambda n=number: said.append(n))  # type: ignore[misc]
+    device.works("an illegal address")
+    wait_until(lambda: "an illegal address" in caplog.text)
+    device.works()
+    after._thread.join()
+    assert said == []
+
+
+@pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
+def test_no_hook_waits_for_a_device_and_nothing_goes_that_it_has_not_computed(
+    device: Device, layers_per_part: int
+) -> None:
+    p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark)
+    with closing(p), closing(Core("D")) as d:
+        source = request_of("p", {**PREFILL, **pushed(KEY)})
+        p.tables["p"] = blocks = p.computing(source)
+        for layer in p.memory.values():
+            layer[blocks] = 99  # what was there before
+        target = d.begin(request_of("d", {"do_remote_prefill": True, **pushed(KEY, p.side.address)}))
+        d.step()
+        p.step({"p": len(PROMPT)})  # the hooks of the step return, and the request may leave
+        assert device.marked == (LAYERS if layers_per_part else 0) + 1
+        p.left(source, blocks)
+        for number, layer in enumerate(p.memory.values()):
+            layer[blocks] = 40 + number
+            if layers_per_part:
+                device.works()
+        device.works()
+        wait_until(lambda: p.step() and d.step() and d.told.loaded == {"d"})
+        assert not d.told.failed
+        assert all(torch.all(layer[target] == 40 + number) for number, layer in enumerate(d.memory.values()))
+        while device.queue:
+            device.works()
+
+
+def test_a_step_of_which_nothing_is_told_marks_nothing(device: Device) -> None:
+    with closing(Core("P", overlap=False, marks=lambda _: device.mark)) as p:
+        p.step()
+        assert device.marked == 0
