@@ -85,8 +85,13 @@ class Beliefs:
         self._concluded.add(access_id)
 
     def hears(self, event: Event) -> None:
-        """What a peer answers."""
-        if isinstance(event, AccessAnswered) and isinstance(event.result, Opened):
+        """What a peer asks for, or answers."""
+        if isinstance(event, OpenAccess):
+            for opening in event.openings:
+                if opening.access_id not in self._state.accesses:  # an id that was forgotten may be used again
+                    self._owner.pop(opening.access_id, None)
+                    self._vouched.discard(opening.access_id)
+        elif isinstance(event, AccessAnswered) and isinstance(event.result, Opened):
             asked = self._asked.get(event.access_id)
             if asked is not None and event.access_id not in self._opened:
                 self._opened.add(event.access_id)
