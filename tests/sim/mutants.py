@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant("a re-key is trusted where it proves nothing", proofs.Proofs, "rekeyed", bugs.proved_anyway, Rule.R1, 60),
     Mutant("what a dead process sent is taken for landed", proofs.Proofs, "process_ended", bugs.landed, Rule.R1, 60),
     Mutant("the end of a process is not heard", proofs.Proofs, "process_ended", bugs.always(None), Rule.END),
-    Mutant("ends of processes are not looked for", lives.Lives, "watch", bugs.always(None), Rule.END),
+    Mutant("ends of processes are not looked for", lives.Lives, "watch", bugs.always(None), Rule.END, 60),
     Mutant("a proof is not heeded", delivering.Deliveries, "peer_at_rest", bugs.always(None), Rule.END),
     Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
