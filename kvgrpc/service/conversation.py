@@ -121,6 +121,7 @@ class Conversation:
                 await self._take_all(message.calls)
                 self._reading = False
                 await self._write()
+                del message  # the next one may be long in coming
         finally:
             for writer in self._writers:
                 writer.cancel()

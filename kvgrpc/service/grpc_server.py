@@ -1,6 +1,7 @@
 """The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import grpc
@@ -79,10 +80,33 @@ class _ByName:
     """
 
     def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+        self._server = server
 
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Nothing: the same handlers come by the other method."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """Unary methods leave nothing behind when they refuse."""
+        found = {
+            name: handler._replace(unary_unary=_forgetting(handler.unary_unary)) if handler.unary_unary else handler
+            for name, handler in handlers.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, found),))
+
+
+def _forgetting(method: Callable[[Any, Any], Awaitable[object]]) -> Callable[[Any, Any], Awaitable[object]]:
+    """A unary method whose refusal leads back neither to the request nor to the context, which keeps it."""
+
+    async def call(request: Any, context: Any) -> object:
+        try:
+            return await method(request, context)
+        except BaseException as ended:
+            ended.__traceback__ = None
+            raise
+        finally:
+            del request, context
+
+    return call
 
 
 class _OthersFaults(logging.Filter):

@@ -75,6 +75,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         async for row in request:
             header, rows = await self._renew(row, trace)
             yield lease_pb2.KeepAliveResponse(header=header, leases=rows)
+            del row, rows  # the next one may be long in coming
 
     async def _renew(
         self, request: lease_pb2.RenewLeasesRequest | lease_pb2.KeepAliveRequest, trace: str

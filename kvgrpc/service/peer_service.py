@@ -108,6 +108,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                     if not key:
                         key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
                         self._streams[key] += 1
+                    del beat  # the next one may be long in coming
                     self._check_known(key)
                     lead.runner.feed(events.PeerAlive(key))
                     yield peer_pb2.KeepLivenessResponse(header=lead.header())

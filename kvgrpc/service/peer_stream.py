@@ -99,6 +99,8 @@ class PeerStream:
                 check_count("answers", len(rows), CALLS_MAX)
                 for answer in rows:
                     self._answer(answer)
+                    del answer
+                del message, rows  # the next one may be long in coming
             _log.debug("peer %s ended the conversation", self._peer)
             self._retry_at = self._after_end()
         except grpc.aio.AioRpcError as error:
@@ -106,7 +108,7 @@ class PeerStream:
             known = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             self._retry_at = self._after_end() if known else None
         except KVGrpcError as error:
-            self._retry_at, broke = self._after_end(), error
+            self._retry_at, broke = self._after_end(), error.untraced()
         finally:
             self.usable = False
             self._task = None

@@ -137,3 +137,4 @@ async def _readable(context: Any) -> AsyncIterator[Any]:
     while (request := await context.read()) is not grpc.aio.EOF:
         check_request(request)
         yield request
+        del request  # the next one may be long in coming

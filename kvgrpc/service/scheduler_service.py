@@ -1,6 +1,8 @@
 """SchedulerService: the policy for schedulers in any language."""
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -20,7 +22,9 @@ from kvgrpc.wire.values import block_lists, grant, seconds
 _log = logging.getLogger(__name__)
 WAIT_S_MAX = 60.0
 STEP_CALLS_MAX = 1_024
-"""A step is handled without a pause, and its answer is one message."""
+"""The answer to a step is one message."""
+TURN_S = 0.02
+"""Calls of a step are handled for so long before others have their turn: far longer than a scheduler's step takes."""
 
 _Reply = TypeVar("_Reply", bound=Message)
 _Step = scheduler_pb2.ScheduleStepRequest | scheduler_pb2.ScheduleRequest
@@ -111,7 +115,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ScheduleStepRequest, trace: str
     ) -> scheduler_pb2.ScheduleStepResponse:
         reply = scheduler_pb2.ScheduleStepResponse()
-        self._step(request, reply, trace)
+        await self._step(request, reply, trace)
         return reply
 
     @streaming
@@ -120,20 +124,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.ScheduleResponse]:
         async for step in request:
             reply = scheduler_pb2.ScheduleResponse()
-            self._step(step, reply, trace)
+            await self._step(step, reply, trace)
             yield reply
+            del step, reply  # the next one may be long in coming
 
     # -- steps
 
-    def _step(self, request: _Step, reply: _Stepped, trace: str) -> None:
-        """All calls, and the news. Raises before any of them is handled."""
+    async def _step(self, request: _Step, reply: _Stepped, trace: str) -> None:
+        """All calls, and the news; others are served between calls that take long. Raises before any is handled."""
         check_count("calls", len(request.calls), STEP_CALLS_MAX)
         self._lead.node.state.check_life(request.incarnation)
         news = self._scheduling.news
         news.acknowledge(request.after_seq)
-        budget = Budget()
+        budget, began = Budget(), time.monotonic()
         for call in request.calls:
             self._answer(call, budget, reply.answers.add(), trace)
+            if time.monotonic() - began > TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
         wire.put_news(news.unread(), reply)
         reply.header.CopyFrom(self._lead.header())
 

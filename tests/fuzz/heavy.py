@@ -25,6 +25,9 @@ NUMBERS = (
     0, 1, 2, 16, 64, 255, 519, 520, 520, 4_096, 16_384, 65_535, 65_536, 65_536, 65_536, 65_537, 1 << 20, 1 << 24,
     (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1,
 )  # fmt: skip
+LENGTHS = range(520, 65_537)
+"""Of a run that is admitted."""
+AMPLIFIED_BLOCKS, AMPLIFIED_ROWS, AMPLIFIED_BYTES = 65_000, 64, 60_000
 _VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _FIXED = {
     FieldDescriptor.TYPE_FIXED32: 4,
@@ -56,6 +59,11 @@ def _places(descriptor: Descriptor, outside: Place) -> Iterator[Place]:
             yield from _places(inner, (*outside, field))
 
 
+def runs(descriptor: Descriptor) -> list[Place]:
+    """Where a message says blocks: places of numbers that stand beside as many others."""
+    return [place for place in places(descriptor) if len(beside := _beside(place[-1])) > 1 and beside[0] is place[-1]]
+
+
 class Heavy:
     """Makes heavy messages from one source of choices."""
 
@@ -69,12 +77,25 @@ class Heavy:
         anywhere = places(descriptor)
         if not anywhere or self._random.random() < 0.05:
             return base + self._unknown(size)
-        (place,) = self._random.choices(anywhere, [len(place) for place in anywhere])
+        (place,) = self._random.choices(anywhere, [len(place) * len(_beside(place[-1])) for place in anywhere])
         made = base + self._within(place, valid, size)
         while len(made) > MESSAGE_BYTES_MAX:  # a row around it may be long
             size //= 2
             made = base + self._within(place, valid, size)
         return made
+
+    def amplified(self, place: Place, valid: Message | None) -> bytes:
+        """A small message that names many blocks: rows within rows up to a place of runs, and one long run in each."""
+        field, inside = place[0], place[1:]
+        if not inside:
+            first, *others = _beside(field)
+            return _tagged(first, b"\0") + b"".join(
+                _tagged(other, _number(other, AMPLIFIED_BLOCKS)) for other in others
+            )
+        row = self._row(field, valid)
+        whole = _tagged(field, (b"" if row is None else row.SerializeToString()) + self.amplified(inside, row))
+        rows = min(AMPLIFIED_ROWS, AMPLIFIED_BYTES // len(whole)) if field.is_repeated and len(inside) > 2 else 1
+        return whole * max(1, rows)
 
     def _within(self, place: Place, valid: Message | None, size: int) -> bytes:
         """What makes the field at a place full, to be appended to a valid message."""
@@ -119,9 +140,10 @@ class Heavy:
         random, value = self._random, self._random.choice(NUMBERS)
         if not field.is_repeated:
             return _tag(field, _wire_type(field)) + _number(field, value)
-        beside = [other for other in field.containing_type.fields if other.is_repeated and _is_number(other)]
-        chosen = beside if random.random() < 0.7 else [field]
-        count = min(random.choice(COUNTS), size // (len(chosen) * len(_number(field, value))) or 1)
+        chosen = _beside(field) if random.random() < 0.7 else [field]
+        value = LENGTHS[-1] if len(chosen) > 1 and random.random() < 0.4 else value
+        few = len(chosen) > 1 and value in LENGTHS  # a run stands for as many blocks
+        count = min(1 if few else random.choice(COUNTS), size // (len(chosen) * len(_number(field, value))) or 1)
         if random.random() < 0.5:  # the first ascends, as starts do
             count = min(count, size // (4 + len(chosen))) or 1
             first = _tagged(chosen[0], _ascending(chosen[0], count, random.choice((1, 2, value % 65_536 + 1))))
@@ -165,6 +187,14 @@ class Heavy:
                 return getattr(valid, field.name)  # type: ignore[no-any-return]
         seen = self._known.messages.get(field.message_type.full_name)
         return self._random.choice(seen) if seen else None
+
+
+@cache
+def _beside(field: Field) -> list[Field]:
+    """A field, and if it has many numbers those beside it that do, too: as many as it, or they are refused."""
+    if not field.is_repeated or not _is_number(field):
+        return [field]
+    return [other for other in field.containing_type.fields if other.is_repeated and _is_number(other)]
 
 
 def _is_map(field: Field) -> bool:

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kvgrpc.peer.v1 import peer_pb2
 from tests.fuzz.conftest import Run
-from tests.fuzz.heavy import Heavy, places
+from tests.fuzz.heavy import Heavy, Place, places, runs
 from tests.fuzz.target import Target
 from tests.fuzz.test_rpcs import ALL
 from tests.service.test_replies import SERVICES
@@ -50,6 +50,28 @@ def test_every_field_of_every_request_is_filled_in_its_turn() -> None:
             inside = {field.message_type for field in found if field.message_type is not None} | {method.input_type}
             wanted = {field for message in inside if not message.GetOptions().map_entry for field in message.fields}
             assert found == wanted, method.full_name
+
+
+RUNS = [(method, place) for service in SERVICES for method in service.methods for place in runs(method.input_type)]
+
+
+@pytest.mark.parametrize(
+    ("method", "place"), RUNS, ids=[f"{method.name}-{'.'.join(f.name for f in place)}" for method, place in RUNS]
+)
+def test_a_small_message_that_names_many_blocks_is_no_heavier_than_another(
+    target: Target, run: Run, method: MethodDescriptor, place: Place
+) -> None:
+    def call(random: Random) -> None:
+        target.begin()
+
+        def make() -> list[bytes]:
+            valid = of_the_scene(target, method)
+            made = Heavy(random, target.scene.known)
+            return [row.SerializeToString() + made.amplified(place, row) for row in valid[-1:]]
+
+        target.send(method, make)
+
+    run(call, 1e-9)
 
 
 @pytest.mark.parametrize("service", ALL, ids=lambda service: service.name)

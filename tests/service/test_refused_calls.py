@@ -1,6 +1,7 @@
 """A call that was refused leaves nothing behind: neither its message nor what was made of it."""
 
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, scheduler_pb2, transfer_pb2
 from tests.service.api import read_refusal, refused
+from tests.service.consumer import Consumer
 from tests.service.engines import Engine
 from tests.service.footprint import resident_bytes
 from tests.service.pushes import cancel_key, reserve
@@ -146,3 +148,42 @@ def test_requests_of_a_scheduler_that_the_node_refuses_keep_no_memory(source: En
     for _ in range(CALLS):
         refuse()
     assert resident_bytes(source.process.pid) - before < KEPT_BYTES_MAX
+
+
+STREAMS: dict[str, Callable[[Consumer], Any]] = {
+    "peer.v1.PeerService/Converse": lambda _: peer_pb2.ConverseRequest(calls=[peer_pb2.PeerCall(call_id=1)]),
+    "peer.v1.PeerService/KeepLiveness": lambda consumer: peer_pb2.KeepLivenessRequest(caller=consumer.caller),
+    "v1.LeaseService/KeepAlive": lambda _: lease_pb2.KeepAliveRequest(leases=[lease_pb2.LeaseRef(lease_id="x")]),
+    "v1.SchedulerService/Schedule": lambda _: scheduler_pb2.ScheduleRequest(),
+}
+
+
+@pytest.mark.parametrize("rpc", STREAMS)
+def test_a_stream_that_waits_for_its_next_message_keeps_none_of_those_before(source: Engine, rpc: str) -> None:
+    consumer = Consumer(source)
+    consumer.handshake()
+    valid: bytes = STREAMS[rpc](consumer).SerializeToString()
+    unknown = b"\xc2\xa9\x07\x80\x89\x7a" + b"x" * 2_000_000  # a field that no message has, of two million bytes
+    channel: Any = source.api.plain
+    call = channel.stream_stream(f"/kvgrpc.{rpc}", request_serializer=bytes, response_deserializer=bytes)
+    over = Event()
+
+    def messages() -> Iterator[bytes]:
+        yield valid + unknown
+        over.wait()
+
+    def stand(count: int) -> list[Any]:
+        streams = []
+        for _ in range(count):
+            streams.append(call(messages(), timeout=60))
+            next(streams[-1])
+        return streams
+
+    streams = stand(8)
+    before = resident_bytes(source.process.pid)
+    streams += stand(30)
+    kept = resident_bytes(source.process.pid) - before
+    over.set()
+    for stream in streams:
+        list(stream)
+    assert kept < KEPT_BYTES_MAX

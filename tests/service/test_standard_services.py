@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.service.conftest import Start
 from tests.service.engines import Engine
+from tests.service.footprint import resident_bytes
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -155,3 +156,19 @@ def test_what_is_no_message_ends_its_reflection_and_is_no_defect_in_the_log(sour
     with pytest.raises(grpc.RpcError):
         list(stream(iter([b"\xff\xff\xff"]), timeout=10))
     source.process.check_log()
+
+
+def test_refused_health_checks_keep_no_memory_however_long_they_were(source: Engine) -> None:
+    request = health_pb2.HealthCheckRequest(service="x" * 2_000_000)
+
+    def refuse() -> None:
+        with pytest.raises(grpc.RpcError) as caught:
+            source.api.health.Check(request, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+    for _ in range(10):  # what the allocator keeps of as many requests is reused by those after them
+        refuse()
+    before = resident_bytes(source.process.pid)
+    for _ in range(40):
+        refuse()
+    assert resident_bytes(source.process.pid) - before < 20_000_000
