@@ -152,8 +152,6 @@ MUTANTS = (
             "whoever has parts owns the access", delivering.Deliveries, "parts_ready", trusting.widens_for_all, Rule.R2
         ),
         Mutant("whoever wants sums owns the access", sums.Sums, "ask", trusting.sums_for_all, Rule.R2),
-        Mutant("whoever says that a write is at rest knows it", delivering.Deliveries, "quiesced",
-            trusting.rest_of_all, Rule.R1),
         Mutant("an access id stands for all uses of it", open_access, "_check_same", bugs.always(None), Rule.R2),
         Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
         Mutant("a grant that is opened is not verified", open_access, "verify", trusting.unsigned, Rule.R2),
@@ -162,7 +160,7 @@ MUTANTS = (
         Mutant("a destination's answer is not checked", push_steps, "check_target", bugs.always(""), Rule.R2, 60),
         Mutant("a source's memory is what it was", pull_steps.PullSteps, "opened", trusting.any_generation, Rule.R2),
         Mutant(
-            "a destination's memory is what it was", push_steps.PushSteps, "opened", trusting.any_generation, Rule.R2
+            "a destination's memory is what it was", push_steps.PushSteps, "opened", trusting.any_generation, Rule.R2, 120
         ),
         Mutant("a verdict is of all accesses", moving.Moving, "settle_answered", trusting.valid_for_all, Rule.R2),
         Mutant("what is pushed is not compared", content, "check", bugs.always(None), Rule.R11),

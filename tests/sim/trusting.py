@@ -35,16 +35,6 @@ def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
     return peer if access is None else part._state.peers.get(access.peer, peer)
 
 
-def rest_of_all(quiesced: Any) -> Any:
-    """Whoever says that an access is at rest knows it."""
-
-    def known(self: Any, life: str, access_id: bytes) -> None:
-        landing = self.writers.find(access_id)
-        quiesced(self, life if landing is None else landing.writers[access_id], access_id)
-
-    return known
-
-
 def dead_or_alive(caller: Any) -> Any:
     """A life that was replaced, or taken for dead, is heard as ever."""
 
