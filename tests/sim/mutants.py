@@ -160,7 +160,8 @@ MUTANTS = (
         Mutant("a destination's answer is not checked", push_steps, "check_target", bugs.always(""), Rule.R2, 60),
         Mutant("a source's memory is what it was", pull_steps.PullSteps, "opened", trusting.any_generation, Rule.R2),
         Mutant(
-            "a destination's memory is what it was", push_steps.PushSteps, "opened", trusting.any_generation, Rule.R2, 120
+            "a destination's memory is what it was", push_steps.PushSteps, "opened", trusting.any_generation, Rule.R2,
+            120,
         ),
         Mutant("a verdict is of all accesses", moving.Moving, "settle_answered", trusting.valid_for_all, Rule.R2),
         Mutant("what is pushed is not compared", content, "check", bugs.always(None), Rule.R11),
