@@ -50,7 +50,7 @@ class Victim:
         def give() -> bool:
             liar.live_anew(secrets.randbits(63) + 1, rpc, seed)
             for _ in range(2 if warm else 1):  # by the second pull the stream stands
-                self._pull(liar, waits=rpc == "RenewLeases")
+                self._pull(liar, waits=rpc in ("RenewLeases", "CloseAccess"))
             time.sleep(SETTLED_S)
             return True
 
