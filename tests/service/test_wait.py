@@ -84,7 +84,7 @@ def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engin
     assert (sent.peer.engine_id, sent.peer.transfer_id) == (destination.engine_id, pulled.transfer_id)
 
 
-@pytest.mark.parametrize("transfer_id", ["", "t-0-0", "nonsense", "x" * 10_000])
+@pytest.mark.parametrize("transfer_id", ["", "t-0-0", "nonsense", "x" * 256])
 def test_an_unknown_transfer_is_not_found(source: Engine, transfer_id: str) -> None:
     with unchanged(source):
         with refused(source.api, "NOT_FOUND", "TRANSFER_NOT_FOUND"):
