@@ -25,7 +25,6 @@ from kvgrpc.core.operation import Operation
 from kvgrpc.core.transfers import Transfer
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
 from kvgrpc.datapath.memory import SharedMemory
-from kvgrpc.datapath.reports import Report
 from kvgrpc.errors import (
     InvalidRequest,
     KVGrpcError,
@@ -38,6 +37,7 @@ from kvgrpc.errors import (
 from kvgrpc.service import telemetry
 from kvgrpc.service.grpc_server import build, channel_options
 from kvgrpc.service.health import Health
+from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.peers import PeerChannels
 from kvgrpc.service.ranks import Rank, Ranks
@@ -78,12 +78,6 @@ class SharedRank(LocalRank):
     """
 
     worker: Rank | None = None
-    retired = False
-    """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
-
-    def _report(self, report: Report) -> None:
-        if not self.retired:
-            super()._report(report)
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
         super().expect(access, open_, operation)
@@ -115,6 +109,7 @@ class Server:
         self._channels = PeerChannels(
             self._runner, self.config.limits, self.config.may_dial, channel_options(self.config.limits)
         )
+        self._last_words = LastWords(self._channels)
         self._grpc: grpc.aio.Server | None = None
         self._health: Health | None = None
 
@@ -261,6 +256,7 @@ class Server:
         await self._health.look()
         for rank in old:
             self._kept |= not await asyncio.to_thread(rank.close, MOVER_CLOSE_S)
+        await self._last_words.say({peer for rank in old for peer in rank.accessed_peers})
         if old and not self._kept:
             self._runner.feed(MemoryGone())
 
@@ -275,7 +271,8 @@ class Server:
             rank.retired = True
         self._kept |= bool(self._ranks.ranks) and not self._local
         self._ranks.ranks = {}
-        self._channels.hang_up_all()
+        self._lead.standing.end_life()
+        self._last_words.hold(self._runner.unclosed if self._local else [])
         if self._sessions is None or not self._sessions.lose():
             self._recovery.start()
 

@@ -5,6 +5,11 @@ its parts any more. What became of its transfers and leases is read out row by r
 handled nothing yet; all else ends with it: accesses, peers, keys and pins.
 """
 
+from collections.abc import Iterable
+
+from kvgrpc.core.actions import SendClose
+from kvgrpc.core.events import Closing
+from kvgrpc.core.moves import Move
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.transfers import Failure, Next, Transfer
 from kvgrpc.errors import Reason
@@ -24,3 +29,19 @@ def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> l
     return new.transfers.take_over(
         old.transfers, Failure(Reason.INTERNAL_DEFECT, MESSAGE, next=Next.RECOMPUTE), new.now
     )
+
+
+def closings(moves: Iterable[Move], incarnation: int) -> list[SendClose]:
+    """Closes the accesses of a life at peers. They say that none of its postings accesses a peer's memory any more,
+    which nothing here can know: it is said where that is proved, and else not at all.
+    """
+    return [
+        SendClose(
+            move.peer,
+            Closing(move.access_id, False, quiesced=True, token=move.token, message=MESSAGE),
+            incarnation,
+            move.trace,
+            proves=True,
+        )
+        for move in moves
+    ]

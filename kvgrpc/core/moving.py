@@ -220,6 +220,10 @@ class Moving(ABC, Generic[M]):
         """Whether that transfer is one of these, and not forgotten."""
         return self._table.find(transfer_id) is not None
 
+    def at_peers(self) -> list[M]:
+        """Moves that may have an access open at a peer."""
+        return [move for move in self._table if move.access_id and move.peer]
+
     def open_accesses(self, peer: str) -> int:
         """Accesses that this engine has open at that life of a peer."""
         return sum(move.stage in AT_ISSUER for move in self._table.of_peer(peer))

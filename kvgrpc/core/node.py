@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.accesses import AccessState
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, Cancelled, SendClose, TransferChanged
 from kvgrpc.core.closing import Closings
-from kvgrpc.core.defects import take_over
+from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.events import (
     AccessAnswered,
     AcknowledgeTransfers,
@@ -144,6 +144,10 @@ class Node:
         state = self.state
         node = type(self)(state.limits, state.writers, checksums=state.checksums)
         return node, take_over(node.state, state, incarnation, now)
+
+    def unclosed(self) -> list[SendClose]:
+        """As `successor`, of a node that has raised: what closes its pushes' accesses at destinations."""
+        return closings(self._pushes.at_peers(), self.state.incarnation)
 
     def next_deadline(self) -> float | None:
         """When `handle(Tick(), now)` has something to do, or None."""

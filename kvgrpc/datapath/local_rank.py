@@ -71,6 +71,9 @@ def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, so
 class LocalRank:
     """A Rank whose mover runs here. `feed` takes events from any thread."""
 
+    retired = False
+    """The life that it is of is over, and a later node would take what it says for news of its own ranks."""
+
     def __init__(
         self,
         rank: int,
@@ -88,6 +91,13 @@ class LocalRank:
         self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
         self._mover.start()
         self._sums = Sums(rank, memory, copy_threads, self._report)
+        self._postings: dict[str, str] = {}
+        """Those that may still access memory, and their peers."""
+
+    @property
+    def accessed_peers(self) -> set[str]:
+        """Peers whose memory its postings may still access."""
+        return set(self._postings.copy().values())
 
     def offer(self, key: str, peer: str) -> None:
         self._mover.offer(key, peer)
@@ -101,6 +111,7 @@ class LocalRank:
 
     def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None = None) -> None:
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
+        self._postings[posting_id] = peer
         self._mover.post(posting_id, peer, runs, operation, arrival)
 
     def expect(self, access: str, open_: bool, operation: Operation = Operation.READ) -> None:
@@ -142,6 +153,12 @@ class LocalRank:
         return False
 
     def _report(self, report: reports.Report) -> None:
+        if isinstance(report, reports.PostingEnded) and report.quiesced:
+            self._postings.pop(report.posting, None)
+        if not self.retired:
+            self._tell(report)
+
+    def _tell(self, report: reports.Report) -> None:
         match report:
             case reports.Offered():
                 self._feed(events.EndpointOffered(self._rank, report.key, report.endpoint))

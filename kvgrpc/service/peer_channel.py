@@ -52,10 +52,15 @@ class PeerChannel:
             raise
         self._liveness = asyncio.create_task(self._keep_liveness(stream))
 
-    async def close(self, grace_s: float) -> None:
-        """Lets calls under way finish for `grace_s`, then ends all."""
+    def end_liveness(self) -> None:
+        """The peer is to hear at once that this life is over; calls go on."""
         if self._liveness is not None:
             self._liveness.cancel()
+
+    async def close(self, grace_s: float) -> None:
+        """Lets calls under way finish for `grace_s`, then ends all."""
+        self.end_liveness()
+        if self._liveness is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._liveness
         await self.stream.close(grace_s)

@@ -98,7 +98,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         beats = aiter(request)
         key = ""
         try:
-            with lead.standing.one():
+            with lead.standing.one(of_life=True):
                 while True:
                     try:
                         async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):

@@ -6,7 +6,7 @@ list is never dialled.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -105,10 +105,22 @@ class PeerChannels:
         if channel is not None:
             self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
 
-    def hang_up_all(self) -> None:
-        """No life of a peer is known any more."""
-        for peer in list(self._channels):
+    def end_life(self, kept: Collection[str]) -> None:
+        """This life is over, and peers learn it: liveness ends. `kept` peers are hung up by `close_last`."""
+        for peer, channel in list(self._channels.items()):
+            channel.end_liveness()
+            if peer not in kept:
+                self.hang_up(peer)
+
+    async def close_last(self, kept: Collection[str], sends: Iterable[actions.SendClose]) -> None:
+        """Closes accesses of the life that is over, and hangs up; lets peers answer for the usual grace."""
+        before = set(self._hanging_up)
+        for send in sends:
+            self.close_access(send)
+        for peer in kept:
             self.hang_up(peer)
+        if ends := self._hanging_up - before:
+            await asyncio.wait(ends, timeout=HANG_UP_GRACE_S)
 
     def renew_leases(self, action: actions.SendRenew) -> None:
         self._spawn(self._renew(action))

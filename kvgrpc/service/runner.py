@@ -86,7 +86,7 @@ class EnginePort(Protocol):
 class Runner:
     """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
     has begun, after all changes of the old one, and `on_defect` that a defect ended the old one: the new one has no
-    engine yet. `defects` counts them.
+    engine yet. `defects` counts them; `unclosed` is of the last one: what closes that life's accesses at its peers.
     """
 
     def __init__(self, node: Node) -> None:
@@ -95,6 +95,7 @@ class Runner:
         self.on_life: list[Callable[[], None]] = []
         self.on_defect: list[Callable[[], None]] = []
         self.defects = 0
+        self.unclosed: list[actions.SendClose] = []
         self._calls: dict[int, Callable[[Reply | KVGrpcError], None]] = {}
         self._last_call = 0
         self._mailbox: deque[Event] = deque()
@@ -237,6 +238,7 @@ class Runner:
         decided, self.node.state.actions = self.node.state.actions, []
         with suppress(Exception):
             self._perform(decided)
+        self.unclosed = self.node.unclosed()
         self.node, ended = self.node.successor(secrets.randbits(63) + 1, self.now)
         self._mailbox.clear()
         calls, self._calls = self._calls, {}

@@ -25,40 +25,57 @@ class Standing:
     def __init__(self) -> None:
         self._streams: set[asyncio.Task[object]] = set()
         self._reading: set[asyncio.Task[object]] = set()
+        self._of_life: set[asyncio.Task[object]] = set()
+        """Those that end with this engine's life."""
+        self._ended: set[asyncio.Task[object]] = set()
+        """Those whose life has ended."""
         self._over = False
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """A stream, served inside by the present task: it returns in order when all are ended.
+    def one(self, *, of_life: bool = False) -> Iterator[None]:
+        """A stream, served inside by the present task: it returns in order when all are ended, and one that is
+        `of_life` when this life of the engine is.
 
-        Raises Unavailable (DRAINING) after that.
+        Raises Unavailable (DRAINING) after the end of all.
         """
         if self._over:
             raise Unavailable(Reason.DRAINING, "the server is stopping")
         task = _present()
         self._streams.add(task)
+        if of_life:
+            self._of_life.add(task)
         try:
             yield
         except _OverError:
             pass
         finally:
-            self._streams.discard(task)
+            for tasks in (self._streams, self._of_life, self._ended):
+                tasks.discard(task)
 
     async def read(self, next_message: Callable[[], Awaitable[_Message]]) -> _Message:
         """What the peer of a stream sends next; inside `one`, which this leaves when the streams are ended."""
-        if self._over:
-            raise _OverError
         task = _present()
+        if self._has_ended(task):
+            raise _OverError
         self._reading.add(task)
         try:
             return await next_message()
         except asyncio.CancelledError:
-            if not self._over:
+            if not self._has_ended(task):
                 raise
             task.uncancel()
             raise _OverError from None
         finally:
             self._reading.discard(task)
+
+    def _has_ended(self, task: asyncio.Task[object]) -> bool:
+        return self._over or task in self._ended
+
+    def end_life(self) -> None:
+        """Ends those that end with the engine's life; others may begin at once."""
+        self._ended |= self._of_life
+        for task in self._ended & self._reading:
+            task.cancel()
 
     async def end(self) -> None:
         """Ends all; none begins any more."""

@@ -11,7 +11,8 @@ from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
 from kvgrpc.core.transfers import Disposition, Next, State
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
-from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, refused
+from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, key_of, lists, refused
+from tests.core.pairs import WRITING, Pair
 
 P, D = describe("p", 1), describe("d", 2)
 OTHER = b"key of another one"
@@ -151,6 +152,20 @@ def test_what_was_in_quarantine_stays_there_until_its_memory_is_gone(lead: Lead)
     assert lead.transfer(transfer.id) == before
     lead.feed(events.MemoryGone())
     assert lead.transfer(transfer.id).settled
+
+
+def test_what_closes_its_pushes_gives_their_destinations_back_their_blocks() -> None:
+    pair = Pair(WRITING)
+    assert not pair.p.node.unclosed()
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    (send,) = pair.p.node.unclosed()
+    me = pair.p.me
+    assert (send.peer, send.incarnation, send.proves) == (key_of(pair.d.me), me.incarnation, True)
+    pair.d.call(lambda c: events.CloseAccess(c, me.engine_id, send.incarnation, (send.closing,)))
+    received = pair.both()[1]
+    assert (received.state, received.memory) == (State.FAILED, Disposition.RETURNED)
+    assert not len(pair.d.state.pins)
 
 
 def test_one_defect_after_the_other_changes_no_end(lead: Lead) -> None:

@@ -1,13 +1,27 @@
 """Pushes that their source writes over NIXL: the destination has its blocks back only with a proof."""
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 
 import pytest
 
 from kvgrpc.v1 import admin_pb2
 from tests.e2e.conftest import PATHS, Pair
-from tests.e2e.pushing import BETWEEN, BLOCKS, LIMITS, MIDWAY, SLOW, begin, check_came_to_rest, check_end, check_unhurt
-from tests.service.conftest import Start
+from tests.e2e.pushing import (
+    BETWEEN,
+    BLOCKS,
+    LIMITS,
+    MIDWAY,
+    SLOW,
+    Pushing,
+    begin,
+    check_came_to_rest,
+    check_end,
+    check_unhurt,
+)
+from tests.service.conftest import SHARED, Start
+from tests.service.defective import MESSAGE, DefectiveProcess
 from tests.service.engines import QUARANTINED, RETURNED, SUCCEEDED, Engine, wait_until
 from tests.service.pushes import check_a_good_push
 
@@ -157,3 +171,59 @@ def test_a_source_that_is_cancelled_keeps_its_blocks_until_its_own_writes_have_e
     check_came_to_rest(destination, made.received)
     check_unhurt(source)
     check_unhurt(destination)
+
+
+@pytest.fixture
+def defective(start: Start, tmp_path: Path) -> Iterator[Callable[[str], Pushing]]:
+    """A push on the wire, over a data path, from a source with a defect."""
+    with ExitStack() as stack:
+
+        def make(path: str) -> Pushing:
+            flags, environment = PATHS[path]
+            settings = f"source_writes = true\n{PATIENT}"
+            (destination,) = start((*flags, *SLOW), settings=settings, **environment)
+            process = DefectiveProcess(tmp_path / "bad", *SHARED, *flags, *SLOW, settings=settings, **environment)
+            stack.callback(process.end)
+            source = Engine(process)
+            stack.callback(source.api.close)
+            return begin(source, destination, MIDWAY)
+
+        yield make
+
+
+def fail(source: Engine) -> None:
+    """A defect ends its life, and the next one begins."""
+    life = source.incarnation()
+    source.api.refusal(lambda: source.cancel("t-any", MESSAGE))
+    assert source.incarnation() != life
+    admission = source.api.admin.GetStatus
+    wait_until(lambda: admission(admin_pb2.GetStatusRequest()).admission == admin_pb2.ADMISSION_OPEN)
+
+
+@CASES
+def test_after_a_defect_blocks_come_back_when_the_source_knows_that_its_writes_have_ended(
+    defective: Callable[[str], Pushing], path: str
+) -> None:
+    made = defective(path)
+    source, destination = made.source, made.destination
+    fail(source)
+    check_came_to_rest(destination, made.received)
+    later = destination.write(made.target, seed=200)
+    check_a_good_push(source, destination)
+    assert destination.read(made.target) == later
+    check_unhurt(destination)
+
+
+@pytest.mark.slow
+def test_after_a_defect_blocks_stay_in_quarantine_where_the_source_does_not_know(
+    defective: Callable[[str], Pushing],
+) -> None:
+    """By TCP what is under way to a destination that stands still lands later."""
+    made = defective("nixl-tcp")
+    source, destination = made.source, made.destination
+    with destination.process.stopped():
+        fail(source)
+    check_a_good_push(source, destination)
+    assert check_end(destination.get(made.received)) == "PEER_LOST"
+    assert destination.get(made.received).memory == QUARANTINED
+    check_released(destination, made.received)

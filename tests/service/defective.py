@@ -57,9 +57,9 @@ class DefectiveProcess(ServeProcess):
 
     defects = 1
 
-    def __init__(self, folder: Path, *flags: str, settings: str = "") -> None:
-        environment = {"PYTHONPATH": python_path(folder / "planted")}
-        super().__init__(folder, *flags, settings=settings, environment=environment)
+    def __init__(self, folder: Path, *flags: str, settings: str = "", **environment: str) -> None:
+        planted = {"PYTHONPATH": python_path(folder / "planted")}
+        super().__init__(folder, *flags, settings=settings, environment=environment | planted)
 
     def check_log(self) -> None:
         """One line, with one traceback, for each defect, and nothing else that is wrong."""

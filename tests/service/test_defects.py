@@ -20,8 +20,8 @@ from kvgrpc.errors import InternalError, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.recovery import Recovery
 from kvgrpc.service.runner import Runner
-from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
-from tests.service.conftest import SETTINGS, SHARED
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
+from tests.service.conftest import SETTINGS, SHARED, Start
 from tests.service.defective import MESSAGE, ONCE_MORE, Defective, DefectiveProcess
 from tests.service.engines import FAILED, RETURNED, WAIT_S, Engine, wait_until
 from tests.service.values import new_key, prompt
@@ -143,6 +143,32 @@ def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine
     watch.cancel()
     assert status(defective).counts.defects == 3
     move(defective, destination)
+
+
+def peer_state(engine: Engine, life: int) -> int:
+    """What an engine holds of a life of a peer."""
+    peers = engine.api.admin.ListPeers(admin_pb2.ListPeersRequest()).peers
+    return next((peer.state for peer in peers if peer.incarnation == life), handshake_pb2.PEER_STATE_UNSPECIFIED)
+
+
+@pytest.mark.parametrize("dialled", [True, False], ids=["a peer that dialled it", "a peer that it dialled"])
+def test_peers_learn_at_once_that_the_life_is_over(start: Start, tmp_path: Path, dialled: bool) -> None:
+    """A beat comes every twelve minutes, so none is waited for."""
+    patient = SETTINGS + "peer_grace_s = 3600.0\n"
+    (peer,) = start((), settings=patient)
+    engine = Engine(DefectiveProcess(tmp_path / "defective", *SHARED, settings=patient))
+    try:
+        move(*((engine, peer) if dialled else (peer, engine)))
+        life = status(engine).header.incarnation
+        wait_until(lambda: peer_state(peer, life) == handshake_pb2.PEER_STATE_CONNECTED)
+        fail(engine)
+        wait_until(lambda: peer_state(peer, life) != handshake_pb2.PEER_STATE_CONNECTED)
+        lives_again(engine)
+        move(peer, engine)
+        assert peer_state(peer, life) == handshake_pb2.PEER_STATE_DEAD
+        move(engine, peer)
+    finally:
+        engine.close()
 
 
 class Calls:
