@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.policy_values import OnLoss, Rules
+from kvgrpc.core.policy.values import OnLoss, Rules
+from kvgrpc.core.values.layout import LAYERS_MAX, Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import FieldViolation, InvalidRequest, KVGrpcError, Reason
 
 DTYPE_BYTES = {

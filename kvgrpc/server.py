@@ -15,36 +15,27 @@ import grpc.aio
 
 from kvgrpc import __version__
 from kvgrpc.config import Config, is_loopback, random_engine_id, split_address
-from kvgrpc.core.actions import EngineNews
-from kvgrpc.core.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
+from kvgrpc.core.actions import EngineNews, Operation
 from kvgrpc.core.events import LifeBegan, MemoryGone
-from kvgrpc.core.layout import PoolKind, PoolLayout
-from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.core.node import Node
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
+from kvgrpc.core.values.layout import PoolKind, PoolLayout
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.datapath.local_rank import UNAIDED, DataPathStatus, LocalRank, make_paths
-from kvgrpc.datapath.memory import SharedMemory
-from kvgrpc.errors import (
-    InvalidRequest,
-    KVGrpcError,
-    NotFound,
-    PreconditionFailed,
-    Reason,
-    Unavailable,
-    Unimplemented,
-)
+from kvgrpc.errors import InvalidRequest, KVGrpcError, NotFound, PreconditionFailed, Reason, Unavailable, Unimplemented
 from kvgrpc.service import telemetry
-from kvgrpc.service.grpc_server import build, channel_options
-from kvgrpc.service.health import Health
 from kvgrpc.service.last_words import LastWords
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.peers import PeerChannels
-from kvgrpc.service.ranks import Rank, Ranks
+from kvgrpc.service.peers.port import PeerChannels
 from kvgrpc.service.ready_file import ReadyFile
 from kvgrpc.service.recovery import Recovery
+from kvgrpc.service.rpc.health import Health
+from kvgrpc.service.rpc.server import build, channel_options
 from kvgrpc.service.runner import Runner
-from kvgrpc.service.session import Sessions
+from kvgrpc.service.session.ranks import Rank, Ranks
+from kvgrpc.service.session.socket_server import Sessions
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import pool_from_proto, pool_kind_from_proto
 

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.config import DATA_PATHS, Config, PoolConfig, SchedulerConfig, is_loopback, load, split_address
-from kvgrpc.core.layout import Group, GroupKind
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.policy_values import OnLoss, Rules
+from kvgrpc.core.policy.values import OnLoss, Rules
+from kvgrpc.core.values.layout import Group, GroupKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest
 
 FILE = """

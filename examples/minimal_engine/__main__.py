@@ -26,7 +26,7 @@ from torch import Tensor
 
 from examples.minimal_engine import chat, push
 from examples.minimal_engine.engine import MinimalEngine, Request, TransferFailed
-from kvgrpc.core.grants import from_json
+from kvgrpc.core.values.grants import from_json
 from kvgrpc.engine import Reservation
 from kvgrpc.errors import KVGrpcError
 

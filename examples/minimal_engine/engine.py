@@ -18,7 +18,7 @@ import torch
 
 from examples.minimal_engine.model import MinimalModel, encode, greedy_token
 from examples.minimal_engine.paged import BlockManager
-from kvgrpc.core.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, LayersReceived, Pull, Rank, Received, content
 from kvgrpc.engine.handles import Handle
 

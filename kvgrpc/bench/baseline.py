@@ -15,9 +15,9 @@ from kvgrpc.bench.copy_loop import LoopCopier
 from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import Case
 from kvgrpc.bench.raw_nixl import RawNixl
-from kvgrpc.core.endpoints import Segment
-from kvgrpc.datapath import libc
-from kvgrpc.datapath.memory import SharedMemory
+from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.datapath.host import libc
+from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.errors import InternalError, Reason
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 
 from kvgrpc.bench.plan import BLOCK_TOKENS
-from kvgrpc.core.descriptors import Ids, to_runs
+from kvgrpc.core.values.descriptors import Ids, to_runs
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, pool_pb2, pool_pb2_grpc, transfer_pb2
 from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub

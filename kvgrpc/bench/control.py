@@ -17,7 +17,7 @@ from kvgrpc.bench.calls import content, group_blocks
 from kvgrpc.bench.leads import FINISH, REGISTER, RESERVE, Leads
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
 from kvgrpc.bench.profiling import describe, new_profile
-from kvgrpc.core.descriptors import Ids
+from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.v1 import common_pb2, handoff_pb2
 
 _BATCH = 20

@@ -14,10 +14,10 @@ from typing import Self
 
 import numpy as np
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.datapath import libc
-from kvgrpc.datapath.addresses import Rows, groups, to_rows
+from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.datapath.base import Memory
+from kvgrpc.datapath.host import libc
+from kvgrpc.datapath.host.addresses import Rows, groups, to_rows
 
 _PIECE_BYTES = 4 << 20  # what a thread takes at a time, so that all end together
 

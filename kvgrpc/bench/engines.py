@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from kvgrpc.bench.plan import BLOCK_TOKENS, environment_of, path_of
-from kvgrpc.core.descriptors import Ids
-from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import BlocksReturned, Content, Engine, Failed, LayersReceived, Rank, Received, Reserved, content
 from kvgrpc.engine.events import Event
 from kvgrpc.engine.pushes import Push

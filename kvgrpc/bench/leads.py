@@ -16,15 +16,15 @@ from google.protobuf.message import Message
 from kvgrpc.bench.plan import pool
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Action
-from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.core.ids import peer_key
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.core.node import Node
-from kvgrpc.core.transfers import State
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.service.conversation import put_openings, put_verdicts, put_widened
+from kvgrpc.service.rpc.converse import put_openings, put_verdicts, put_widened
 from kvgrpc.v1 import handoff_pb2, transfer_pb2
 from kvgrpc.v1.common_pb2 import ResponseHeader
 from kvgrpc.wire import accesses, answers, requests

@@ -10,11 +10,11 @@ import numpy as np
 from kvgrpc.bench.plan import BLOCK_TOKENS, PullPlan, pool
 from kvgrpc.core import events
 from kvgrpc.core.actions import Action, HandedOver, Reply
-from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.content import Content
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 from kvgrpc.core.node import Node
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN, Limits
 
 _LONG_S = 1e6
 _SHORT_S = 30.0

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.config import DATA_PATHS, PoolConfig
-from kvgrpc.core.descriptors import Ids, Runs, plan_runs
+from kvgrpc.core.values.descriptors import Ids, Runs, plan_runs
 
 BLOCK_TOKENS = 16
 _HEAD_DIM = 64

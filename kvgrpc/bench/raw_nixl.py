@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import Segment
-from kvgrpc.datapath.addresses import to_rows
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, Memory
+from kvgrpc.datapath.host.addresses import to_rows
 
 _PACKAGES = ("nixl", "nixl_cu12", "nixl_cu13")
 _ENVIRONMENT = {"UCX_RCACHE_MAX_UNRELEASED": "1024", "UCX_TCP_CONN_NB": "y"}  # as for our own data path

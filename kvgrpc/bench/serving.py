@@ -22,7 +22,7 @@ from kvgrpc.bench.plan import SOURCE_WRITES, YES, pool
 from kvgrpc.bench.profiling import describe, new_profile
 from kvgrpc.bench.stamps import Stamps
 from kvgrpc.config import Config
-from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.server import Server, calm_collector

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, PeerProcess, Posting, PostingState, Remote
 from kvgrpc.datapath.questions import Answer, Question
 

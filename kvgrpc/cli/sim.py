@@ -302,8 +302,8 @@ def _replay_command(violation: "Violation", kind: Kind) -> str:
 def _replay(seed: int, kind: Kind) -> int:
     """Replays one world, makes it smaller, and prints what led to its violation; the exit code."""
     from kvgrpc.sim import run
-    from kvgrpc.sim.shrink import shrink
-    from kvgrpc.sim.trace import Trace
+    from kvgrpc.sim.seeds.shrink import shrink
+    from kvgrpc.sim.world.trace import Trace
 
     setup = kind.setup(seed)
     violations = run(setup).violations

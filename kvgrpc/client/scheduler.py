@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 from google.protobuf.message import Message
 from grpc import aio
 
-from kvgrpc.client import options as opt
-from kvgrpc.client import step_calls
+from kvgrpc.client import options as opt, step_calls
 from kvgrpc.client.calls import Caller, Options, checked_timeout
 from kvgrpc.client.step_calls import StepCall, in_step
 from kvgrpc.client.step_stream import StepStream

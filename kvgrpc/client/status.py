@@ -16,15 +16,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 
-from kvgrpc.errors import (
-    BY_CODE,
-    FieldViolation,
-    InternalError,
-    KVGrpcError,
-    PermissionDenied,
-    Reason,
-    Unavailable,
-)
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, PermissionDenied, Reason, Unavailable
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "kvgrpc.v1"

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 from kvgrpc.client.calls import Caller, checked_timeout
 from kvgrpc.client.values import duration, is_over, is_returned
 from kvgrpc.errors import DeadlineExceeded, Reason
-from kvgrpc.v1.transfer_pb2 import (
-    WAIT_CONDITION_ENDED,
-    WAIT_CONDITION_RETURNED,
-    Transfer,
-    WaitTransferRequest,
-)
+from kvgrpc.v1.transfer_pb2 import WAIT_CONDITION_ENDED, WAIT_CONDITION_RETURNED, Transfer, WaitTransferRequest
 
 if TYPE_CHECKING:
     from kvgrpc.v1.transfer_pb2_grpc import TransferServiceAsyncStub

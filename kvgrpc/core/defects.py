@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import Closing
-from kvgrpc.core.moves import Move
+from kvgrpc.core.moves.move import Move
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.transfers import Failure, Next, Transfer
+from kvgrpc.core.tables.transfers import Failure, Next, Transfer
 from kvgrpc.errors import Reason
 
 MESSAGE = "a defect of kvgrpc ended this life of the engine"

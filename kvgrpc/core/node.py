@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.accesses import AccessState
+from kvgrpc.core.access.serving import Serving
 from kvgrpc.core.actions import Acknowledged, Action, Cancelled, SendClose, TransferChanged
-from kvgrpc.core.closing import Closings
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.events import (
     AccessAnswered,
@@ -23,6 +22,7 @@ from kvgrpc.core.events import (
     CancelTransfer,
     ChecksumBlocks,
     ChecksumsAnswered,
+    ChecksumsComputed,
     CloseAccess,
     CloseAnswered,
     ConnectPeer,
@@ -57,28 +57,28 @@ from kvgrpc.core.events import (
     SettleAccess,
     SettleAnswered,
     StepDone,
-    Summed,
     Tick,
     WaitsFor,
 )
-from kvgrpc.core.grants import Access as AccessKind
-from kvgrpc.core.handover import HandOver
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.lives import Lives
-from kvgrpc.core.peering import Peering
-from kvgrpc.core.peers import Peer, PeerView
-from kvgrpc.core.pins import PinKind
-from kvgrpc.core.pool import Pool
-from kvgrpc.core.proofs import Proofs
-from kvgrpc.core.pulling import Pulls
-from kvgrpc.core.pushing import Pushes
-from kvgrpc.core.serving import Serving
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.pool.allocations import Allocations
+from kvgrpc.core.pool.quarantine import Quarantine
+from kvgrpc.core.receive.pulls import Pulls
+from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
-from kvgrpc.core.sums import SumsAhead
-from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Direction, Disposition, Failure, Next, Side, Transfer
+from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.peers import Peer, PeerView
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, Transfer
+from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason, Unavailable
 
 Handler = Callable[[Any], None]
@@ -100,16 +100,16 @@ class Node:
         self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
     ) -> None:
         self.state = NodeState(limits or Limits(), writers, checksums=checksums)
-        self.sums_ahead = SumsAhead(self.state)
-        self.handover = HandOver(self.state, self.sums_ahead)
-        self._lives = Lives(self.state)
-        self._peering = Peering(self.state, self._lives)
-        closings = Closings(self.state, self._peering)
+        self.sums_ahead = ChecksumPrefetch(self.state)
+        self.handover = HandOvers(self.state, self.sums_ahead)
+        self._lives = PeerLiveness(self.state)
+        self._peering = Handshakes(self.state, self._lives)
+        closings = PendingCloses(self.state, self._peering)
         self._pulls = Pulls(self.state, self._peering, self._lives, closings)
         self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
         self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes, self.sums_ahead)
-        self._proofs = Proofs(self.state, self._lives, self._peering, self._pulls.deliveries)
-        self._pool = Pool(self.state)
+        self._proofs = Quarantine(self.state, self._lives, self._peering, self._pulls.deliveries)
+        self._pool = Allocations(self.state)
         self.handover.attach(self._pushes)
         self._peering.attach(self._pushes, self._pulls)
         self._proofs.attach(self._serving, (self._pulls, self._pushes))
@@ -223,9 +223,9 @@ class Node:
             PartsReady: self._serving.parts_ready,
             PartsAnswered: self._pushes.parts_answered,
             ChecksumBlocks: self._serving.checksum,
-            CallAbandoned: lambda event: self._serving.sums.abandoned(event.call_id),
+            CallAbandoned: self._abandoned,
             ChecksumsAnswered: self._pulls.checksums_answered,
-            Summed: self._summed,
+            ChecksumsComputed: self._summed,
             RegisterAnswered: self._pulls.deliveries.register_answered,
             ProcessEnded: self._proofs.process_ended,
             Rekeyed: self._proofs.rekeyed,
@@ -313,7 +313,11 @@ class Node:
         self._pushes.posting_ended(event)
         self._serving.posting_ended()
 
-    def _summed(self, event: Summed) -> None:
+    def _abandoned(self, event: CallAbandoned) -> None:
+        self._serving.sums.abandoned(event.call_id)
+        self._peering.abandoned(event.call_id)
+
+    def _summed(self, event: ChecksumsComputed) -> None:
         self._pulls.summed(event)
         self._serving.sums.summed(event)
 

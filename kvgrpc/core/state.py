@@ -9,7 +9,6 @@ from typing import Unpack
 
 import numpy as np
 
-from kvgrpc.core.accesses import Access
 from kvgrpc.core.actions import (
     Action,
     Allocated,
@@ -26,21 +25,22 @@ from kvgrpc.core.actions import (
     TellEngine,
     TransferChanged,
 )
-from kvgrpc.core.allocator import Allocator
-from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.descriptors import check_ids
-from kvgrpc.core.events import BlockLists, LayerRange
-from kvgrpc.core.grants import signing_key
 from kvgrpc.core.idempotency import IdempotencyKeys
-from kvgrpc.core.ids import check_transfer_key, peer_key
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.leases import LeaseTable
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.peers import Peer, PeerState
-from kvgrpc.core.pins import Blocks, PinTable
-from kvgrpc.core.timers import Timer, Timers
-from kvgrpc.core.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
-from kvgrpc.core.turns import Turns
+from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.allocator import Allocator
+from kvgrpc.core.tables.leases import LeaseTable
+from kvgrpc.core.tables.peers import Peer, PeerState
+from kvgrpc.core.tables.pins import PinTable
+from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tables.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
+from kvgrpc.core.tables.turns import Turns
+from kvgrpc.core.values.calls import BlockLists, LayerRange
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks, check_ids
+from kvgrpc.core.values.grants import signing_key
+from kvgrpc.core.values.ids import check_transfer_key, peer_key
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import (
     Aborted,
     Exhausted,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint, Segment
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint, Segment
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.errors import KVGrpcError, Reason
 

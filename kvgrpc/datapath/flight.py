@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.operation import Operation
-from kvgrpc.datapath.addresses import check_runs, slices
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.datapath.base import Posting, PostingState
+from kvgrpc.datapath.copy.checksums import Arrival
+from kvgrpc.datapath.host.addresses import check_runs, slices
 from kvgrpc.datapath.links import Link, text
 from kvgrpc.datapath.reports import PostingEnded
-from kvgrpc.datapath.sums import Arrival
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 

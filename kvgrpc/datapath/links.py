@@ -5,15 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import (
-    CmaEndpoint,
-    LoopbackEndpoint,
-    NixlEndpoint,
-    RankEndpoint,
-    ShmEndpoint,
-)
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import CmaEndpoint, LoopbackEndpoint, NixlEndpoint, RankEndpoint, ShmEndpoint
 from kvgrpc.datapath.asker import Asker, Asking
 from kvgrpc.datapath.base import (
     DataPath,
@@ -25,10 +19,10 @@ from kvgrpc.datapath.base import (
     WritableRemote,
     WrittenByPeers,
 )
-from kvgrpc.datapath.memory import memory_bytes
+from kvgrpc.datapath.copy.checksums import Arrival, Job, Slices, SummingRemote, Work
+from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
-from kvgrpc.datapath.sums import Arrival, Job, Slices, SummingRemote, Work
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)

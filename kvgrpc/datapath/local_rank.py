@@ -4,18 +4,17 @@ import logging
 from collections.abc import Callable
 
 from kvgrpc.core import events
-from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.actions import ComputeChecksums, Operation
 from kvgrpc.core.events import Event
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.rank_actions import Sum
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath import reports
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.copy.checksums import Sums
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.process_socket import ProcessSocket
-from kvgrpc.datapath.sums import Sums
 
 _log = logging.getLogger(__name__)
 
@@ -56,14 +55,14 @@ _WHY = {
 
 def _make(name: str, memory: SharedMemory | PrivateMemory, copy_threads: int, socket: ProcessSocket) -> DataPath:
     if name == "shm":
-        from kvgrpc.datapath.shm import ShmPath
+        from kvgrpc.datapath.paths.shm import ShmPath
 
         return ShmPath(memory, copy_threads=copy_threads, socket=socket)
     if name == "cma":
-        from kvgrpc.datapath.cma import CmaPath
+        from kvgrpc.datapath.paths.cma import CmaPath
 
         return CmaPath(memory, copy_threads=copy_threads, socket=socket)
-    from kvgrpc.datapath.nixl import NixlPath
+    from kvgrpc.datapath.nixl.path import NixlPath
 
     return NixlPath(memory, socket=socket)
 
@@ -109,7 +108,9 @@ class LocalRank:
     def unmap_peer(self, peer: str, *, watch: bool = False, gone: bool = False) -> None:
         self._mover.disconnect(peer, watch=watch, gone=gone)
 
-    def post(self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None = None) -> None:
+    def post(
+        self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None = None
+    ) -> None:
         arrival = None if summing is None else self._sums.arrival(summing.name, summing.pieces)
         self._postings[posting_id] = peer
         self._mover.post(posting_id, peer, runs, operation, arrival)
@@ -185,6 +186,6 @@ class LocalRank:
             case reports.Rekeyed():
                 self._feed(events.Rekeyed(self._rank, report.error))
             case reports.Summed():
-                self._feed(events.Summed(self._rank, report.name, report.values, report.error))
+                self._feed(events.ChecksumsComputed(self._rank, report.name, report.values, report.error))
             case reports.Disconnected():
                 pass  # nobody waits for it: a peer is mapped again under a new handshake

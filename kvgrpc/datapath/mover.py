@@ -20,16 +20,16 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath import links
 from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, WrittenByPeers
+from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, Submission
+from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.links import Attempt, Links
-from kvgrpc.datapath.memory import memory_bytes
 from kvgrpc.datapath.reports import Disconnected, Offered, PostingEnded, Rekeyed, Report
-from kvgrpc.datapath.sums import Arrival
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 

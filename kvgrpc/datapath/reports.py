@@ -9,7 +9,7 @@ when that is proved.
 
 from dataclasses import dataclass
 
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import PostingState
 
 Rejected = tuple[tuple[str, str], ...]

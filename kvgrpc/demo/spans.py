@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc.aio
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as service_pb2
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import (
+    trace_service_pb2 as service_pb2,
+    trace_service_pb2_grpc as service_pb2_grpc,
+)
 
 
 @dataclass(eq=False)

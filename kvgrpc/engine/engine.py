@@ -22,17 +22,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from kvgrpc.core import grants
-from kvgrpc.core.content import largest_use
-from kvgrpc.core.layout import PoolKind, PoolLayout
-from kvgrpc.core.limits import Limits, granted_ttl
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.content import largest_use
+from kvgrpc.core.values.layout import PoolKind, PoolLayout
+from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.engine.connection import Connection
 from kvgrpc.engine.events import Event
 from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, check_key, group_blocks
 from kvgrpc.engine.launch import LeadProcess
-from kvgrpc.engine.lives import Lives
+from kvgrpc.engine.lead_restart import COMES_BACK_S
 from kvgrpc.engine.pushes import LayerRange, Push, Reservation
-from kvgrpc.engine.succession import COMES_BACK_S
+from kvgrpc.engine.sessions import Sessions
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
@@ -62,7 +62,7 @@ class Engine:
         self.ticket = RankTicket(socket_path, attached.rank_ticket, self.pool.total_bytes)
         self._request = request
         self._lead: LeadProcess | None = None
-        self._lives = Lives((connection, attached, page))
+        self._lives = Sessions((connection, attached, page))
 
     @classmethod
     def attach(  # noqa: PLR0913 - by name, each with a default

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.transfers import Next, Side
+from kvgrpc.core.tables.transfers import Next, Side
 from kvgrpc.engine.handles import Handle, Pull
 from kvgrpc.engine.pushes import Push, Reservation
 from kvgrpc.errors import Reason

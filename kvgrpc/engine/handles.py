@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from kvgrpc.core import grants
-from kvgrpc.core.descriptors import to_runs
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.descriptors import to_runs
+from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2

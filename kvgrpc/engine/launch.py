@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 
 from kvgrpc.engine.connection import LeadDied
-from kvgrpc.engine.home import Home
+from kvgrpc.engine.socket_folder import Home
 from kvgrpc.errors import Reason
 
 READY_TIMEOUT_S = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgrpc.core import grants
+from kvgrpc.core.values import grants
 from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks, take_back
 from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason

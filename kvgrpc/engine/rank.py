@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgrpc.core import events
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
 from kvgrpc.engine.connection import Connection, LeadDied
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
@@ -257,9 +259,12 @@ class Rank:
         except LeadDied:
             self._connection.shutdown()
         except OutOfRange as error:
-            # As of a command that cannot be performed: the lead would wait for it for ever.
             _log.error("rank %d cannot report %s: %s", self.rank, type(event).__name__, error)
-            self._connection.shutdown()
+            if isinstance(event, events.EndpointOffered) and event.endpoint != RankEndpoint(self.rank):
+                # One without data paths: whoever wants to reach this rank fails at once, and nobody else does.
+                self._report(replace(event, endpoint=RankEndpoint(self.rank)))
+            else:  # as of a command that cannot be performed: the lead would wait for it for ever
+                self._connection.shutdown()
 
     def _frame(self, event: events.Event) -> bytes:
         batch = session_pb2.RankReportBatch(reports=[wire.event_to_report(event)])

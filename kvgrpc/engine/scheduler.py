@@ -1,4 +1,4 @@
-"""Scheduler: the policy of `kvgrpc.core.policy` on an engine's own session, for an engine's scheduler.
+"""Scheduler: the policy of `kvgrpc.core.policy.policy` on an engine's own session, for an engine's scheduler.
 
     scheduler = Scheduler(engine)
     admitted = scheduler.arrived(Wanted("r1", prompt, take=Offer(grant)))     # request came in
@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from kvgrpc.core.grants import read_claims
-from kvgrpc.core.policy import Policy
-from kvgrpc.core.policy_values import (
+from kvgrpc.core.policy.policy import Policy
+from kvgrpc.core.policy.values import (
     Admitted,
     Begin,
     Cancel,
@@ -42,13 +41,13 @@ from kvgrpc.core.policy_values import (
     Table,
     Task,
 )
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.tables.transfers import Next
+from kvgrpc.core.values.grants import read_claims
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
-from kvgrpc.engine.handles import Handle, Pull, content
-from kvgrpc.engine.handles import HandOver as HandOverHandle
+from kvgrpc.engine.handles import Handle, HandOver as HandOverHandle, Pull, content
 from kvgrpc.engine.pushes import Push, Reservation
-from kvgrpc.engine.wanted import Offer, Source, Wanted
+from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
 
 TAKEN_BACK_S = 5.0
@@ -63,7 +62,7 @@ _UNKNOWN = b"unknown"
 
 @dataclass(eq=False)
 class _Handles:
-    wanted: Wanted
+    wanted: ScheduledRequest
     given: Sequence[int]
     """Tokens whose KV goes."""
     take: Pull | Reservation | None = None
@@ -98,7 +97,7 @@ class Scheduler:
 
     # -- hooks: see Policy
 
-    def arrived(self, wanted: Wanted) -> Admitted:
+    def arrived(self, wanted: ScheduledRequest) -> Admitted:
         """Raises what `Policy.arrived` raises; InvalidRequest (GRANT_INVALID) for what is no grant, or for a key that
         is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind; Unavailable (ENGINE_LOST)
         for one with a target while there is no lead. Then nothing has changed.
@@ -114,7 +113,7 @@ class Scheduler:
         self._settle()
         return admitted
 
-    def refused(self, wanted: Wanted, message: str) -> None:
+    def refused(self, wanted: ScheduledRequest, message: str) -> None:
         """A request that this scheduler does not let in: whoever waits for its push learns that none comes. Under the
         key of a request that it has let in, one does.
         """
@@ -123,7 +122,7 @@ class Scheduler:
             with suppress(InvalidRequest):  # of a key that is too short: nobody waits under one
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
 
-    def let_go(self, wanted: Wanted, message: str) -> None:
+    def let_go(self, wanted: ScheduledRequest, message: str) -> None:
         """A request that is over before its prompt is known here: what it could take is freed at its source, by its
         grant or key alone, and whoever waits for its push learns that none comes. By what a request that was let in
         takes or gives, too, nothing is let go.

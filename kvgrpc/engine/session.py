@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvgrpc.core import grants
-from kvgrpc.core.ids import mint_lease_id
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.engine.connection import Connection, LeadDied, SessionOver
 from kvgrpc.engine.events import Event
 from kvgrpc.engine.handles import Handle, Pull

@@ -6,7 +6,7 @@ BlocksReturned; before the latter at most one Failed.
 
 from collections.abc import Iterator
 
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.tables.transfers import Next
 from kvgrpc.engine.events import (
     BlocksReturned,
     Event,

@@ -13,10 +13,10 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from kvgrpc.core import grants
-from kvgrpc.core.ids import TRANSFER_KEY_BYTES_MIN
-from kvgrpc.core.policy_values import Give, Mode
-from kvgrpc.engine.wanted import Offer, Source, Wanted
+from kvgrpc.core.policy.values import Give, Mode
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.v1.common_pb2 import (
     ON_ABORT_KEEP,
@@ -40,7 +40,9 @@ class Defaults:
     """A decode engine offers what it has for the next turn, for so long; 0: it does not."""
 
 
-def wanted(request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, **more: Any) -> Wanted | None:
+def wanted(
+    request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, **more: Any
+) -> ScheduledRequest | None:
     """What a request with these params wants; None: nothing. `more` are further fields of Wanted.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
@@ -72,10 +74,10 @@ def wanted(request_id: str, prompt: Sequence[int], params: Params, defaults: Def
             fields["take"] = Offer(token)
     else:
         fields["take"] = _source(params, intent, token, mode)
-    return Wanted(request_id, prompt, **fields)
+    return ScheduledRequest(request_id, prompt, **fields)
 
 
-def offered(found: Wanted, defaults: Defaults) -> Wanted | None:
+def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | None:
     """What a decode engine that took what it wanted offers for the next turn, once it has answered; None: nothing.
 
     Under a key of its own: whoever cancels the transfer that brought the prompt does not mean this one.

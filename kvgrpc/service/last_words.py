@@ -8,7 +8,7 @@ the life, and a posting that has not ended with a proof is one too many. To such
 from collections.abc import Collection
 
 from kvgrpc.core.actions import SendClose
-from kvgrpc.service.peers import PeerChannels
+from kvgrpc.service.peers.port import PeerChannels
 
 
 class LastWords:

@@ -11,8 +11,9 @@ from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
 from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service.open_streams import OpenStreams
+from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.runner import Runner
-from kvgrpc.service.standing import Standing
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.requests import make_call
@@ -40,7 +41,7 @@ class Lead:
         self.may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
         self.runner = runner
         self.watchers = Watchers(runner)
-        self.standing = Standing()
+        self.standing = OpenStreams()
         self.data_paths = data_paths
         self.read_block = read_block
         self.progress_age_s = progress_age_s
@@ -90,7 +91,7 @@ class Lead:
         """Converts a request, asks the node, and gives its answer with the header of that moment: until this task runs
         again there may be later changes, or another life. Raises KVGrpcError.
         """
-        call = make_call(self.runner.next_call_id(), principal, trace, method, request)
+        call = make_call(self.runner.next_call_id(), principal, trace, method, request, CONNECTION.get())
         event, header = convert(call), self.header()
         reply = await self.runner.ask(call.id, event)
         assert isinstance(reply.answer, kind)

@@ -24,7 +24,7 @@ from kvgrpc.core.actions import Action, Reply
 from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RankPort(Protocol):
 
     def rekey(self, action: actions.Rekey) -> None: ...
 
-    def sum(self, action: actions.Sum) -> None: ...
+    def sum(self, action: actions.ComputeChecksums) -> None: ...
 
 
 class EnginePort(Protocol):
@@ -125,7 +125,7 @@ class Runner:
             actions.Expect: ranks.expect,
             actions.AwaitEnd: ranks.await_end,
             actions.Rekey: ranks.rekey,
-            actions.Sum: ranks.sum,
+            actions.ComputeChecksums: ranks.sum,
             actions.SendChecksums: peers.checksum_blocks,
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from kvgrpc.core.transfers import Direction, State, Transfer
+from kvgrpc.core.tables.transfers import Direction, State, Transfer
 from kvgrpc.wire.answers import readable_trace
 
 _propagator = TraceContextTextMapPropagator()

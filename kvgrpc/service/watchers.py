@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import Aborted, Exhausted, Reason
+from kvgrpc.service.places import Places
 from kvgrpc.service.runner import Runner
 
 WATCHES_MAX = 256
+WATCHES_OF_CONNECTION_MAX = 64
 WATCH_BACKLOG_MAX = 8_192
 """Changes that a slow watcher may be behind; it resumes from the log afterwards."""
 
@@ -35,6 +37,7 @@ class Watchers:
         self._runner = runner
         self._waiters: dict[str, list[tuple[Condition, asyncio.Future[Transfer | None]]]] = {}
         self._watches: list[Watch] = []
+        self._places = Places("watches", WATCHES_OF_CONNECTION_MAX, WATCHES_MAX, 1.0, own=0)
         runner.on_transfer.append(self._changed)
         runner.on_life.append(self._life_over)
 
@@ -61,15 +64,14 @@ class Watchers:
     @contextmanager
     def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:
         """`backlog`, then every change from now on, as far as wanted. Raises Exhausted when too many watch."""
-        if len(self._watches) >= WATCHES_MAX:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{WATCHES_MAX} watches are open", retry_delay_s=1.0)
         history = self._runner.node.state.limits.transfer_history
         watch = Watch(wanted, backlog, max(1, history // PROGRESS_SHARE))
-        self._watches.append(watch)
-        try:
-            yield watch
-        finally:
-            self._watches.remove(watch)
+        with self._places.one():
+            self._watches.append(watch)
+            try:
+                yield watch
+            finally:
+                self._watches.remove(watch)
 
     def _changed(self, transfer: Transfer) -> None:
         for condition, future in self._waiters.get(transfer.id, ()):

@@ -14,13 +14,13 @@ with the world, `Memory` checks the use of blocks at every write, `Engine` the K
 every transfer and the answer to every call. What does not hold is raised as `Violated`. Same seed, same run.
 """
 
-from kvgrpc.sim.chaos import Chaos, Mishaps
-from kvgrpc.sim.faults import ROUGH, STORMY, Faults
-from kvgrpc.sim.rules import Rule, Violated
-from kvgrpc.sim.run import Outcome, Violation, digested, run
-from kvgrpc.sim.setup import TIGHT, Setup, drawn
-from kvgrpc.sim.traffic import Habits, Traffic
-from kvgrpc.sim.world import World
+from kvgrpc.sim.checks.rules import Rule, Violated
+from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.seeds.chaos import Chaos, Mishaps
+from kvgrpc.sim.seeds.run import Outcome, Violation, digested, run
+from kvgrpc.sim.seeds.setup import TIGHT, Setup, drawn
+from kvgrpc.sim.seeds.traffic import Habits, Traffic
+from kvgrpc.sim.world.faults import ROUGH, STORMY, Faults
 
 __all__ = [
     "ROUGH",

@@ -83,6 +83,7 @@ class PoolServiceServicer:
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
         * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.

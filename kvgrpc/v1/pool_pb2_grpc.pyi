@@ -46,6 +46,7 @@ class PoolServiceStub:
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
     * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
@@ -91,6 +92,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
     * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
     * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
@@ -145,6 +147,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
         * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
         * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.

@@ -5,10 +5,10 @@ from typing import TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
-from kvgrpc.core.accesses import Opening, Verdict
-from kvgrpc.core.calls import LayerRange
 from kvgrpc.core.events import Closing, Opened, ReadyPart, Settling
-from kvgrpc.core.pins import Blocks
+from kvgrpc.core.tables.accesses import Opening, Verdict
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text

@@ -4,9 +4,9 @@ import re
 
 from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
 from kvgrpc.core.events import Opened
-from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.pins import PinKind
-from kvgrpc.core.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2

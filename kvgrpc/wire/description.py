@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from google.protobuf.duration_pb2 import Duration
 
-from kvgrpc.core.compatibility import Difference, EngineDescription
-from kvgrpc.core.endpoints import (
+from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.transfers import RankPath
+from kvgrpc.core.values.compatibility import Difference, EngineDescription
+from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     LoopbackEndpoint,
     MemoryKind,
@@ -15,10 +17,8 @@ from kvgrpc.core.endpoints import (
     Segment,
     ShmEndpoint,
 )
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.peers import PeerState, PeerView
-from kvgrpc.core.transfers import RankPath
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire.bounds import (
     ENDPOINTS_MAX,

@@ -13,8 +13,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from kvgrpc.core.layout import BYTES_MAX, LAYERS_MAX
-from kvgrpc.core.parts import BATCH_PARTS
+from kvgrpc.core.values.layout import BYTES_MAX, LAYERS_MAX
+from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, InvalidRequest, OutOfRange, Reason
 from kvgrpc.wire import bounds
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import FEW_IDS, Ids, runs_of, to_runs
+from kvgrpc.core.values.descriptors import FEW_IDS, Ids, runs_of, to_runs
 from kvgrpc.v1 import common_pb2
 
 FEW = 1024

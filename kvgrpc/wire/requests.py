@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from google.protobuf.message import Message
 
 from kvgrpc.core import events
-from kvgrpc.core.accesses import Opening
-from kvgrpc.core.content import Claim
-from kvgrpc.core.ids import ACCESS_ID_BYTES
-from kvgrpc.core.parts import BATCH_PARTS
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.values.content import Claim
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
@@ -47,15 +47,17 @@ GIVEN_LATER = frozenset(
 """Fields of a pull by transfer id."""
 
 
-def make_call(call_id: int, principal: str, trace: str, method: str, request: Message) -> events.Call:
+def make_call(
+    call_id: int, principal: str, trace: str, method: str, request: Message, connection: str = ""
+) -> events.Call:
     """The call of a request: with its idempotency key, and a digest of the rest, where it has one."""
     life = _life(request)
     key = getattr(request, "idempotency_key", "")
     if not key:
-        return events.Call(call_id, principal, trace, incarnation=life)
+        return events.Call(call_id, principal, trace, incarnation=life, connection=connection)
     text("idempotency_key", key)
     body = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
-    return events.Call(call_id, principal, trace, key, method, body, life)
+    return events.Call(call_id, principal, trace, key, method, body, life, connection)
 
 
 def finished_blocks(

@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvgrpc.core import content as contents
-from kvgrpc.core import grants
-from kvgrpc.core.events import BlockLists, PushSource
-from kvgrpc.core.ids import check_transfer_key
-from kvgrpc.core.pins import Blocks
-from kvgrpc.core.policy_values import (
+from kvgrpc.core.events import PushSource
+from kvgrpc.core.policy.values import (
     DROPPED,
     Give,
     Lists,
@@ -28,8 +24,12 @@ from kvgrpc.core.policy_values import (
     SendEnded,
     TakeLost,
 )
-from kvgrpc.core.pull_checks import check_key
-from kvgrpc.core.transfers import Failure
+from kvgrpc.core.receive.checks import check_key
+from kvgrpc.core.tables.transfers import Failure
+from kvgrpc.core.values import content as contents, grants
+from kvgrpc.core.values.calls import BlockLists
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text

@@ -6,11 +6,10 @@ from typing import TypeAlias
 import numpy as np
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Ids, Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.rank_actions import Sum
+from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
@@ -79,7 +78,7 @@ def disconnect_command(peer: str, watch: bool, gone: bool) -> rank_pb2.RankComma
 
 
 def post_command(
-    posting_id: str, peer: str, runs: Runs, operation: Operation, summing: Sum | None
+    posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None
 ) -> rank_pb2.RankCommand:
     """Move bytes."""
     command = rank_pb2.RankCommand()
@@ -153,9 +152,9 @@ def runs_of(command: rank_pb2.PostCommand) -> Runs:
     return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
 
 
-def summing_of(rank: int, command: rank_pb2.PostCommand) -> Sum | None:
+def summing_of(rank: int, command: rank_pb2.PostCommand) -> ComputeChecksums | None:
     """What is summed up of what a posting brings."""
-    return Sum(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None
+    return ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None
 
 
 def operation_of(command: rank_pb2.PostCommand) -> Operation:
@@ -196,7 +195,9 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
         case "rekey":
             event = events.Rekeyed(rank, note(report.rekey.message))
         case "sum":
-            event = events.Summed(rank, report.sum.name, packed_sums(report.sum.values), note(report.sum.message))
+            event = events.ChecksumsComputed(
+                rank, report.sum.name, packed_sums(report.sum.values), note(report.sum.message)
+            )
     return event
 
 
@@ -249,7 +250,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
             report.process.CopyFrom(rank_pb2.ProcessReport(peer=event.peer, drained=event.drained))
         case events.Rekeyed():
             report.rekey.CopyFrom(rank_pb2.RekeyReport(message=event.message))
-        case events.Summed():
+        case events.ChecksumsComputed():
             values = unpacked_sums(event.values)
             report.sum.CopyFrom(rank_pb2.SumReport(name=event.name, values=values, message=event.message))
         case _:

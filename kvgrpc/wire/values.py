@@ -7,12 +7,11 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from kvgrpc.core import content as contents
-from kvgrpc.core.descriptors import Ids, expand_runs
-from kvgrpc.core.events import BlockLists
-from kvgrpc.core.grants import Access, Claims, OnAbort, read_claims
-from kvgrpc.core.pins import Blocks
-from kvgrpc.core.transfers import Failure, Next, Side
+from kvgrpc.core.tables.transfers import Failure, Next, Side
+from kvgrpc.core.values import content as contents
+from kvgrpc.core.values.calls import BlockLists
+from kvgrpc.core.values.descriptors import Blocks, Ids, expand_runs
+from kvgrpc.core.values.grants import Access, Claims, OnAbort, read_claims
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, InvalidRequest, KVGrpcError, Reason, note
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.bounds import GROUPS_MAX, ITEMS_MAX, TOKENS_MAX, check_count

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, transfer_pb2
 from tests.chaos.network import NAMESPACE, Proxy, set_loopback
 from tests.e2e import pushing

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.v1 import transfer_pb2
 from tests.chaos.cast import Player
 from tests.service.engines import CANCELLED, FAILED, SUCCEEDED, wait_until

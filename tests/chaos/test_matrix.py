@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.limits import Limits
 from tests.chaos.cast import LIMITS, MEMBERS, PATIENT, SLOW_BYTES_PER_S, WRITTEN, Player, Setting
 from tests.chaos.network import NAMESPACE
 from tests.chaos.play import (

@@ -8,8 +8,7 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.client.status import DETAILS_KEY, to_error
 from kvgrpc.errors import (

@@ -1,8 +1,7 @@
 """Python values in, messages out, without loss."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.client import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
 from kvgrpc.client.values import as_content, duration, fields, group_blocks, lease_ref

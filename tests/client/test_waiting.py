@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.client import Client
-from kvgrpc.client import waiting as module
+from kvgrpc.client import Client, waiting as module
 from kvgrpc.errors import DeadlineExceeded, Reason
 from kvgrpc.v1.transfer_pb2 import (
     MEMORY_DISPOSITION_QUARANTINED,

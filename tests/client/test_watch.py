@@ -8,8 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.client import Client, HistoryLost, IncarnationChanged, Pace, WatchEvent, connect
 from kvgrpc.client.watch import Cursor

@@ -17,20 +17,21 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import Action
-from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.content import Claim, Content, chain
-from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.core.events import BlockLists, Call, Destination, Event
-from kvgrpc.core.grants import Access, Claims, OnAbort, mint, signing_key
-from kvgrpc.core.ids import peer_key
-from kvgrpc.core.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.events import Call, Destination, Event
 from kvgrpc.core.node import Node
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.timers import Timers
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.timers import Timers
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.calls import BlockLists
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.content import Claim, Content, chain
+from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.values.grants import Access, Claims, OnAbort, mint, signing_key
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
 
 _A = TypeVar("_A")

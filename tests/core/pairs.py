@@ -10,18 +10,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Action
-from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import Call
-from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from tests.core.nodes import KEY, Lead, access_id, content, describe, key_of, lists
 
 READING = frozenset[str]()
 WRITING = frozenset({"loopback"})
+MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 
 
 class Pair:

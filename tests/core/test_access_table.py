@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.core.accesses import STATES, Access, AccessState, Opening, pin_owner
+from kvgrpc.core.tables.accesses import STATES, Access, AccessState, Opening, pin_owner
 from tests.core.nodes import check_table
 
 

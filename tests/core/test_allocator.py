@@ -1,12 +1,11 @@
 """Allocation in a pool that the server manages: a block is given out when it is neither allocated nor pinned."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.allocator import RETRY_DELAY_S, Allocator
-from kvgrpc.core.pins import PinKind, PinTable
+from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator
+from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 
@@ -86,7 +85,7 @@ def test_a_pinned_block_comes_free_at_its_last_unpin() -> None:
     allocator, pins = make(2)
     allocator.allocate("a", {0: 2})
     pins.add("l", PinKind.LEASE, (ids(0),), 0.0)
-    assert [group.tolist() for group in allocator.free((ids(0, 1),))] == [[1]]
+    assert [group.tolist() for group in allocator.free((ids(0, 1),))[0]] == [[1]]
     assert allocator.allocate("b", {0: 1})[0].tolist() == [1]
     with refused(Reason.POOL_EXHAUSTED):
         allocator.allocate("c", {0: 1})
@@ -153,7 +152,8 @@ class Allocations(RuleBasedStateMachine):
             with refused(Reason.BLOCK_NOT_ALLOCATED):
                 self.allocator.free((ids(*sorted(blocks)),))
             return
-        unpinned = self.allocator.free((ids(*sorted(blocks)),))[0]
+        (unpinned,), ended = self.allocator.free((ids(*sorted(blocks)),))
+        assert set(ended) == {name for name, kept in self.held.items() if kept and kept <= blocks}
         assert set(unpinned.tolist()) == blocks - self.pinned
         self.held = {name: kept - blocks for name, kept in self.held.items() if kept - blocks}
 

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 
 from kvgrpc.core.actions import Dial, SendClose, SendOpen
-from kvgrpc.core.closing import KNOCKS
 from kvgrpc.core.events import (
     AccessAnswered,
     CancelTransfer,
@@ -20,8 +19,9 @@ from kvgrpc.core.events import (
     Settling,
     WaitsFor,
 )
-from kvgrpc.core.lives import DEAD_KEPT
-from kvgrpc.core.transfers import Disposition
+from kvgrpc.core.moves.pending_closes import KNOCKS
+from kvgrpc.core.peers.liveness import DEAD_KEPT
+from kvgrpc.core.tables.transfers import Disposition
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, endpoints, grant, key_of
 from tests.core.pairs import UNREACHABLE, WRITING, Pair

@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.compatibility import GROUP_FIELDS, check_compatible, compare, protocol
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
+from kvgrpc.core.values.compatibility import GROUP_FIELDS, check_compatible, compare, protocol
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, Region, TensorKind, uniform_layout
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import describe, full, hybrid, refused
 

@@ -4,10 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.content import TOUCHES_MAX, Claim, Content, Item, chain, check, claim
+from kvgrpc.core.values.content import TOUCHES_MAX, Claim, Content, Item, chain, check, claim
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from tests.core import vectors
 from tests.core.nodes import refused

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import Opening
-from kvgrpc.core.leases import LeaseState, ended_error
-from kvgrpc.core.limits import Limits
 from kvgrpc.core.node import Node
-from kvgrpc.core.transfers import Disposition, Next, State
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.leases import LeaseState, ended_error
+from kvgrpc.core.tables.transfers import Disposition, Next, State
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, key_of, lists, refused
 from tests.core.pairs import WRITING, Pair

@@ -5,11 +5,10 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.descriptors import check_ids, expand_runs, plan_runs, to_runs
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.values.descriptors import check_ids, expand_runs, plan_runs, to_runs
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from tests.core.nodes import full, hybrid, ids, refused
 

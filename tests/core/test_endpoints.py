@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from kvgrpc.core.endpoints import (
+from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     LoopbackEndpoint,
     NixlEndpoint,

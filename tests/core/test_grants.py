@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.grants import (
+from kvgrpc.core.values.grants import (
     GRANT_BYTES_MAX,
     Access,
     Claims,

@@ -2,7 +2,7 @@
 
 import re
 
-from kvgrpc.core.ids import format_incarnation, mint_lease_id, peer_key, transfer_id
+from kvgrpc.core.values.ids import format_incarnation, mint_lease_id, peer_key, transfer_id
 
 
 def test_an_incarnation_is_written_in_16_hex_digits() -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.descriptors import plan_runs
-from kvgrpc.core.layout import (
+from kvgrpc.core.values.descriptors import plan_runs
+from kvgrpc.core.values.layout import (
     BYTES_MAX,
     LAYERS_MAX,
     REGIONS_MAX,

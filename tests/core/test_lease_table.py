@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvgrpc.core.grants import OnAbort
-from kvgrpc.core.leases import END_REASON, STATES, Lease, LeaseState, LeaseTable, ended_error
-from kvgrpc.core.limits import Limits, granted_ttl
+from kvgrpc.core.tables.leases import END_REASON, STATES, Lease, LeaseState, LeaseTable, ended_error
+from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import InternalError, NotFound, PreconditionFailed, Reason
 from tests.core.nodes import check_table, content, ids, refused
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from kvgrpc.core.limits import Limits, granted_timeout, granted_ttl
+from kvgrpc.core.values.limits import Limits, granted_timeout, granted_ttl
 from kvgrpc.errors import InvalidRequest, Reason
 from tests.core.nodes import refused
 

@@ -4,8 +4,8 @@ import pytest
 
 from kvgrpc.core import events
 from kvgrpc.core.actions import MapPeer, UnmapPeer
-from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import PeerAnswered, PeerMapped
+from kvgrpc.core.values.compatibility import EngineDescription
 from tests.core.nodes import Lead, describe, endpoints, grant, key_of
 
 P = describe("p", 1)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core import parts as core
-from kvgrpc.core.calls import ReadyPart
-from kvgrpc.core.descriptors import to_runs
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
-from kvgrpc.core.parts import Part, Parts
+from kvgrpc.core.values import parts as core
+from kvgrpc.core.values.calls import ReadyPart
+from kvgrpc.core.values.descriptors import to_runs
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
+from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import Reason
 from tests.core.nodes import lists, refused
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvgrpc.core.peers import STATES, Peer, PeerState
-from kvgrpc.core.transfers import RankPath
+from kvgrpc.core.tables.peers import STATES, Peer, PeerState
+from kvgrpc.core.tables.transfers import RankPath
 from tests.core.nodes import check_table, describe, endpoints
 
 TWO_RANKS = describe("q", 0xAB, world_size=2)

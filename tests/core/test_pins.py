@@ -1,11 +1,10 @@
 """Pins: a block is reusable when it has none; reads share, a target is alone, a quarantine is never free in between."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.pins import EXCLUSIVE, Pin, PinKind, PinTable
+from kvgrpc.core.tables.pins import EXCLUSIVE, Pin, PinKind, PinTable
 from kvgrpc.errors import PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 

@@ -2,13 +2,11 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.strategies import DataObject
 
-from kvgrpc.core.layout import Group, GroupKind
-from kvgrpc.core.policy import Policy
-from kvgrpc.core.policy_values import (
+from kvgrpc.core.policy.policy import Policy
+from kvgrpc.core.policy.values import (
     Arrival,
     Begin,
     Cancel,
@@ -29,7 +27,8 @@ from kvgrpc.core.policy_values import (
     Task,
     Told,
 )
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.tables.transfers import Next
+from kvgrpc.core.values.layout import Group, GroupKind
 from kvgrpc.errors import Reason
 
 GROUP = Group("full", GroupKind.FULL_ATTENTION, 2, 16, 64, 1, 8, "uint8")

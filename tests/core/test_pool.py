@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
 
@@ -121,6 +121,37 @@ def test_the_ttl_of_what_was_freed_before_ends_nothing(lead: Lead) -> None:
     other = allocate(lead, (0, 2))
     lead.tick(5.0)
     assert lead.state.allocator.known(other.allocation_id)
+
+
+def test_allocations_that_nobody_frees_are_bounded_and_one_that_ends_makes_room() -> None:
+    pool = describe("p", 1, pool=hybrid(), pool_kind=PoolKind.SERVER_MANAGED)
+    lead = Lead(pool, Limits(allocations=3))
+    made = [allocate(lead, (0, 2), ttl_s=5.0) for _ in range(3)]
+    before = snapshot(lead.node)
+    with pytest.raises(Exhausted) as caught:
+        allocate(lead, (0, 1))
+    assert caught.value.reason is Reason.LIMIT_EXCEEDED
+    assert "FreeBlocks" in caught.value.message
+    assert caught.value.retry_delay_s
+    assert snapshot(lead.node) == before
+    allocate(lead, allocation_id=made[0].allocation_id, ttl_s=9.0)  # is renewed all the same
+    free(lead, (0,))  # one that still holds a block
+    with refused(Reason.LIMIT_EXCEEDED, Exhausted):
+        allocate(lead, (0, 1))
+    free(lead, (1,))
+    allocate(lead, (0, 1))
+    with refused(Reason.LIMIT_EXCEEDED, Exhausted):
+        allocate(lead, (0, 1))
+    lead.tick(5.0)
+    allocate(lead, (0, 1))
+
+
+def test_nothing_is_kept_of_allocations_that_were_freed_before_their_ttl(lead: Lead) -> None:
+    before = len(lead.state.timers)
+    for _ in range(100):
+        made = allocate(lead, (0, 2), (1, 1), ttl_s=600.0)
+        free(lead, tuple(made.blocks[0]), tuple(made.blocks[1]))
+    assert len(lead.state.timers) == before
 
 
 def test_too_many_blocks_in_one_request_are_refused_wherever_they_are_listed(lead: Lead) -> None:

@@ -2,11 +2,12 @@
 
 import pytest
 
-from kvgrpc.core.grants import Access, Claims
-from kvgrpc.core.moves import MOVE_TIMERS, STAGES, Stage
-from kvgrpc.core.pull import NEXT_STEPS, TIMEOUTS, Pull, move_failure
-from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Next, Side
+from kvgrpc.core.moves.failures import NEXT_STEPS, TIMEOUTS, move_failure
+from kvgrpc.core.moves.move import MOVE_TIMERS, STAGES, Stage
+from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Next, Side
+from kvgrpc.core.values.grants import Access, Claims
 from kvgrpc.errors import Reason
 from tests.core.nodes import KEY, access_id, check_table, claim, ids
 

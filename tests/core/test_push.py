@@ -3,11 +3,9 @@
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.transfers import Disposition, State
-from tests.core.pairs import READING, WRITING, Pair
-
-MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.tables.transfers import Disposition, State
+from tests.core.pairs import MODES, Pair
 
 
 def succeeded(pair: Pair) -> None:

@@ -6,13 +6,11 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Dial, SendClose
-from kvgrpc.core.grants import Access, OnAbort
-from kvgrpc.core.transfers import State, Transfer
+from kvgrpc.core.tables.transfers import State, Transfer
+from kvgrpc.core.values.grants import Access, OnAbort
 from kvgrpc.errors import Reason
 from tests.core.nodes import KEY, Lead, access_id, endpoints, grant, key_of, refused
-from tests.core.pairs import READING, WRITING, Pair
-
-MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+from tests.core.pairs import MODES, Pair
 
 
 def sent(pair: Pair) -> Transfer:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import Opening
-from kvgrpc.core.grants import Access
-from kvgrpc.core.layout import GroupKind
-from kvgrpc.core.transfers import State
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.grants import Access
+from kvgrpc.core.values.layout import GroupKind
 from kvgrpc.errors import Reason
 from tests.core.nodes import (
     KEY,
@@ -28,9 +28,7 @@ from tests.core.nodes import (
     refused,
     snapshot,
 )
-from tests.core.pairs import READING, WRITING, Pair
-
-MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
+from tests.core.pairs import MODES, WRITING, Pair
 
 
 def unchanged(pair: Pair, reason: Reason, do: Callable[[], Any]) -> None:

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import AccessState
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.move_steps import ASK_DELAY_MAX_S
+from kvgrpc.core.moves.course import ASK_DELAY_MAX_S
 from kvgrpc.core.node import Node
-from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import Direction, Disposition, State, Transfer
+from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of, refused
 from tests.core.pairs import READING, WRITING, Pair
-from tests.core.test_proofs import Written
+from tests.core.written import Written
 
 KEYS = (b"1" * 16, b"2" * 16, b"3" * 16)
 
@@ -145,7 +145,7 @@ def test_a_checksum_that_comes_late_of_parts_that_were_replaced_is_not_asked_for
     pair.d.node = Node(Limits(), checksums=True)
     pair.d.begin(describe("d", 2))
     pair.meet()
-    pair.deaf = {actions.SendChecksums, actions.Sum}
+    pair.deaf = {actions.SendChecksums, actions.ComputeChecksums}
     pair.register(pair.reserve(48, (3, 4), have_tokens=16).token)
     pair.finish(48, (1, 2), last=False)
     pair.moved()

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import renewing
 from kvgrpc.core.actions import SendRenew
 from kvgrpc.core.events import AccessAnswered, CancelTransfer, SettleAnswered, Tick
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.receive import renewals as renewing
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason, Unavailable
 from tests.core.nodes import Lead, access_id, answer_of, describe, grant, key_of
 

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import Any
 
 from kvgrpc.core import events
-from kvgrpc.core.accesses import Opening
 from kvgrpc.core.actions import SendOpen, SendSettle
 from kvgrpc.core.events import AccessAnswered, AcknowledgeTransfers, LeaseRef, PostingEnded, RenewLeases, SettleAnswered
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.values.limits import Limits
 from tests.core.nodes import Lead, access_id, claim, content, describe, full, grant, lists
 
 D = describe("d", 2)

@@ -1,9 +1,8 @@
 """Deadlines fire in order, once, and a clearing or moving of one costs no search."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.timers import STALE_MIN, Timer, Timers
+from kvgrpc.core.tables.timers import STALE_MIN, Timer, Timers
 
 
 def drain(timers: Timers, now: float) -> list[tuple[Timer, str]]:

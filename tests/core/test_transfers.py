@@ -1,11 +1,10 @@
 """Transfers: which state and which disposition may follow which, the log of changes, and the bounded history."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvgrpc.core.transfers import (
+from kvgrpc.core.tables.transfers import (
     DISPOSITIONS,
     ENDED,
     STATES,

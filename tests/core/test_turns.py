@@ -8,12 +8,14 @@ from statistics import quantiles
 import numpy as np
 import pytest
 
-from kvgrpc.core import actions, events, move_steps, parts
-from kvgrpc.core.accesses import Verdict
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.transfers import State
-from kvgrpc.core.turns import Turns
+from kvgrpc.core import actions, events
+from kvgrpc.core.moves import course as move_steps
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.tables.turns import Turns
+from kvgrpc.core.values import parts
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, answer_of, describe, endpoints, full, grant
 from tests.core.pairs import READING, WRITING, Pair

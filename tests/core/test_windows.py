@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.strategies import DataObject
 
 from kvgrpc.core import events
-from kvgrpc.core.accesses import Opening
-from kvgrpc.core.content import chain
 from kvgrpc.core.events import Destination, Opened
-from kvgrpc.core.layout import WHOLE, Group, GroupKind, PoolLayout, Region
-from kvgrpc.core.policy import Policy
-from kvgrpc.core.policy_values import DROPPED, Arrival, Give, HandOver, Mode, Outcome, Part, Reserve, Rules, Start, Take
-from kvgrpc.core.transfers import State
+from kvgrpc.core.policy.policy import Policy
+from kvgrpc.core.policy.values import DROPPED, Arrival, Give, HandOver, Mode, Outcome, Part, Reserve, Rules, Start, Take
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.content import chain
+from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from tests.core.nodes import KEY, Lead, access_id, claim, content, describe, grant, lists, refused
 from tests.core.pairs import READING, WRITING, Pair

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
-from kvgrpc.datapath.loopback import LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
-from kvgrpc.datapath.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Connected, Report
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of

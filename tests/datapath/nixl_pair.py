@@ -24,12 +24,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPathFailed, PostingState
-from kvgrpc.datapath.memory import PrivateMemory
-from kvgrpc.datapath.nixl import NixlPath, NixlRemote
-from kvgrpc.datapath.nixl_posting import NixlPosting
-from kvgrpc.datapath.process import HeldProcess
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.host.process import HeldProcess
+from kvgrpc.datapath.nixl.path import NixlPath, NixlRemote
+from kvgrpc.datapath.nixl.posting import NixlPosting
 from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, RUN, environment, nothing, pattern, receive, runs_over, send
 from tests.datapath.peers import reach
 

@@ -27,11 +27,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import Posting, PostingState
-from kvgrpc.datapath.memory import PrivateMemory
-from kvgrpc.datapath.nixl import NixlPath
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.nixl.path import NixlPath
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.0002
@@ -102,8 +102,8 @@ PRELUDE = '''
     from dataclasses import replace
     import numpy as np
     from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
-    from kvgrpc.datapath.memory import PrivateMemory
-    from kvgrpc.datapath.nixl import NixlPath
+    from kvgrpc.datapath.host.memory import PrivateMemory
+    from kvgrpc.datapath.nixl.path import NixlPath
     from tests.datapath.nixl_peer import finish, nothing, runs_over
     from tests.datapath.peers import reach
 

@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.asker import Asker
 from kvgrpc.datapath.base import DataPath, Memory, Posting, PostingState, Remote, WritableRemote
-from kvgrpc.datapath.cma import CmaPath
-from kvgrpc.datapath.copying import CopyMethod
-from kvgrpc.datapath.loopback import LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.paths.cma import CmaPath
+from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.shm import ShmPath
 
 Bytes = NDArray[np.uint8]
 GUARD = 0xA5
 DEADLINE_S = 20.0
-HAS_NIXL = importlib.util.find_spec("kvgrpc.datapath.nixl") is not None
+HAS_NIXL = importlib.util.find_spec("kvgrpc.datapath.nixl.path") is not None
 
 
 def content(seed: int, nbytes: int) -> Bytes:
@@ -75,7 +75,7 @@ def make_loopback(memory: Memory, key: str) -> DataPath:
 
 
 def make_nixl(memory: Memory, key: str) -> DataPath:
-    from kvgrpc.datapath.nixl import NixlPath
+    from kvgrpc.datapath.nixl.path import NixlPath
 
     return NixlPath(memory, key)
 

@@ -1,12 +1,11 @@
 """Runs to rows: the same bytes, in the same order, within segments and limits."""
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import Segment
-from kvgrpc.datapath.addresses import Rows, cut, groups, slices, to_rows
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.datapath.host.addresses import Rows, cut, groups, slices, to_rows
 from tests.datapath.peers import runs_of
 
 TOTAL = 120

@@ -8,17 +8,16 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import MemoryKind, Segment
-from kvgrpc.core.events import Event, PeerMapped, PostingEnded, Summed
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.rank_actions import Sum
-from kvgrpc.datapath import crc32c, sums
+from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import PostingState
+from kvgrpc.datapath.copy import checksums as sums, crc32c
+from kvgrpc.datapath.copy.checksums import sources_of
 from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.datapath.mover import BEST_FIRST
-from kvgrpc.datapath.sums import sources_of
 from tests.datapath.movers import AT_SOURCE, Held
 from tests.datapath.peers import (
     CASES,
@@ -56,13 +55,13 @@ class Rank:
         assert isinstance(mapped, PeerMapped)
         assert mapped.data_path == path.name
 
-    def read(self, runs: Runs, pieces: Pieces) -> tuple[PostingEnded, Summed]:
+    def read(self, runs: Runs, pieces: Pieces) -> tuple[PostingEnded, ChecksumsComputed]:
         """Its end and its sums, which come in any order."""
-        self.rank.post("a", "p", runs, Operation.READ, Sum(0, "s", pieces))
+        self.rank.post("a", "p", runs, Operation.READ, ComputeChecksums(0, "s", pieces))
         found = {type(event): event for event in (self.reports.get(timeout=DEADLINE_S) for _ in range(2))}
-        ended, summed = found[PostingEnded], found[Summed]
+        ended, summed = found[PostingEnded], found[ChecksumsComputed]
         assert isinstance(ended, PostingEnded)
-        assert isinstance(summed, Summed)
+        assert isinstance(summed, ChecksumsComputed)
         return ended, summed
 
 
@@ -157,7 +156,7 @@ def test_without_the_machine_code_too(case: Case, peer: Peer, monkeypatch: pytes
 def test_pieces_outside_the_memory_fail_the_posting_before_its_first_byte(case: Case, peer: Peer) -> None:
     rank = Rank(case, peer)
     outside = Pieces(*(np.array([n], dtype=np.int64) for n in (sum(OWN_SIZES), 64, 1)))
-    rank.rank.post("a", "p", runs_of((0, 0, 64)), Operation.READ, Sum(0, "s", outside))
+    rank.rank.post("a", "p", runs_of((0, 0, 64)), Operation.READ, ComputeChecksums(0, "s", outside))
     ended = rank.reports.get(timeout=DEADLINE_S)
     assert isinstance(ended, PostingEnded)
     assert not ended.done
@@ -184,12 +183,12 @@ def test_the_sums_are_of_what_is_there_and_there_are_none_of_what_failed(state: 
     held = Held()
     held.state = state
     rank = held_rank(held, events)
-    rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, Sum(0, "s", one_block()))
+    rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, ComputeChecksums(0, "s", one_block()))
     ended = events.get(timeout=DEADLINE_S)
     found = [ended, *([events.get(timeout=DEADLINE_S)] if state is PostingState.DONE else [])]
     rank.close(DEADLINE_S)
     assert events.empty()
-    sums_found = [event.values for event in found if isinstance(event, Summed)]
+    sums_found = [event.values for event in found if isinstance(event, ChecksumsComputed)]
     zeros = google_crc32c.value(bytes(4096)).to_bytes(4, "little")
     assert sums_found == ([zeros] if state is PostingState.DONE else [])
 
@@ -200,9 +199,9 @@ def test_a_rank_that_cannot_sum_up_says_so_and_moves_the_bytes(monkeypatch: pyte
     held.state = PostingState.DONE
     rank = held_rank(held, events)
     monkeypatch.setattr(sums, "Summer", lambda _: crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
-    rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, Sum(0, "s", one_block()))
+    rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, ComputeChecksums(0, "s", one_block()))
     said, ended = (events.get(timeout=DEADLINE_S) for _ in range(2))
-    assert isinstance(said, Summed)
+    assert isinstance(said, ChecksumsComputed)
     assert "device" in said.message
     assert isinstance(ended, PostingEnded)
     assert ended.done

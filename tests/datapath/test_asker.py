@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.datapath.asker import ANSWER_S, AT_ONCE, FAIR_S, Asker
-from kvgrpc.datapath.process_socket import ProcessSocket, Reply
+from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.questions import Answer, Question
 from tests.datapath.peers import DEADLINE_S, open_descriptors
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import CmaEndpoint, MemoryKind, RankEndpoint, Segment
-from kvgrpc.datapath import libc, process
+from kvgrpc.core.values.endpoints import CmaEndpoint, MemoryKind, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
-from kvgrpc.datapath.cma import CmaPath
-from kvgrpc.datapath.crew import PiecesPosting
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.copy.crew import PiecesPosting
+from kvgrpc.datapath.host import libc, process
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.paths.cma import CmaPath
 from tests.datapath.peers import (
     CASES,
     DEADLINE_S,

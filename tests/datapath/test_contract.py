@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState, Remote, WritableRemote
-from kvgrpc.datapath.copying import available_methods
+from kvgrpc.datapath.copy.copying import available_methods
 from tests.datapath.peers import (
     CASES,
     GUARD,

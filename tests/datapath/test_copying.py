@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.datapath import copying, libc
-from kvgrpc.datapath.copying import CopyMethod
-from kvgrpc.datapath.crc32c import SUM_ROWS
-from kvgrpc.datapath.machine_code import parse
-from kvgrpc.datapath.stream_copy import COPY_ROWS
+from kvgrpc.datapath.copy import copying
+from kvgrpc.datapath.copy.copying import CopyMethod
+from kvgrpc.datapath.copy.crc32c import SUM_ROWS
+from kvgrpc.datapath.copy.machine_code import parse
+from kvgrpc.datapath.copy.stream_copy import COPY_ROWS
+from kvgrpc.datapath.host import libc
 
 METHODS = copying.available_methods()
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.events import Event
+from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.local_rank import LocalRank
-from kvgrpc.datapath.memory import PrivateMemory
 from tests.datapath.movers import Held
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import MemoryKind, Segment
-from kvgrpc.datapath.host_memory import Available, available
-from kvgrpc.datapath.memory import NONCE_BYTES, PrivateMemory, SharedMemory, is_host
+from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.datapath.host.host_memory import Available, available
+from kvgrpc.datapath.host.memory import NONCE_BYTES, PrivateMemory, SharedMemory, is_host
 from kvgrpc.errors import Exhausted, InvalidRequest, PreconditionFailed, Reason
 
 

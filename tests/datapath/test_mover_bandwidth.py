@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.loopback import LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.reports import PostingEnded
 from kvgrpc.errors import InvalidRequest
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Rank

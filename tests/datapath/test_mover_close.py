@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 
-from kvgrpc.core.endpoints import RankEndpoint
+from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.loopback import Faults
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.paths.loopback import Faults
 from kvgrpc.datapath.reports import ConnectFailed, Disconnected, PostingEnded
 from kvgrpc.errors import Unavailable
 from tests.datapath.movers import AT_SOURCE, WHOLE, Held, Rank, held_rank, until, with_held
@@ -122,12 +122,12 @@ def test_a_mover_that_was_never_started_closes_its_paths() -> None:
 FORGETS_TO_CLOSE = """
 import signal, sys, threading
 import numpy as np
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.loopback import LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.paths.loopback import LoopbackPath
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.mover import Mover
-from kvgrpc.datapath.shm import ShmPath
+from kvgrpc.datapath.paths.shm import ShmPath
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
 SIZE = 64 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
 from kvgrpc.datapath import mover
 from kvgrpc.datapath.reports import Connected, PostingEnded
 from tests.datapath.movers import AT_SOURCE, DONE, WHOLE, Held, Rank

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import LoopbackEndpoint, RankEndpoint
-from kvgrpc.core.operation import Operation
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.loopback import Faults, LoopbackPath
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, ProcessEnded, Rekeyed
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank, until
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, expected, runs_of

@@ -101,7 +101,7 @@ def test_a_stopped_peer_keeps_a_read_pending_and_after_close_no_byte_of_it_lands
 
 
 def went_on(peer: NixlPeer) -> None:
-    """Waits until the peer has done what it had begun. UCX ends it for that: see kvgrpc/datapath/nixl.py."""
+    """Waits until the peer has done what it had begun. UCX ends it for that: see kvgrpc/datapath/nixl/path.py."""
     with contextlib.suppress(EOFError, OSError):
         peer.ask("poll")
 

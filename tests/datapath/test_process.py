@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import CmaEndpoint, ProcessEndpoint, RankEndpoint, Segment
+from kvgrpc.core.values.endpoints import CmaEndpoint, ProcessEndpoint, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
-from kvgrpc.datapath.cma import CmaPath
-from kvgrpc.datapath.memory import PrivateMemory
-from kvgrpc.datapath.process import _ADDRESSES
+from kvgrpc.datapath.host.memory import PrivateMemory
+from kvgrpc.datapath.host.process import _ADDRESSES
+from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.questions import Answer, Question
 from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, ask, reach
 

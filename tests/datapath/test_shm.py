@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.core.endpoints import MemoryKind, RankEndpoint, Segment, ShmEndpoint
+from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint, Segment, ShmEndpoint
 from kvgrpc.datapath.asker import ANSWER_S, credentials
 from kvgrpc.datapath.base import DataPathUnavailable, PostingState
-from kvgrpc.datapath.memory import PrivateMemory, SharedMemory
-from kvgrpc.datapath.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, Reply
+from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
+from kvgrpc.datapath.host.process_socket import TOKENS_MAX, TOKENS_OF_A_PEER, ProcessSocket, Reply
+from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.shm import ShmPath
 from tests.datapath.peers import CASES, DEADLINE_S, ProcessPeer, ask, move, open_descriptors, reach, runs_of
 
 SHM = next(case for case in CASES if case.name == "shm")

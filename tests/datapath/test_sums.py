@@ -9,13 +9,13 @@ import google_crc32c
 import numpy as np
 import pytest
 
-from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.endpoints import MemoryKind, Segment
-from kvgrpc.datapath import crc32c, machine_code
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
-from kvgrpc.datapath.memory import PrivateMemory
+from kvgrpc.datapath.copy import crc32c, machine_code
+from kvgrpc.datapath.copy.checksums import Sums
+from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.reports import Summed
-from kvgrpc.datapath.sums import Sums
 from tests.datapath.peers import DEADLINE_S, GUARD, content
 
 FIRST, SECOND = content(1, 9 << 20), content(2, 1 << 20)

@@ -11,17 +11,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core import accesses, leases, moves, peers, transfers
+from kvgrpc.core.moves import move as moves
+from kvgrpc.core.tables import accesses, leases, peers, transfers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
 TABLES: dict[str, Mapping[Any, frozenset[Any]]] = {
-    "kvgrpc.core.transfers.STATES": transfers.STATES,
-    "kvgrpc.core.transfers.DISPOSITIONS": transfers.DISPOSITIONS,
-    "kvgrpc.core.moves.STAGES": moves.STAGES,
-    "kvgrpc.core.leases.STATES": leases.STATES,
-    "kvgrpc.core.accesses.STATES": accesses.STATES,
-    "kvgrpc.core.peers.STATES": peers.STATES,
+    "kvgrpc.core.tables.transfers.STATES": transfers.STATES,
+    "kvgrpc.core.tables.transfers.DISPOSITIONS": transfers.DISPOSITIONS,
+    "kvgrpc.core.moves.move.STAGES": moves.STAGES,
+    "kvgrpc.core.tables.leases.STATES": leases.STATES,
+    "kvgrpc.core.tables.accesses.STATES": accesses.STATES,
+    "kvgrpc.core.tables.peers.STATES": peers.STATES,
 }
 _MARKED = re.compile(r"(<!-- from ([\w.]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from kvgrpc.config import PoolConfig
-from kvgrpc.core.compatibility import EngineDescription, check_compatible
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.leases import END_REASON, ended_error
+from kvgrpc.core.tables.leases import END_REASON, ended_error
+from kvgrpc.core.values.compatibility import EngineDescription, check_compatible
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import BY_CODE, KVGrpcError, PreconditionFailed
 from tests.docs.pages import ROOT
 

@@ -11,7 +11,7 @@ import pytest
 from kvgrpc import config
 from kvgrpc.cli import serve as command
 from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, load
-from kvgrpc.service.session import FIRST_ENGINE_S
+from kvgrpc.service.session.socket_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
 
 PAGE = DOCS / "configuration.md"

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import closing, grants, limits, moving
-from kvgrpc.core.content import DIGEST_BYTES, chain
-from kvgrpc.core.ids import mint_lease_id
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.pull import NEXT_STEPS
+from kvgrpc.core.moves import moves as moving, pending_closes as closing
+from kvgrpc.core.moves.failures import NEXT_STEPS
+from kvgrpc.core.values import grants, limits
+from kvgrpc.core.values.content import DIGEST_BYTES, chain
+from kvgrpc.core.values.ids import mint_lease_id
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import transfer_pb2

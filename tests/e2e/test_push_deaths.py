@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from kvgrpc.core import grants
+from kvgrpc.core.values import grants
 from kvgrpc.engine import Push, Reservation, Reserved, content
 from kvgrpc.errors import Reason
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, transfer_pb2

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import Any
 
-from kvgrpc.core.grants import from_json
+from kvgrpc.core.values.grants import from_json
 from kvgrpc.engine import Engine, Rank, content
 from tests.engine.made import layout
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 
 BLOCKS = 64
 BLOCK_TOKENS = 16

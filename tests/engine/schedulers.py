@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.core.policy_values import Give, Mode, News, Outcome, Rules
+from kvgrpc.core.policy.values import Give, Mode, News, Outcome, Rules
+from kvgrpc.engine.request import ScheduledRequest
 from kvgrpc.engine.scheduler import TAKEN_BACK_S, Scheduler
-from kvgrpc.engine.wanted import Wanted
 from tests.engine.support import WAIT_S, Side, new_key, tokens
 from tests.service.engines import wait_until
 
@@ -44,7 +44,7 @@ class At:
         self.news.remove(found[0])
         return found[0]
 
-    def prefilled(self, wanted: Wanted, *, seed: int = 1, step: int = 0) -> bytes:
+    def prefilled(self, wanted: ScheduledRequest, *, seed: int = 1, step: int = 0) -> bytes:
         """Computes a prompt and hands it over; the grant, if there is one."""
         self.scheduler.arrived(wanted)
         self.scheduler.allocated(wanted.request_id, TABLE, 0, 0)
@@ -61,8 +61,8 @@ class At:
         return found
 
 
-def give(mode: Mode = Mode.PULL, **fields: Any) -> Wanted:
-    return Wanted(R, PROMPT, transfer_key=new_key(), give=Give(mode), **fields)
+def give(mode: Mode = Mode.PULL, **fields: Any) -> ScheduledRequest:
+    return ScheduledRequest(R, PROMPT, transfer_key=new_key(), give=Give(mode), **fields)
 
 
 def same(p: At, d: At, blocks: Sequence[int] = (0, 1, 2)) -> bool:

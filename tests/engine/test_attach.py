@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine, Rank, RankTicket, content
 from kvgrpc.errors import (
     AlreadyExists,
@@ -25,7 +25,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.server import Server
-from kvgrpc.service import session
+from kvgrpc.service.session import socket_server as session
 from kvgrpc.v1 import handshake_pb2
 from tests.engine.conftest import Attach
 from tests.engine.made import layout

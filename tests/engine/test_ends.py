@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvgrpc.core.grants import from_json
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.engine import Engine, LeadDied, Rank, connection, content
-from kvgrpc.engine import engine as engine_module
-from kvgrpc.engine import session as session_module
+from kvgrpc.core.values.grants import from_json
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.engine import (
+    Engine,
+    LeadDied,
+    Rank,
+    connection,
+    content,
+    engine as engine_module,
+    session as session_module,
+)
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach

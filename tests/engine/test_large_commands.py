@@ -1,14 +1,16 @@
-"""Commands to workers that would be longer than a frame are several, and one that cannot be sent fails at once."""
+"""What would be longer than a frame goes in several, and what cannot be sent fails at once, by a typed error."""
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
+import numpy as np
 import pytest
 
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
-from kvgrpc.engine import Engine, content
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
+from kvgrpc.engine import Engine, LeadDied, Rank, content
 from kvgrpc.errors import OutOfRange, Reason
+from kvgrpc.v1 import common_pb2, lease_pb2
 from kvgrpc.wire import frames
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.support import ROOT, Asked, Lead, Side, Workers, failure, new_key, received, refused, tokens
@@ -120,6 +122,53 @@ def test_a_call_that_fits_into_no_frame_is_refused_where_it_is_made_and_costs_no
     assert side.known(after)
     with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
         side.engine.free(range(0, 2000, 2))
+
+
+def test_events_of_one_turn_that_fit_into_no_frame_together_reach_their_engine_in_several(
+    small: Lead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Side(small, pool=deep(2, 300))) as side:
+        made = [side.engine.finished_blocks([i], content(tokens(1)), transfer_key=new_key()) for i in range(60)]
+        monkeypatch.setattr(frames, "FRAME_BYTES_MAX", SMALL)
+        side.engine.flush()  # all at once, in frames that are as short as the lead's own
+        side.poll_until(lambda _: all(handover.transfer_id for handover in made))
+        assert len({handover.transfer_id for handover in made}) == len(made)
+
+
+def test_an_engine_hears_why_it_ends_for_an_event_that_fits_into_no_frame(small: Lead) -> None:
+    """Here the answer to a call, which is a little longer than the call."""
+    runs = common_pb2.BlockRuns(starts=range(0, 1900, 2), counts=[1] * 950)
+    held = common_pb2.Content(opaque_id=b"o" * 16, opaque_tokens=950)
+    asked = lease_pb2.GrantLeaseRequest(blocks=[common_pb2.GroupBlocks(blocks=runs)], content=held)
+    why = f"does not fit into a frame.* the limit is {SMALL}"
+    with closing(Side(small, pool=deep(2, 1000))) as side, pytest.raises(LeadDied, match=why):
+        side.engine._lives._session.wait(grant_lease=asked)
+    with closing(Side(small, pool=deep(2, 300))) as side:
+        assert side.known(side.engine.finished_blocks([1], content(tokens(1)), transfer_key=new_key()))
+
+
+class InPieces(Side):
+    """An engine whose one worker, in this process, has many tensors, and so a long endpoint."""
+
+    def __init__(self, lead: Lead, pool: PoolLayout) -> None:
+        self.lead, self.ranks = lead, []
+        self.engine = Engine.attach(lead.socket_path, pool=pool, private_memory=True)
+        tensors = list(np.zeros((800, pool.total_bytes // 400), dtype=np.uint8)[::2])  # no neighbours
+        self.ranks.append(Rank(self.engine.ticket, 0, tensors, data_paths=("cma",)))
+
+
+def test_an_endpoint_that_fits_into_no_frame_fails_who_needs_it_and_its_engine_goes_on(
+    leads: tuple[Lead, Lead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = deep(2, 300)
+    with closing(InPieces(leads[0], pool)) as source, closing(Side(leads[1], pool=pool)) as destination:
+        handover = source.hand_over([1, 2], tokens(2))
+        pull = destination.engine.pull(handover.grant, content(tokens(2)))
+        monkeypatch.setattr(frames, "FRAME_BYTES_MAX", SMALL)
+        pull.start([3, 4])
+        failed = failure(destination.finish(pull))
+        assert (failed.reason, "cma" in failed.message) == (Reason.NO_DATA_PATH, True), failed
+        assert source.known(source.hand_over([3], tokens(1)))
 
 
 def sides(

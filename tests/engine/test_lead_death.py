@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, uniform_layout
 from kvgrpc.engine import (
     BlocksReturned,
     Engine,
@@ -33,7 +33,7 @@ from kvgrpc.engine import (
     Reservation,
     Reserved,
     content,
-    succession,
+    lead_restart as succession,
 )
 from kvgrpc.engine.handles import Handle
 from kvgrpc.errors import InternalError, PreconditionFailed, Reason, Unavailable

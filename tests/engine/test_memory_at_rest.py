@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.datapath import mover
-from kvgrpc.engine import Engine, Rank
-from kvgrpc.engine import rank as rank_module
+from kvgrpc.engine import Engine, Rank, rank as rank_module
 from kvgrpc.errors import InternalError, Reason
 from tests.datapath.movers import Held
 from tests.engine.made import layout

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvgrpc.core.grants import from_json
+from kvgrpc.core.values.grants import from_json
 from kvgrpc.engine import (
     BlocksReturned,
     Failed,

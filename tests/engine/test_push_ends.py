@@ -4,7 +4,7 @@ of them like of any other, and its blocks are its own when it is told so.
 
 import pytest
 
-from kvgrpc.core import grants
+from kvgrpc.core.values import grants
 from kvgrpc.engine import Push, Reservation, content
 from kvgrpc.v1 import common_pb2, handoff_pb2
 from tests.engine.support import Side, kinds, new_key, tokens

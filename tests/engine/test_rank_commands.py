@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.layout import PoolKind
-from kvgrpc.core.operation import Operation
-from kvgrpc.engine import Rank, RankTicket
-from kvgrpc.engine import rank as rank_module
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.engine import Rank, RankTicket, rank as rank_module
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire import session as wire

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from kvgrpc.core.layout import Group, GroupKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
 from kvgrpc.v1 import common_pb2, pool_pb2
 from tests.engine.conftest import SETTINGS, Attach

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kvgrpc.datapath.memory import SharedMemory
+from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.frames import encode

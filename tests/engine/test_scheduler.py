@@ -4,39 +4,21 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from kvgrpc.core import grants
-from kvgrpc.core.layout import Group, GroupKind, uniform_layout
-from kvgrpc.core.policy_values import (
-    DROPPED,
-    Give,
-    LoadEnded,
-    Mode,
-    OnLoss,
-    Outcome,
-    Provisional,
-    ReservedAt,
-    SendEnded,
-    TakeLost,
-)
-from kvgrpc.core.transfers import Side as End
+from kvgrpc.core.policy.values import DROPPED, Give, LoadEnded, Mode, OnLoss, Provisional, ReservedAt, SendEnded
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
+from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.engine.wanted import Offer, Source, Wanted
-from kvgrpc.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
+from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
 from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
 from tests.service.engines import wait_until
-
-ELSEWHERE = grants.Claims(
-    grants.Access.WRITE, "D", 1, "127.0.0.1:1", "l-1", b"k" * 16, 30.0, block_count=3, token_count=40
-)
 
 
 @pytest.fixture
@@ -48,7 +30,7 @@ def sides(pair: tuple[Side, Side]) -> tuple[At, At]:
 def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple[At, At]) -> None:
     p, d = sides
     grant = p.prefilled(give())
-    assert not d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant))).one_token
+    assert not d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(grant))).one_token
     assert d.load() == 40
     assert d.told(LoadEnded) == LoadEnded(R, 40, None, (), OnLoss.FAIL)
     assert same(p, d)
@@ -59,7 +41,7 @@ def test_a_request_that_was_prefilled_elsewhere_gets_its_kv_by_pull(sides: tuple
 
 def test_a_full_hit_lets_the_source_free_its_blocks_at_once(sides: tuple[At, At]) -> None:
     p, d = sides
-    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.prefilled(give()))))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(p.prefilled(give()))))
     assert d.load(40) == 0
     d.scheduler.step()
     assert p.told(SendEnded) == SendEnded(R, None)
@@ -72,10 +54,10 @@ def test_a_push_is_registered_by_its_destination_or_by_whoever_brings_the_grant(
     p, d = sides
     key = new_key()
     source = Source(p.side.engine.address, "P") if known == "source" else Source()
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=source))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=source))
     assert d.load() == 40
     target = b"" if known == "source" else d.told(ReservedAt).grant
-    wanted = Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=target)
+    wanted = ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=target)
     d.scheduler.step()
     assert p.prefilled(wanted) == b""
     assert d.told(LoadEnded).loss is None
@@ -86,10 +68,10 @@ def test_a_push_is_registered_by_its_destination_or_by_whoever_brings_the_grant(
 def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted(pair: tuple[Side, Side]) -> None:
     p, d = At(pair[0], layer_ranges=((0, 1), (1, 1))), At(pair[1])
     key = new_key()
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     d.load()
     d.scheduler.step()
-    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
     p.side.fill([20, 21], seed=8)
     p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
     p.scheduler.step()
@@ -110,11 +92,11 @@ def test_a_push_goes_while_the_prefill_runs_and_starts_over_when_it_is_preempted
 def preempted_without_a_slot(p: At, d: At) -> None:
     """A push whose parts have no void slot, as when all are in use, up to its preemption."""
     key = new_key()
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
     d.load()
     d.scheduler.step()
     p.side.engine._lives.page._free.clear()
-    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
     p.side.fill([20, 21], seed=8)
     p.scheduler.computed(R, [[20, 21, 22]], 32, step=0)
     p.scheduler.step()
@@ -173,7 +155,9 @@ def test_a_push_of_which_nothing_could_be_said_between_two_leads_keeps_no_blocks
 def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(sides: tuple[At, At]) -> None:
     p, d = sides
     d.scheduler.arrived(
-        Wanted(R, PROMPT, transfer_key=new_key(), take=Offer(p.prefilled(give())), give=Give(Mode.PULL, prefill=False))
+        ScheduledRequest(
+            R, PROMPT, transfer_key=new_key(), take=Offer(p.prefilled(give())), give=Give(Mode.PULL, prefill=False)
+        )
     )
     d.load()
     d.told(LoadEnded)
@@ -184,7 +168,7 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
     history, turn = d.scheduler.grant(R), [*chat, *tokens(90, seed=6)]
     p.told(SendEnded)
     p = At(p.side, recompute_threshold_tokens=16)
-    p.scheduler.arrived(Wanted("r2", turn, transfer_key=new_key(), take=Offer(history), give=Give(Mode.PULL)))
+    p.scheduler.arrived(ScheduledRequest("r2", turn, transfer_key=new_key(), take=Offer(history), give=Give(Mode.PULL)))
     assert p.scheduler.match("r2", 0).tokens == 48
     table = [[*range(40, 49)]]
     p.scheduler.allocated("r2", table, 0, 48)
@@ -203,15 +187,15 @@ def test_a_decode_engine_gives_what_was_computed_and_not_the_token_that_was_samp
     p, d = sides
     key, prompt = new_key(), tokens(32)
     if mode is Mode.PUSH:
-        d.scheduler.arrived(Wanted(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
+        d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
         assert d.load() == 32
         d.scheduler.step()
-    p.scheduler.arrived(Wanted(R, prompt[:30], transfer_key=key, give=Give(mode, prefill=False)))
+    p.scheduler.arrived(ScheduledRequest(R, prompt[:30], transfer_key=key, give=Give(mode, prefill=False)))
     p.side.fill(TABLE[0], seed=1)
     assert p.scheduler.finished(R, [*prompt, 7], [TABLE[0][:2]], 32, COMPLETE).handed_over
     p.scheduler.step()
     if mode is Mode.PULL:
-        d.scheduler.arrived(Wanted(R, prompt, take=Offer(p.scheduler.grant(R))))
+        d.scheduler.arrived(ScheduledRequest(R, prompt, take=Offer(p.scheduler.grant(R))))
         assert d.load() == 32
     assert d.told(LoadEnded).loss is None
     assert same(p, d, (0, 1))
@@ -234,160 +218,17 @@ def test_of_a_window_only_the_last_blocks_go_and_of_a_state_the_running_one(
     stay = [id_ for i, id_ in enumerate(TARGET[0]) if i not in goes]
     before = d.side.fill(stay, seed=7)
     if mode is Mode.PUSH:
-        d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=take))
+        d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, take=take))
         assert d.load() == 39
         d.scheduler.step()
-    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(mode)))
+    p.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=key, give=Give(mode)))
     p.side.fill([1, 2, 9], seed=1)
     p.scheduler.computed(R, [given], 39, 0)
     assert p.scheduler.finished(R, PROMPT, [given], 39, COMPLETE).handed_over
     p.scheduler.step()
     if mode is Mode.PULL:
-        d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.scheduler.grant(R))))
+        d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(p.scheduler.grant(R))))
         assert d.load() == 39
     assert d.told(LoadEnded).loss is None
     assert same(p, d, goes)
     assert np.array_equal(d.side.read(stay), before)
-
-
-def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At]) -> None:
-    p, d = sides
-    grant = p.prefilled(give())
-    d.scheduler.arrived(Wanted(R, tokens(40, seed=7), take=Offer(grant)))
-    d.load()
-    ended = d.told(LoadEnded)
-    assert ended.loss.reason is Reason.CONTENT_MISMATCH
-    assert (ended.loss.phase, ended.loss.side, ended.loss.rank) == ("open", End.SOURCE, None)
-    assert (ended.tokens, ended.blocks) == (0, ((30, 31, 5),))
-
-
-def test_what_cannot_be_had_any_more_is_computed_here(pair: tuple[Side, Side]) -> None:
-    p, d = At(pair[0]), At(pair[1], on_loss=OnLoss.RECOMPUTE)
-    grant = p.prefilled(give())
-    p.scheduler.aborted(R)
-    assert p.told(SendEnded).loss.reason is Reason.CANCELLED
-    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant)))
-    assert isinstance(d.told(TakeLost), TakeLost)
-    assert d.scheduler.match(R, 0).tokens == 0
-
-
-@pytest.mark.parametrize("when", ["arrived", "allocated"])
-def test_an_abort_ends_the_pull_and_frees_both_sides(sides: tuple[At, At], when: str) -> None:
-    p, d = sides
-    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(p.prefilled(give()))))
-    if when == "allocated":
-        d.load()
-    assert d.scheduler.aborted(R).keep is (when == "allocated")
-    if when == "allocated":
-        d.told(LoadEnded)
-    d.until(p.side.lead.at_rest)
-    p.told(SendEnded)
-    wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
-
-
-def test_a_prefill_that_fails_tells_the_destination_of_its_push(sides: tuple[At, At]) -> None:
-    p, d = sides
-    key = new_key()
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
-    d.load()
-    d.scheduler.step()
-    p.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH)))
-    assert not p.scheduler.finished(R, PROMPT, TABLE, 16, Outcome.ABORTED).keep
-    p.scheduler.step()
-    assert d.told(LoadEnded).loss.reason is Reason.SOURCE_FAILED
-
-
-@pytest.mark.parametrize("first", ["P", "D"])
-def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides: tuple[At, At], first: str) -> None:
-    p, d = sides
-    key = new_key()
-    refused = Wanted(R, PROMPT, transfer_key=key, give=Give(Mode.PUSH))
-    if first == "P":
-        p.scheduler.refused(refused, "it has no name")
-        p.scheduler.step()
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=key, take=Source(p.side.engine.address)))
-    d.load()
-    d.scheduler.step()
-    if first == "D":
-        p.scheduler.refused(refused, "it has no name")
-        p.scheduler.step()
-    lost = d.told(LoadEnded).loss
-    assert lost.reason is Reason.SOURCE_FAILED
-    assert "it has no name" in lost.message
-
-
-def test_a_refusal_of_what_nobody_waits_for_is_told_to_nobody(sides: tuple[At, At]) -> None:
-    p, _ = sides
-    p.scheduler.refused(Wanted(R, PROMPT, transfer_key=b"short", give=Give(Mode.PUSH)), "its key is too short")
-    p.scheduler.refused(give(), "a pull has a grant, or none")
-    p.scheduler.refused(Wanted(R, PROMPT, take=Offer(b"nonsense")), "no grant")
-    assert p.scheduler.step() == []
-    assert p.side.lead.at_rest()
-
-
-KEY = new_key()
-FIRST = Wanted(R, PROMPT, transfer_key=KEY, give=Give(Mode.PULL), traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
-
-
-@pytest.mark.parametrize("when", ["computes", "has left"])
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"prompt": tokens(40, seed=7)},
-        {"adapter": "another"},
-        {"cache_salt": "another tenant's"},
-        {"transfer_key": new_key()},
-        {"give": Give(Mode.PUSH)},
-        {"target": grants.mint(ELSEWHERE, b"x" * 32)},
-        {"consumers": 2},
-        {"on_abort": grants.OnAbort.KEEP},
-        {"ttl_s": 1.0},
-        {"priority": 1},
-        {"label": "another"},
-    ],
-    ids="".join,
-)
-def test_another_request_under_a_known_id_is_refused_and_the_first_goes_on(
-    sides: tuple[At, At], other: dict[str, Any], when: str
-) -> None:
-    p, d = sides
-    p.scheduler.arrived(FIRST)
-    grant = p.prefilled(FIRST) if when == "has left" else b""
-    with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
-        p.scheduler.arrived(replace(FIRST, **other))
-    p.scheduler.refused(replace(FIRST, give=Give(Mode.PUSH)), "of a push under the first one's key")
-    same_ids: Any = np.array(PROMPT)
-    assert p.scheduler.arrived(replace(FIRST, prompt=same_ids, traceparent="")).one_token
-    grant = grant or p.prefilled(FIRST)
-    assert p.scheduler.grant(R) == grant
-    d.scheduler.arrived(Wanted(R, PROMPT, take=Offer(grant)))
-    assert d.load() == 40
-    assert d.told(LoadEnded).loss is None
-    assert same(p, d)
-    assert p.told(SendEnded).loss is None
-
-
-def test_a_prompt_that_its_owner_goes_on_writing_to_stays_what_it_was(sides: tuple[At, At]) -> None:
-    p, _ = sides
-    prompt = list(PROMPT)
-    p.scheduler.arrived(replace(FIRST, prompt=prompt))
-    prompt[0] += 1
-    with refused(Reason.TRANSFER_EXISTS, AlreadyExists):
-        p.scheduler.arrived(replace(FIRST, prompt=prompt))
-    p.scheduler.aborted(R)
-
-
-def test_what_a_request_brings_is_checked_before_it_is_known(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
-    p, d = sides
-    grant = p.prefilled(give())
-    for wrong, reason, kind in (
-        (Wanted("x", PROMPT, take=Offer(b"nonsense")), Reason.GRANT_INVALID, InvalidRequest),
-        (Wanted("x", PROMPT, take=Source("127.0.0.1:1"), transfer_key=b"short"), Reason.INVALID_FIELD, InvalidRequest),
-        (Wanted("x", PROMPT, give=Give(Mode.PULL)), Reason.INVALID_FIELD, InvalidRequest),
-        (give(Mode.PUSH, target=grant), Reason.GRANT_WRONG_ACCESS, PreconditionFailed),
-    ):
-        with refused(reason, kind):
-            d.scheduler.arrived(wrong)
-    assert len(d.scheduler.policy) == 0
-    p.scheduler.aborted(R)
-    p.told(SendEnded)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.policy_values import Give, Mode, Outcome, SendEnded
+from kvgrpc.core.policy.values import Give, Mode, Outcome, SendEnded
 from kvgrpc.engine import Engine, Rank, content, scheduler
+from kvgrpc.engine.request import Offer, ScheduledRequest
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.engine.wanted import Offer, Wanted
 from kvgrpc.errors import Reason, Unavailable
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
@@ -53,7 +53,7 @@ def test_a_request_that_is_refused_between_two_leads_can_be_tried_again_with_all
     reservation = peer.engine.reserve(TARGET, content(PROMPT), transfer_key=key)
     peer.poll_until(lambda _: bool(reservation.grant))
     at = Scheduler(engine)
-    wanted = Wanted("r1", PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=reservation.grant)
+    wanted = ScheduledRequest("r1", PROMPT, transfer_key=key, give=Give(Mode.PUSH), target=reservation.grant)
     before = engine.incarnation
     kill(engine)
     at.step()
@@ -80,7 +80,7 @@ def test_no_step_waits_for_a_dead_lead_to_name_what_is_to_be_cancelled(
     handover = peer.hand_over(SOURCE, PROMPT)
     at = Scheduler(engine)
     os.kill(engine.lead_pid, signal.SIGSTOP)  # it dies before it answers
-    at.arrived(Wanted("r1", PROMPT, take=Offer(handover.grant)))
+    at.arrived(ScheduledRequest("r1", PROMPT, take=Offer(handover.grant)))
     at.step()
     before = engine.incarnation
     kill(engine)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.policy_values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
+from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
 from kvgrpc.engine import Engine
-from kvgrpc.engine.wanted import Offer, Source, Wanted
+from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import layout
@@ -35,7 +35,7 @@ def test_a_push_whose_source_does_not_come_is_a_loss_in_time(
 ) -> None:
     p, d = At(attach(leads[0])), At(attach(hasty), on_loss=on_loss)
     take = Source(p.side.engine.address if source == "never computes" else "")
-    d.scheduler.arrived(Wanted(R, PROMPT, transfer_key=new_key(), take=take))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=new_key(), take=take))
     assert d.load(16) == 24
     ended = d.told(LoadEnded)
     assert ended.loss.reason is Reason.REGISTRATION_TIMEOUT
@@ -62,7 +62,7 @@ def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and
 ) -> None:
     p, d = At(attach(leads[0]), on_loss=on_loss, recompute_threshold_tokens=16), At(attach(leads[1]))
     expires = late == "the offer expired"
-    decoded = Wanted(
+    decoded = ScheduledRequest(
         R, PROMPT, transfer_key=new_key(), give=Give(Mode.PULL, prefill=False), ttl_s=0.2 if expires else None
     )
     offer = Offer(d.prefilled(decoded))
@@ -72,7 +72,7 @@ def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and
         d.side.close()
         leads[1].wait_no_engine()
     turn, table = [*PROMPT, *tokens(40, seed=6)], [[*range(40, 45)]]
-    p.scheduler.arrived(Wanted(R, turn, transfer_key=new_key(), take=offer, give=Give(Mode.PULL)))
+    p.scheduler.arrived(ScheduledRequest(R, turn, transfer_key=new_key(), take=offer, give=Give(Mode.PULL)))
     if heard == "before blocks are there":
         lost = p.told(TakeLost)
         assert lost.on_loss is on_loss
@@ -99,11 +99,11 @@ def test_what_a_request_of_an_unknown_prompt_could_take_is_let_go_by_its_grant_a
 ) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     if known:
-        d.scheduler.arrived(Wanted("before", PROMPT, take=Offer(p.prefilled(give()))))
+        d.scheduler.arrived(ScheduledRequest("before", PROMPT, take=Offer(p.prefilled(give()))))
         d.scheduler.aborted("before")
         d.until(leads[0].at_rest)
         p.told(SendEnded)
-    d.scheduler.let_go(Wanted(R, take=Offer(p.prefilled(give(ttl_s=300.0)))), "its prompt is too long")
+    d.scheduler.let_go(ScheduledRequest(R, take=Offer(p.prefilled(give(ttl_s=300.0)))), "its prompt is too long")
     d.scheduler.step()
     p.told(SendEnded)
     wait_until(lambda: leads[0].at_rest() and leads[1].at_rest())
@@ -112,10 +112,10 @@ def test_what_a_request_of_an_unknown_prompt_could_take_is_let_go_by_its_grant_a
 def test_what_another_request_takes_under_the_same_grant_goes_on(leads: tuple[Lead, Lead], attach: Attach) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     offer = Offer(p.prefilled(give()))
-    d.scheduler.arrived(Wanted(R, PROMPT, take=offer))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=offer))
     d.load()
-    d.scheduler.let_go(Wanted("refused", take=offer), "its prompt is too long")
-    d.scheduler.let_go(Wanted("refused"), "it takes nothing")
+    d.scheduler.let_go(ScheduledRequest("refused", take=offer), "its prompt is too long")
+    d.scheduler.let_go(ScheduledRequest("refused"), "it takes nothing")
     assert d.told(LoadEnded).loss is None
 
 

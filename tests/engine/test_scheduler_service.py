@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, uniform_layout
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, uniform_layout
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvgrpc.config import Config
-from kvgrpc.core.layout import PoolKind
+from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import content
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
-from kvgrpc.service import session, session_workers
+from kvgrpc.service.session import socket_server as session, workers as session_workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
@@ -25,6 +25,7 @@ from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
 from tests.engine.support import WAIT_S, Lead, lead_died, received, refused, tokens
+from tests.service.engines import wait_until
 
 PROMPT = tokens(20)
 ATTACH = session_pb2.ClientFrame(
@@ -155,6 +156,46 @@ def test_a_call_that_the_lead_does_not_know_is_refused_and_the_session_goes_on(
             client.socket.sendall(encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call]))))
             answer = client.receive().events.events[0].answer
             assert answer.failure.message
+
+
+def many_leases(count: int) -> bytes:
+    """A frame of so many calls."""
+    runs = common_pb2.BlockRuns(starts=[1], counts=[2])
+    request = lease_pb2.GrantLeaseRequest(blocks=[common_pb2.GroupBlocks(blocks=runs)], content=content(PROMPT).message)
+    call = session_pb2.Call(call_id=1, grant_lease=request)
+    return encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call] * count)))
+
+
+def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: tuple[Lead, Lead]) -> None:
+    lead, count = leads[0], 5_000
+    with connected(lead.socket_path) as client:
+        client.socket.sendall(encode(ATTACH))
+        assert client.receive().HasField("attached")
+        client.socket.sendall(many_leases(count))
+        seen = [0]
+        while seen[-1] < count:
+            seen.append(lead.status().counts.leases)
+    assert len(set(seen)) > 3, "of a frame that is handled in one go, nothing or everything is seen"
+    lead.wait_no_engine()
+
+
+def test_calls_that_wait_for_their_turn_when_their_engine_ends_are_not_for_the_next_one(
+    leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    lead, count = leads[0], 20_000
+    with connected(lead.socket_path) as client:
+        client.socket.sendall(encode(ATTACH))
+        ticket = client.receive().attached.rank_ticket
+        with connected(lead.socket_path) as worker:
+            request = session_pb2.AttachRankRequest(ticket=ticket)
+            worker.socket.sendall(encode(session_pb2.ClientFrame(attach_rank=request)))
+            assert worker.receive().HasField("rank_attached")
+            client.socket.sendall(many_leases(count))
+            wait_until(lambda: lead.status().counts.leases > 0)
+        lead.wait_no_engine()
+        attach(lead)
+        client.rest()
+        assert not lead.leases()
 
 
 @pytest.mark.parametrize("waits_for", [handoff_pb2.WAITS_FOR_READERS, handoff_pb2.WAITS_FOR_REGISTRATION])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kvgrpc.core.layout import PoolLayout, Region, TensorKind
+from kvgrpc.core.values.layout import PoolLayout, Region, TensorKind
 from kvgrpc.engine import content
 from kvgrpc.errors import Reason
 from tests.engine.conftest import Attach

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kvgrpc.core.grants import OnAbort, from_json
-from kvgrpc.core.transfers import Next
+from kvgrpc.core.tables.transfers import Next
+from kvgrpc.core.values.grants import OnAbort, from_json
 from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content, session
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2

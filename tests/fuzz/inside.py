@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvgrpc.core.moves import AT_ISSUER
-from kvgrpc.service.admin_service import _pin
+from kvgrpc.core.moves.move import AT_ISSUER
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.admin import _pin
 from tests.service import forks
 
 DIGEST_BYTES = 16

@@ -8,12 +8,15 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2
 
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_types_pb2, transfer_pb2
 from tests.fuzz import inside
 from tests.fuzz.inside import State
 from tests.fuzz.target import LIMITS
+from tests.service.api import Api
 from tests.service.conftest import starting
 from tests.service.consumer import Consumer
 from tests.service.engines import SUCCEEDED, Engine, wait_until
@@ -187,6 +190,18 @@ def test_dials_to_addresses_that_never_answer(after: Flooded) -> None:
         assert set(calls(dial, 400)) == {"UNAVAILABLE"}
 
 
+def test_dials_to_ever_new_addresses(after: Flooded) -> None:
+    with ExitStack() as stack:
+        begun = []
+        for _ in range(Limits().dials_per_connection + AT_ONCE):
+            listener = stack.enter_context(socket.create_server(("127.0.0.8", 0)))
+            where = common_pb2.PeerAddress(address=f"127.0.0.8:{listener.getsockname()[1]}")
+            begun.append(handshake_pb2.ConnectPeerRequest(peer=where))
+        calls = [after.api.handshake.ConnectPeer.future(request) for request in begun]
+        codes = [call.code().name for call in calls]
+    assert set(codes) == {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+
+
 def test_watchers_that_do_not_read(after: Flooded) -> None:
     api, engine = after.api, after.engine
     watches = [api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest()) for _ in range(300)]
@@ -235,3 +250,14 @@ def test_the_socket_for_descriptors(flooded: Flooded) -> None:
                     client.send(secrets.token_bytes((1, 16, 32, 60_000)[number // 2 % 4]))
             except OSError:  # it is full, or had enough
                 continue
+
+
+def test_streams_that_stand(after: Flooded) -> None:
+    each = Limits().standing_per_connection
+    with closing(Api(after.engine.address)) as api:
+        streams = [api.health.Watch(health_pb2.HealthCheckRequest()) for _ in range(4 * each)]
+        wait_until(lambda: sum(stream.done() for stream in streams) == 3 * each)
+        codes = {stream.code().name for stream in streams if stream.done()}
+    assert "RESOURCE_EXHAUSTED" in codes
+    # gRPC itself breaks off, or does not take, some of what comes at once.
+    assert codes <= {"RESOURCE_EXHAUSTED", "CANCELLED", "UNAVAILABLE"}

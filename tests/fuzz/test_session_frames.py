@@ -26,8 +26,7 @@ from tests.fuzz.target import LIMITS, SCENE_INPUTS, after_refusal, changes_nothi
 from tests.fuzz.weights import Scales
 from tests.service.engines import wait_until
 from tests.service.footprint import Footprint, footprint
-from tests.service.values import content as content_message
-from tests.service.values import dur, group
+from tests.service.values import content as content_message, dur, group
 
 PROMPT = tokens(40)
 KEYS = [bytes([i]) * 16 for i in range(4)]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core import grants
-from kvgrpc.core.policy_values import Give, Mode
-from kvgrpc.engine.wanted import Offer, Source, Wanted
+from kvgrpc.core.policy.values import Give, Mode
+from kvgrpc.core.values import grants
+from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.integrations.params import Defaults, answered, offered, wanted
 from tests.engine.support import refused
@@ -25,7 +25,7 @@ def token(access: grants.Access) -> bytes:
 READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
 
 
-def read(params: dict[str, Any], **defaults: Any) -> Wanted:
+def read(params: dict[str, Any], **defaults: Any) -> ScheduledRequest:
     """As it comes out of a request's JSON."""
     found = wanted("r", PROMPT, json.loads(json.dumps(params)), Defaults(**defaults))
     assert found is not None

@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 
-from kvgrpc.core import content as contents
+from kvgrpc.core.values import content as contents
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.engines import Engine

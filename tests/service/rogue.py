@@ -8,10 +8,10 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from kvgrpc.core import grants
-from kvgrpc.core.endpoints import RankEndpoint
-from kvgrpc.datapath.memory import SharedMemory
-from kvgrpc.datapath.shm import ShmPath
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.datapath.host.memory import SharedMemory
+from kvgrpc.datapath.paths.shm import ShmPath
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.v1 import common_pb2, handshake_pb2, handshake_pb2_grpc, lease_pb2, lease_pb2_grpc
 from kvgrpc.wire.description import endpoint_to_proto

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from kvgrpc.core.sums import WAITING_OF_ACCESS_MAX
+from kvgrpc.core.access.checksums import WAITING_OF_ACCESS_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2
 from tests.service.api import refused

@@ -11,13 +11,13 @@ import grpc.aio
 import pytest
 
 from kvgrpc.config import Config, PoolConfig
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
 from kvgrpc.server import Server
-from kvgrpc.service.conversation import Conversation
-from kvgrpc.service.grpc_server import channel_options
-from kvgrpc.service.peer_stream import PeerStream
+from kvgrpc.service.peers.stream import PeerStream
+from kvgrpc.service.rpc.converse import Conversation
+from kvgrpc.service.rpc.server import channel_options
 from kvgrpc.wire.bounds import CALLS_MAX
 from tests.service.engines import Engine, wait_until
 from tests.service.values import new_key

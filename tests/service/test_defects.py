@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core import events
-from kvgrpc.core.content import chain
-from kvgrpc.core.transfers import Transfer
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.content import chain
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.recovery import Recovery

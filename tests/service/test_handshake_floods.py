@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.core.limits import Limits
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.v1 import admin_pb2, handshake_pb2, pool_types_pb2
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.engines import SUCCEEDED, Engine, ServeProcess

@@ -10,12 +10,12 @@ from grpc_health.v1 import health_pb2
 from kvgrpc.config import Config
 from kvgrpc.core.events import LifeBegan
 from kvgrpc.core.node import Node
-from kvgrpc.core.pins import PinKind
-from kvgrpc.service import health
-from kvgrpc.service.admission import WEDGED_S, admission
-from kvgrpc.service.grpc_server import SERVICES
-from kvgrpc.service.health import Health
+from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc import health
+from kvgrpc.service.rpc.admission import WEDGED_S, admission
+from kvgrpc.service.rpc.health import Health
+from kvgrpc.service.rpc.server import SERVICES
 from kvgrpc.service.runner import Runner
 from kvgrpc.v1 import admin_pb2
 from tests.core.nodes import describe, full

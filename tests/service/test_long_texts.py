@@ -1,6 +1,5 @@
 """Texts of peers: however long, and whatever is in them, nobody's reply grows beyond what a message may have."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from google.protobuf.message import Message
 from kvgrpc.errors import NOTE_BYTES_MAX
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_types_pb2, scheduler_pb2, transfer_pb2
-from tests.service.conftest import SETTINGS, SHARED
-from tests.service.engines import FAILED, Engine, ServeProcess
+from tests.service.engines import FAILED, Engine
 from tests.service.rogue import Change, Rogue
 from tests.service.schedulers import Scheduler, new_id
 from tests.service.values import prompt
@@ -19,21 +17,6 @@ TOKENS = prompt(40)
 LONG = "x" * 3_900_000
 NASTY = "\0\n\x1b[2J\x7f\u202e\u2028"
 """What would end a line, or change what a terminal shows."""
-
-
-@pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *SHARED, settings=SETTINGS))
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def rogue(victim: Engine) -> Iterator[Rogue]:
-    rogue = Rogue(victim)  # type: ignore[abstract]  # a rogue serves what its tests need
-    yield rogue
-    rogue.close()
-    victim.reset()
 
 
 def endpoint(**fields: Any) -> Change:

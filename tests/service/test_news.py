@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from kvgrpc.core.policy_values import Provisional, SendEnded
+from kvgrpc.core.policy.values import Provisional, SendEnded
 from kvgrpc.errors import Aborted, InvalidRequest, Reason
-from kvgrpc.service.news import NewsLog
+from kvgrpc.service.scheduler.news import NewsLog
 
 HOUR_S = 3600.0
 

@@ -5,15 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.events import LifeBegan
 from kvgrpc.errors import Aborted, InvalidRequest, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.pages import PAGE_BYTES_MAX, Page, page
+from kvgrpc.service.rpc.pages import PAGE_BYTES_MAX, Page, page
 from kvgrpc.v1.admin_pb2 import ListPinsRequest, Pin
 from kvgrpc.v1.transfer_pb2 import ListTransfersRequest
 from tests.service.values import dur, seconds

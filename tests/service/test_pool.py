@@ -4,7 +4,7 @@ import pytest
 
 from kvgrpc.v1 import pool_pb2, pool_types_pb2
 from tests.service.api import refused
-from tests.service.conftest import Start
+from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine, unchanged, wait_until
 from tests.service.values import dur, group, ids_of, prompt, seconds
 
@@ -176,3 +176,14 @@ def test_reading_what_does_not_exist_is_refused(
             lambda: source.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(**fields))  # type: ignore[arg-type]
         )
     assert (refusal.code, refusal.reason) == (code, reason)
+
+
+def test_allocations_that_nobody_frees_are_bounded(start: Start) -> None:
+    (engine,) = start((), settings=f"{SETTINGS}allocations = 5\n")
+    for _ in range(5):
+        engine.allocate(1)
+    with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
+        engine.allocate(1)
+    assert engine.counts().allocated == 5
+    engine.free([0])
+    engine.allocate(1)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.rank_actions import Expect
-from kvgrpc.service.ranks import Ranks
+from kvgrpc.core.actions import Expect, Operation
+from kvgrpc.service.session.ranks import Ranks
 
 
 class Asked:

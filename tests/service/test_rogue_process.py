@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvgrpc.datapath.process import _ADDRESSES
+from kvgrpc.datapath.host.process import _ADDRESSES
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.engines import FAILED, RETURNED, Engine, ServeProcess
@@ -36,18 +36,8 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *CMA, settings=SETTINGS))
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def rogue(victim: Engine) -> Iterator[Rogue]:
-    rogue = Rogue(victim)  # type: ignore[abstract]  # a rogue serves what its tests need
-    yield rogue
-    rogue.close()
-    victim.reset()
+def victim_flags() -> tuple[str, ...]:
+    return CMA
 
 
 def pull_fails(victim: Engine, rogue: Rogue, change: Callable[[pool_types_pb2.RankEndpoint], None]) -> str:

@@ -1,6 +1,5 @@
 """A pull from a source that breaks the protocol: a typed failure in time, no block lost, and the server goes on."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -8,13 +7,12 @@ import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
-from tests.service.conftest import SETTINGS, SHARED
+from tests.service.conftest import SETTINGS
 from tests.service.engines import (
     FAILED,
     RETURNED,
     SUCCEEDED,
     Engine,
-    ServeProcess,
     into,
     memory_unchanged,
     wait_until,
@@ -36,18 +34,8 @@ connect_timeout_s = 1.0
 
 
 @pytest.fixture(scope="module")
-def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *SHARED, settings=SHORT))
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def rogue(victim: Engine) -> Iterator[Rogue]:
-    rogue = Rogue(victim)  # type: ignore[abstract]  # a rogue serves what its tests need
-    yield rogue
-    rogue.close()
-    victim.reset()
+def victim_settings() -> str:
+    return SHORT
 
 
 def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvgrpc.errors import PermissionDenied
-from kvgrpc.service.session_return import Return
+from kvgrpc.service.session.reattach import Return
 from kvgrpc.session.v1 import session_pb2
 
 TICKET = b"t" * 32

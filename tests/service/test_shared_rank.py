@@ -1,7 +1,7 @@
 """What a rank of the lead's own knows of the memory that it shares with a worker."""
 
-from kvgrpc.core.operation import Operation
-from kvgrpc.datapath.memory import SharedMemory
+from kvgrpc.core.actions import Operation
+from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.server import SharedRank
 from tests.datapath.movers import HeldWritten
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvgrpc.errors import Reason, Unavailable
-from kvgrpc.service.standing import Standing
+from kvgrpc.service.open_streams import OpenStreams
 
 
 async def silence() -> str:
@@ -15,7 +15,7 @@ async def silence() -> str:
 
 def test_a_stream_that_waits_for_its_peer_returns_in_order_when_all_are_ended() -> None:
     async def scenario() -> None:
-        standing = Standing()
+        standing = OpenStreams()
 
         async def stream() -> str:
             with standing.one():
@@ -35,7 +35,7 @@ def test_a_stream_that_waits_for_its_peer_returns_in_order_when_all_are_ended() 
 
 def test_a_stream_that_sends_something_is_ended_only_when_that_has_gone_out() -> None:
     async def scenario() -> None:
-        standing = Standing()
+        standing = OpenStreams()
         gone_out = asyncio.Event()
         sent = []
 
@@ -61,7 +61,7 @@ def test_a_stream_that_sends_something_is_ended_only_when_that_has_gone_out() ->
 
 def test_a_stream_cancelled_by_anybody_else_is_cancelled() -> None:
     async def scenario() -> None:
-        standing = Standing()
+        standing = OpenStreams()
 
         async def stream() -> None:
             with standing.one():

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.core.leases import LeaseTable
+from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.errors import InvalidRequest
-from kvgrpc.service.void_page import SLOTS, VoidPage
+from kvgrpc.service.session.void_page import SLOTS, VoidPage
 
 
 @pytest.fixture

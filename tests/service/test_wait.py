@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvgrpc.service.grpc_server import _OthersFaults
+from kvgrpc.service.rpc.server import _OthersFaults
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged

@@ -8,18 +8,17 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.config import Config, PoolConfig
 from kvgrpc.core.events import FinishedBlocks
 from kvgrpc.errors import Exhausted, NotFound, Reason
 from kvgrpc.server import Server
-from kvgrpc.service.transfer_service import TransferService
-from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, Watch
+from kvgrpc.service.rpc.transfer import TransferService
+from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, WATCHES_OF_CONNECTION_MAX, Watch
 from kvgrpc.v1 import handoff_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import requests
-from tests.service.api import read_refusal
+from tests.service.api import Api, read_refusal
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import CANCELLED, FAILED, Engine, wait_until
 from tests.service.values import content, group, new_key, prompt
@@ -177,7 +176,9 @@ def test_a_number_of_another_life_is_refused(source: Engine, incarnation: int) -
 
 def test_watches_are_bounded_and_one_that_ends_makes_room(source: Engine) -> None:
     request = transfer_pb2.WatchTransfersRequest()
-    streams = [source.api.transfers.WatchTransfers(request, timeout=60) for _ in range(WATCHES_MAX)]
+    callers = [Api(source.address) for _ in range(WATCHES_MAX // WATCHES_OF_CONNECTION_MAX)]
+    each = range(WATCHES_OF_CONNECTION_MAX)
+    streams = [api.transfers.WatchTransfers(request, timeout=60) for api in callers for _ in each]
     try:
         for stream in streams:
             next(stream)
@@ -185,8 +186,8 @@ def test_watches_are_bounded_and_one_that_ends_makes_room(source: Engine) -> Non
         streams.pop().cancel()
         wait_until(lambda: _stands(source))
     finally:
-        for stream in streams:
-            stream.cancel()
+        for api in callers:
+            api.close()
     wait_until(lambda: _stands(source))
 
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core import pulling
-from kvgrpc.core.accesses import AccessState, Verdict
 from kvgrpc.core.actions import Failed, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
-from kvgrpc.core.grants import read_claims
-from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.pins import PinKind
-from kvgrpc.core.timers import Timer
-from kvgrpc.core.transfers import State
+from kvgrpc.core.receive import pulls as pulling
+from kvgrpc.core.tables.accesses import AccessState, Verdict
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.grants import read_claims
 from kvgrpc.errors import Reason
 
 Make = Callable[[Any], Any]

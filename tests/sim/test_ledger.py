@@ -7,12 +7,12 @@ import pytest
 
 from kvgrpc.core.actions import BlocksReturned, Expect, Failed
 from kvgrpc.core.events import ChecksumBlocks, ConnectPeer, Event, OpenAccess, PullBlocks
-from kvgrpc.core.limits import Limits
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.transfers import Direction, Disposition, Failure, State, Transfer
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State, Transfer
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
-from kvgrpc.sim.ledger import Ledger
-from kvgrpc.sim.rules import Rule, Violated
+from kvgrpc.sim.checks.ledger import Ledger
+from kvgrpc.sim.checks.rules import Rule, Violated
 
 
 def transfer(**changes: Any) -> Transfer:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.pins import PinKind
-from kvgrpc.core.rank_actions import Rekey
+from kvgrpc.core.actions import Rekey
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.sim import Violated
-from kvgrpc.sim.overdue import Overdue
+from kvgrpc.sim.checks.quarantine import QuarantineAudit
 from tests.core.nodes import describe, ids
 
 LIMITS = Limits(quarantine_share=0.5, peer_grace_s=10.0, rekey_interval_s=60.0)
@@ -25,12 +25,12 @@ def quarantine(lead: NodeState, name: str, first: int, end: int) -> None:
     lead.pins.quarantine(name, lead.now)
 
 
-def look(overdue: Overdue, lead: NodeState, now: float) -> None:
+def look(overdue: QuarantineAudit, lead: NodeState, now: float) -> None:
     lead.now = now
     overdue.look([])
 
 
-def rekey(overdue: Overdue, lead: NodeState) -> None:
+def rekey(overdue: QuarantineAudit, lead: NodeState) -> None:
     lead.rekeying = "too much"
     overdue.look([Rekey(0)])
     lead.rekeying = ""
@@ -39,7 +39,7 @@ def rekey(overdue: Overdue, lead: NodeState) -> None:
 
 def test_what_is_within_the_budget_may_stay_in_quarantine() -> None:
     lead = state()
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     quarantine(lead, "t", 0, 32)
     look(overdue, lead, 0.0)
     look(overdue, lead, 1e6)
@@ -48,7 +48,7 @@ def test_what_is_within_the_budget_may_stay_in_quarantine() -> None:
 @pytest.mark.parametrize(("sets_aside", "blocks"), [(True, 33), (False, 1)])
 def test_too_much_in_quarantine_has_the_grace_and_no_more(sets_aside: bool, blocks: int) -> None:
     lead = state(sets_aside=sets_aside)
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     quarantine(lead, "t", 0, blocks)
     look(overdue, lead, 0.0)
     look(overdue, lead, 10.0)
@@ -58,7 +58,7 @@ def test_too_much_in_quarantine_has_the_grace_and_no_more(sets_aside: bool, bloc
 
 def test_a_rekey_is_not_asked_for_before_the_interval_is_over() -> None:
     lead = state()
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     rekey(overdue, lead)
     quarantine(lead, "t", 0, 33)
     look(overdue, lead, 0.0)
@@ -69,7 +69,7 @@ def test_a_rekey_is_not_asked_for_before_the_interval_is_over() -> None:
 
 def test_what_a_rekey_did_not_help_asks_for_no_other() -> None:
     lead = state()
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     quarantine(lead, "t", 0, 33)
     look(overdue, lead, 0.0)
     rekey(overdue, lead)
@@ -82,7 +82,7 @@ def test_what_a_rekey_did_not_help_asks_for_no_other() -> None:
 
 def test_a_new_life_owes_nothing_of_the_last_one() -> None:
     lead = state()
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     quarantine(lead, "t", 0, 33)
     look(overdue, lead, 0.0)
     lead.begin(2, b"", describe(), attached=True)
@@ -92,7 +92,7 @@ def test_a_new_life_owes_nothing_of_the_last_one() -> None:
 
 def test_a_rekey_tells_the_ranks_when_a_transfer_has_had_its_time() -> None:
     lead = state()
-    overdue = Overdue(lead)
+    overdue = QuarantineAudit(lead)
     lead.rekeying = "too much"
     look(overdue, lead, 0.0)
     look(overdue, lead, LIMITS.transfer_timeout_s)

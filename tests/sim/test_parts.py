@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.actions import MapPeer, Post, UnmapPeer
-from kvgrpc.core.descriptors import Runs
+from kvgrpc.core.actions import MapPeer, Operation, Post, UnmapPeer
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
-from kvgrpc.core.operation import Operation
-from kvgrpc.sim.agenda import Agenda
-from kvgrpc.sim.blocks import BlockManager
-from kvgrpc.sim.faults import Faults, Luck
-from kvgrpc.sim.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
-from kvgrpc.sim.mover import Mover
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.sim.engine.blocks import BlockManager
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import Faults, Luck
+from kvgrpc.sim.world.memory import UNWRITTEN, Cell, Door, KvStore, Memory, Prompt, layout
+from kvgrpc.sim.world.mover import Mover
 from tests.core.nodes import endpoint, ids
 
 POOL = layout(8)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from kvgrpc.sim import Traffic, World
-from kvgrpc.sim.setup import WRITES
+from kvgrpc.sim.seeds.setup import WRITES
 
 
 @pytest.mark.parametrize("writers", [frozenset[str](), WRITES], ids=["destination moves", "source moves"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvgrpc.core import serving
-from kvgrpc.core.accesses import Verdict
+from kvgrpc.core.access import serving
+from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.sim.script import ScriptError, replay
 
 ONE_PULL = """\
@@ -71,7 +71,7 @@ def test_what_goes_wrong_under_a_command_names_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_left_over_at_the_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgrpc.core.handover.HandOver.due", lambda self, lease_id: None)
+    monkeypatch.setattr("kvgrpc.core.send.hand_overs.HandOvers.due", lambda self, lease_id: None)
     with pytest.raises(AssertionError) as caught:
         replay("engine P\nfinish P alice\n----\n")
     assert caught.value.__notes__ == ["at the end, when everything had been mended"]

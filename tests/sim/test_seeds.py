@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.sim import Outcome, chaos, drawn, faults, run
-from kvgrpc.sim.trace import Trace
+from kvgrpc.sim import Outcome, drawn, run
+from kvgrpc.sim.seeds import chaos
+from kvgrpc.sim.world import faults
+from kvgrpc.sim.world.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 FIRST = 1_000

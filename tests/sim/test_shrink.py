@@ -3,9 +3,9 @@
 import pytest
 
 from kvgrpc.sim import Outcome, Rule, drawn, run
-from kvgrpc.sim.setup import Setup
-from kvgrpc.sim.shrink import shrink
-from kvgrpc.sim.trace import Trace
+from kvgrpc.sim.seeds.setup import Setup
+from kvgrpc.sim.seeds.shrink import shrink
+from kvgrpc.sim.world.trace import Trace
 from tests.sim.mutants import STEPS, named, planted
 
 SEVERAL = 4
@@ -46,7 +46,7 @@ def test_whoever_has_no_more_time_gets_the_smallest_that_was_found_by_then(monke
         tried.append(setup)
         return run(setup)
 
-    monkeypatch.setattr("kvgrpc.sim.shrink.run", tries)
+    monkeypatch.setattr("kvgrpc.sim.seeds.shrink.run", tries)
     with planted(named("two postings write into one block")):
         setup = drawn(0, STEPS)
         (violation,) = run(setup).violations

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from kvgrpc.core.actions import Failed
-from kvgrpc.core.content import chain
+from kvgrpc.core.values.content import chain
 from kvgrpc.errors import Reason
 from kvgrpc.sim import Traffic, Violated, World
-from kvgrpc.sim.host import Host
-from kvgrpc.sim.memory import Prompt
-from kvgrpc.sim.requests import Offer, Wish
+from kvgrpc.sim.engine.requests import Offer, Wish
+from kvgrpc.sim.hosts.host import Host
+from kvgrpc.sim.world.memory import Prompt
 
 
 def test_one_pull_between_two_engines() -> None:

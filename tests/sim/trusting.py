@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.accesses import Verdict
 from kvgrpc.core.events import SettleAnswered
-from kvgrpc.core.grants import read_claims
-from kvgrpc.core.ids import peer_key
-from kvgrpc.core.moves import Stage
+from kvgrpc.core.moves.move import Stage
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import KVGrpcError
 
 
 def settles_for_all(settle_row: Any) -> Any:
@@ -86,3 +87,62 @@ def valid_for_all(settle_answered: Any) -> Any:
                 settle_answered(self, SettleAnswered(other.access_id, event.result))
 
     return answered
+
+
+def any_life_at_rest(quiesced: Any) -> Any:
+    """What one life of a source says of a write holds for all lives of its engine."""
+
+    def said(self: Any, life: str, access_id: bytes) -> None:
+        landing = self.writers.find(access_id)
+        writer = life if landing is None else landing.writers[access_id]
+        same = engine_of(life) == engine_of(writer)
+        quiesced(self, writer if same else life, access_id)
+
+    return said
+
+
+def engine_of(life: str) -> str:
+    """The id of the engine that a life is of."""
+    return life.rpartition("@")[0]
+
+
+def any_life_delivers(check: Any) -> Any:
+    """Whoever comes in a higher epoch goes on with a push that another life began. Of another engine, that is: a life
+    of the same one that introduces itself has ended the push.
+    """
+
+    def checked(self: Any, access: Any) -> Any:
+        landing = self._landing(access)
+        peer, landing.peer = landing.peer, access.peer
+        try:
+            return check(self, access)
+        finally:
+            landing.peer = peer
+
+    return checked
+
+
+def absent_agree(answered: Any) -> Any:
+    """Checksums that the source does not tell are those that are here."""
+
+    def heard(self: Any, event: Any) -> None:
+        move = self._comparing(event.name)
+        if move is None or not isinstance(event.result, KVGrpcError):
+            answered(self, event)
+            return
+        move.comparing = None
+        if move.left is None and not move.busy:
+            self._steps.settle(move)
+
+    return heard
+
+
+def shorter_will_do(both: Any) -> Any:
+    """Of checksums in another number than was asked for those count that there are."""
+
+    def cut(self: Any) -> Any:
+        here, there = both(self)
+        pairs = [(mine[: len(theirs)], theirs[: len(mine)]) for mine, theirs in zip(here, there, strict=False)]
+        return [mine for mine, _ in pairs], [theirs for _, theirs in pairs]
+
+    return cut

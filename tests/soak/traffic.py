@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgrpc.core.grants import OnAbort
+from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, Push, Received, Reservation, Reserved, content
 from kvgrpc.engine.handles import Content, Handle
 from kvgrpc.v1 import admin_pb2, transfer_pb2

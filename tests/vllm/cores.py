@@ -11,8 +11,8 @@ import torch
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.layout import Group, GroupKind, uniform_layout
-from kvgrpc.core.policy_values import OnLoss
+from kvgrpc.core.policy.values import OnLoss
+from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.device import marks_of
 from kvgrpc.integrations.vllm.hooks import Hooks

@@ -105,3 +105,7 @@ def test_a_step_of_which_nothing_is_told_marks_nothing(device: Device) -> None:
     with closing(Core("P", overlap=False, marks=lambda _: device.mark)) as p:
         p.step()
         assert device.marked == 0
+        p.tables["p"] = p.computing(request_of("p", {**PREFILL, **pushed(KEY)}))
+        p.step({"p": len(PROMPT)})
+        assert device.marked == 1
+        device.works()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.policy_values import OnLoss
+from kvgrpc.core.policy.values import OnLoss
 from tests.vllm.cores import PROMPT, Core, request_of, scheduled
 from tests.vllm.engines import PREFILL, pushed, runs, wait_until
 

@@ -14,14 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-from kvgrpc.integrations.vllm.identity import (
-    CACHE_BESIDES,
-    MODEL_BESIDES,
-    Kernels,
-    factors_of,
-    identity_of,
-    kernels_of,
-)
+from kvgrpc.integrations.vllm.identity import CACHE_BESIDES, MODEL_BESIDES, Kernels, factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.options import Options
 from tests.vllm.cores import PROMPT, Core, request_of
 from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
@@ -298,7 +291,8 @@ def test_other_weights_keep_engines_apart_by_name_and_revision(model: Path) -> N
     transfers = [KVTransferConfig(**CONNECTOR, **more) for more in ({}, named)]
     configs = [configured(model, kv_transfer_config=transfer) for transfer in transfers]
     configs.append(configured(model, kv_transfer_config=transfers[0], revision="another"))
-    assert len({identity(config, Options.of(config).weights_revision) for config in configs}) == 3
+    configs.append(configured(model, kv_transfer_config=transfers[1], load_format="dummy"))
+    assert len({identity(config, Options.of(config).weights_revision) for config in configs}) == 4
 
 
 @pytest.mark.parametrize(
@@ -349,12 +343,14 @@ def test_a_draft_with_kv_of_its_own_keeps_engines_apart_and_its_count_of_tokens_
     ids=str,
 )
 def test_what_changes_no_byte_pairs(model: Path, arguments: dict[str, Any]) -> None:
-    assert identity(configured(model, **arguments)) == identity(configured(model))
+    dummy = configured(model, **arguments, load_format="dummy")
+    assert identity(configured(model, **arguments)) == identity(configured(model)) != identity(dummy)
 
 
 def test_the_same_weights_at_another_path_pair_under_one_name(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "elsewhere")
-    assert identity(configured(tmp_path / "elsewhere")) == identity(configured(model))
+    dummy = configured(tmp_path / "elsewhere", load_format="dummy")
+    assert identity(configured(tmp_path / "elsewhere")) == identity(configured(model)) != identity(dummy)
 
 
 def test_the_longest_prompt_matters_only_where_rope_follows_it(model: Path) -> None:
@@ -365,7 +361,7 @@ def test_the_longest_prompt_matters_only_where_rope_follows_it(model: Path) -> N
 
 def test_every_setting_that_does_not_count_is_one_that_vllm_has() -> None:
     for of, besides in ((ModelConfig, MODEL_BESIDES), (CacheConfig, CACHE_BESIDES)):
-        assert besides <= {field.name for field in dataclasses.fields(of)}
+        assert set() < besides < {field.name for field in dataclasses.fields(of)}
 
 
 class Layer(AttentionLayerBase):

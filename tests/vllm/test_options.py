@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from kvgrpc.core.policy_values import Mode, OnLoss
+from kvgrpc.core.policy.values import Mode, OnLoss
 from kvgrpc.integrations.params import Defaults
 from kvgrpc.integrations.vllm.connector import KVGrpcConnector
 from kvgrpc.integrations.vllm.options import ORDERS, Options, layout_of

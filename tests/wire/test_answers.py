@@ -6,25 +6,15 @@ from enum import Enum
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.core import node
-from kvgrpc.core.accesses import Verdict
 from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
 from kvgrpc.core.events import Opened
-from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.pins import PinKind
-from kvgrpc.core.transfers import (
-    Direction,
-    Disposition,
-    Failure,
-    Phase,
-    RankPath,
-    State,
-    Transfer,
-    TransferPath,
-)
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Phase, RankPath, State, Transfer, TransferPath
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2

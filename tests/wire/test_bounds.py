@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
-from kvgrpc.core.parts import BATCH_PARTS
+from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, InvalidRequest, OutOfRange, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
-from kvgrpc.v1 import transfer_pb2 as transfers
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    pool_types_pb2,
+    transfer_pb2 as transfers,
+)
 from kvgrpc.wire import accesses, answers, bounds, description, requests, values
 
 LIMIT = 65_536

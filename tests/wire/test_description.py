@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.compatibility import Difference, EngineDescription
-from kvgrpc.core.endpoints import (
+from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.transfers import RankPath
+from kvgrpc.core.values.compatibility import Difference, EngineDescription
+from kvgrpc.core.values.endpoints import (
     CmaEndpoint,
     LoopbackEndpoint,
     MemoryKind,
@@ -18,10 +19,8 @@ from kvgrpc.core.endpoints import (
     Segment,
     ShmEndpoint,
 )
-from kvgrpc.core.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.peers import PeerState, PeerView
-from kvgrpc.core.transfers import RankPath
+from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description

@@ -6,8 +6,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError, Metadata
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
 from kvgrpc.service import status

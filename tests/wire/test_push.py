@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.accesses import Opening
-from kvgrpc.core.content import Content
-from kvgrpc.core.content import chain as make_chain
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.values.content import Content, chain as make_chain
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2

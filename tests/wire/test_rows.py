@@ -4,11 +4,11 @@ import numpy as np
 from google.protobuf.message import Message
 
 from kvgrpc.core.actions import LeaseView
-from kvgrpc.core.leases import LeaseState
-from kvgrpc.core.limits import Limits
-from kvgrpc.core.peers import PeerState, PeerView
-from kvgrpc.core.policy_values import LoadEnded, Loss, News, OnLoss, Save
-from kvgrpc.core.transfers import Direction, Failure, Next, Phase, RankPath, Side, Transfer, TransferPath
+from kvgrpc.core.policy.values import LoadEnded, Loss, News, OnLoss, Save
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.peers import PeerState, PeerView
+from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, RankPath, Side, Transfer, TransferPath
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.v1 import scheduler_pb2
 from kvgrpc.wire import answers, description, scheduler

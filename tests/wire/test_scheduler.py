@@ -4,13 +4,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from kvgrpc.core import grants
-from kvgrpc.core.content import Content, chain
 from kvgrpc.core.events import PushSource
-from kvgrpc.core.policy_values import (
+from kvgrpc.core.policy.values import (
     Give,
     Load,
     LoadEnded,
@@ -25,7 +22,9 @@ from kvgrpc.core.policy_values import (
     SendEnded,
     TakeLost,
 )
-from kvgrpc.core.transfers import Next, Side
+from kvgrpc.core.tables.transfers import Next, Side
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.content import Content, chain
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler

@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from kvgrpc.core import events
-from kvgrpc.core.chunks import Pieces
-from kvgrpc.core.descriptors import Runs
-from kvgrpc.core.operation import Operation
-from kvgrpc.core.rank_actions import Sum
+from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason, Unimplemented
 from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2
@@ -98,7 +96,7 @@ def test_the_runs_of_a_posting_and_its_operation_come_back_as_they_went(
 def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
     columns = np.random.default_rng(1).integers(1 << 56, size=(3, count)) >> np.arange(count) % 57
     command = session.post_command(
-        "p", "peer", Runs(*columns), Operation.READ, Sum(0, "s", Pieces(*columns % (1 << 31)))
+        "p", "peer", Runs(*columns), Operation.READ, ComputeChecksums(0, "s", Pieces(*columns % (1 << 31)))
     )
     post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
     usual = rank_pb2.PostCommand(src=columns[0].tolist(), dst=columns[1].tolist(), nbytes=columns[2].tolist())
@@ -112,7 +110,7 @@ def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
 def test_what_is_summed_up_of_a_posting_comes_back_as_it_went() -> None:
     runs = Runs(*np.zeros((3, 0), dtype=np.int64))
     pieces = Pieces(*(np.array(column, dtype=np.int64) for column in ([5, 6, 7], [1, 2, 3], [2, 1])))
-    command = session.post_command("p", "peer", runs, Operation.READ, Sum(2, "s", pieces))
+    command = session.post_command("p", "peer", runs, Operation.READ, ComputeChecksums(2, "s", pieces))
     found = session.summing_of(2, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
     assert found is not None
     assert (found.rank, found.name) == (2, "s")

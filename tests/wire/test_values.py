@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from kvgrpc.core.transfers import Failure, Next, Side
+from kvgrpc.core.tables.transfers import Failure, Next, Side
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
 from kvgrpc.wire import values

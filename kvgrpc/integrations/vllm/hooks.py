@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvgrpc.core.policy_values import OnLoss
+from kvgrpc.core.policy.values import OnLoss
 from kvgrpc.integrations.vllm.meeting import Step
 from kvgrpc.integrations.vllm.scheduling import SchedulerSide
 

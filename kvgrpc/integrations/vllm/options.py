@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, uniform_layout
-from kvgrpc.core.policy_values import Mode, OnLoss
+from kvgrpc.core.policy.values import Mode, OnLoss
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, uniform_layout
 from kvgrpc.integrations.params import Defaults
 
 if TYPE_CHECKING:

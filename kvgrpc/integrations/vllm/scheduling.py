@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from kvgrpc.core.layout import PoolLayout
-from kvgrpc.core.policy_values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
+from kvgrpc.core.policy.values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
+from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Engine, LeadDied
+from kvgrpc.engine.request import ScheduledRequest
 from kvgrpc.engine.scheduler import Scheduler
-from kvgrpc.engine.wanted import Wanted
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters
@@ -60,7 +60,7 @@ class SchedulerSide:
         """Requests of vLLM that are served here. Of one that has left, another one may have the id already."""
         self._look_at = 0.0
         """When a step looks whether there is still a lead, though nothing is under way."""
-        self._offers: dict[str, Wanted] = {}
+        self._offers: dict[str, ScheduledRequest] = {}
         """What those offer for the next turn that decode here, once they have answered."""
         count, layers = options.layers_per_part, layout.groups[0].layers
         ranges = tuple((first, min(count, layers - first)) for first in range(0, layers, count)) if count else ()
@@ -128,7 +128,7 @@ class SchedulerSide:
                 self._computing[request.request_id] = request
         return True
 
-    def _admit(self, request: "Request", found: Wanted) -> Wanted:
+    def _admit(self, request: "Request", found: ScheduledRequest) -> ScheduledRequest:
         """It is let in, under its adapter's name. Raises KVGrpcError for what has no name, or is one too many: then
         whoever waits for its push has been told.
         """

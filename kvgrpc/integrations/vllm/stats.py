@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 if TYPE_CHECKING:
-    from kvgrpc.core.policy_values import LoadEnded, SendEnded
+    from kvgrpc.core.policy.values import LoadEnded, SendEnded
 
 COUNTERS = {
     "received": "Requests whose KV was received.",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kvgrpc.core.layout import PoolLayout
+from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import LeadDied, Rank, RankTicket
 from kvgrpc.integrations.vllm.device import AfterDevice, MarkNow, marks_of
 from kvgrpc.integrations.vllm.meeting import ATTACHED, TICKET, Step, wait_for

@@ -6,24 +6,16 @@ for, is found out.
 
 from collections.abc import Callable
 
-from kvgrpc.core.actions import (
-    BlocksReturned,
-    Cancelled,
-    EngineNews,
-    Failed,
-    LayersReceived,
-    PartsReturned,
-    Received,
-)
+from kvgrpc.core.actions import BlocksReturned, Cancelled, EngineNews, Failed, LayersReceived, PartsReturned, Received
 from kvgrpc.core.events import AcknowledgeTransfers, CancelTransfer
 from kvgrpc.core.state import ENGINE
-from kvgrpc.sim.network import Result
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import Job
 from kvgrpc.sim.script.line import Named
 from kvgrpc.sim.script.receiving import Receiving
 from kvgrpc.sim.script.sending import Sending
 from kvgrpc.sim.script.workshop import Workshop
+from kvgrpc.sim.world.network import Result
 
 
 class ScriptEngine:

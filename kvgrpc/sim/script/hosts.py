@@ -8,16 +8,16 @@ from dataclasses import replace
 from random import Random
 
 from kvgrpc.core.actions import TellEngine
-from kvgrpc.core.compatibility import EngineDescription
 from kvgrpc.core.events import Call, Event, Rekeyed
-from kvgrpc.sim.agenda import Agenda
-from kvgrpc.sim.faults import RPC_TIMEOUT_S, Faults
-from kvgrpc.sim.host import Host
-from kvgrpc.sim.memory import Memory
-from kvgrpc.sim.mover import Mover
-from kvgrpc.sim.network import Ask, Give, Lead, Network
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.sim.hosts.host import Host
 from kvgrpc.sim.script.mover import Hand, HandMover
-from kvgrpc.sim.surroundings import Surroundings
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import RPC_TIMEOUT_S, Faults
+from kvgrpc.sim.world.memory import Memory
+from kvgrpc.sim.world.mover import Mover
+from kvgrpc.sim.world.network import Ask, Give, Lead, Network
+from kvgrpc.sim.world.surroundings import Surroundings
 
 CALM = Faults(delay_s=(0.001, 0.001), silence_s=(0.5, 0.5))
 """Every message takes a millisecond, and a broken stream is noticed after half a second."""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvgrpc.core.calls import LayerRange
-from kvgrpc.core.grants import OnAbort
-from kvgrpc.core.pins import Blocks
-from kvgrpc.sim.memory import Prompt
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.sim.world.memory import Prompt
 
 
 @dataclass(eq=False)

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from kvgrpc.core.actions import MapPeer, Post
+from kvgrpc.core.actions import MapPeer, Operation, Post
 from kvgrpc.core.events import Event, PeerMapped, PostingEnded
-from kvgrpc.core.operation import Operation
-from kvgrpc.sim.agenda import Agenda, Deed
-from kvgrpc.sim.faults import Faults
-from kvgrpc.sim.memory import UNWRITTEN, Door, Memory
-from kvgrpc.sim.mover import Mover
+from kvgrpc.sim.world.agenda import Agenda, Deed
+from kvgrpc.sim.world.faults import Faults
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory
+from kvgrpc.sim.world.mover import Mover
 
 START, HALF, END = "start", "half", "end"
 STOPS = (START, HALF, END)

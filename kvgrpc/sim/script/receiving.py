@@ -5,18 +5,18 @@ from hashlib import sha256
 
 import numpy as np
 
-from kvgrpc.core import grants
 from kvgrpc.core.actions import LayersReceived, Pulling, Received, Reserved
-from kvgrpc.core.content import largest_use
 from kvgrpc.core.events import Call, Destination, GiveDestination, PullBlocks, PushSource, ReserveBlocks
-from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.content import largest_use
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.memory import Prompt
-from kvgrpc.sim.network import Result
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import LATER, LOCAL, NOW, Job, Wanted, key_fields
 from kvgrpc.sim.script.workshop import Workshop, runs
+from kvgrpc.sim.world.memory import Prompt
+from kvgrpc.sim.world.network import Result
 
 
 class Receiving:

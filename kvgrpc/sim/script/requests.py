@@ -1,14 +1,15 @@
 """The commands of scenarios by which engines and their router do something with requests; see `verbs`."""
 
 from kvgrpc.core.actions import Released, Renewed
-from kvgrpc.core.events import ConnectPeer, LayerRange, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
-from kvgrpc.core.grants import OnAbort
-from kvgrpc.sim.memory import Prompt
+from kvgrpc.core.events import ConnectPeer, LeaseRef, RegisterPush, ReleaseLease, RenewLeases
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.sim.script.jobs import LATER, LOCAL, NOW, Part, Terms, Wanted
 from kvgrpc.sim.script.line import Line, pair
 from kvgrpc.sim.script.receiving import listed
 from kvgrpc.sim.script.stage import Stage
 from kvgrpc.sim.script.verbs import Verbs, route
+from kvgrpc.sim.world.memory import Prompt
 
 REQUESTS = Verbs()
 

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 
-from kvgrpc.core import grants
 from kvgrpc.core.actions import GaveUp, HandedOver
 from kvgrpc.core.events import Call, FinishedBlocks, WaitsFor
-from kvgrpc.core.ids import mint_lease_id
-from kvgrpc.core.limits import granted_ttl
-from kvgrpc.core.pins import Blocks
 from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.ids import mint_lease_id
+from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.memory import Prompt
-from kvgrpc.sim.network import Result
 from kvgrpc.sim.script.hosts import HandHost
 from kvgrpc.sim.script.jobs import Job, Part, Terms, key_fields
 from kvgrpc.sim.script.workshop import Workshop
+from kvgrpc.sim.world.memory import Prompt
+from kvgrpc.sim.world.network import Result
 
 
 class Sending:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvgrpc.core.leases import Lease
-from kvgrpc.core.pins import Pin, PinKind
-from kvgrpc.core.transfers import Transfer
-from kvgrpc.sim.memory import Cell, Prompt
+from kvgrpc.core.tables.leases import Lease
+from kvgrpc.core.tables.pins import Pin, PinKind
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.sim.script.line import Line, Named
 from kvgrpc.sim.script.stage import Stage
 from kvgrpc.sim.script.workshop import runs
+from kvgrpc.sim.world.memory import Cell, Prompt
 
 Show = Callable[[Stage, str, Line], list[str]]
 

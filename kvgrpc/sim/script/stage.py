@@ -4,16 +4,16 @@ from dataclasses import replace
 from hashlib import sha256
 
 from kvgrpc.core.actions import TellEngine
-from kvgrpc.core.compatibility import EngineDescription
-from kvgrpc.core.layout import Group, GroupKind, PoolLayout, Region
-from kvgrpc.core.limits import Limits
-from kvgrpc.sim.agenda import Agenda
-from kvgrpc.sim.memory import Cell, KvStore, Memory, Prompt, layout
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.sim.script.engine import ScriptEngine
 from kvgrpc.sim.script.hosts import HandHost, HandNetwork
 from kvgrpc.sim.script.line import Named
 from kvgrpc.sim.script.mover import Hand
-from kvgrpc.sim.surroundings import Surroundings
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.memory import Cell, KvStore, Memory, Prompt, layout
+from kvgrpc.sim.world.surroundings import Surroundings
 
 TOKENS = 1 << 20
 """Between the first tokens of two prompts."""

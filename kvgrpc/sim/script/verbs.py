@@ -7,19 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvgrpc.core.actions import QuarantineReleased
-from kvgrpc.core.events import (
-    Event,
-    ProcessEnded,
-    ReleaseQuarantine,
-)
+from kvgrpc.core.events import Event, ProcessEnded, ReleaseQuarantine
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.memory import layout
-from kvgrpc.sim.network import Result
 from kvgrpc.sim.script.hosts import LATE, LOSE, LOSE_REPLY, TWICE
 from kvgrpc.sim.script.line import Line, Named, seconds
 from kvgrpc.sim.script.mover import BREAK, CORRUPT, DOUBT, HALF, STOPS
 from kvgrpc.sim.script.shows import SHOWS
 from kvgrpc.sim.script.stage import Stage, one_group
+from kvgrpc.sim.world.memory import layout
+from kvgrpc.sim.world.network import Result
 
 Verb = Callable[[Stage, Line], None]
 ROUTER = "router"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvgrpc.core.content import Content, chain
-from kvgrpc.core.descriptors import Ids
-from kvgrpc.core.events import LayerRange, StepDone
-from kvgrpc.core.pins import Blocks
-from kvgrpc.sim.blocks import BlockManager
-from kvgrpc.sim.memory import ALL_LAYERS, Memory, Prompt
+from kvgrpc.core.events import StepDone
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.content import Content, chain
+from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.script.hosts import HandHost
+from kvgrpc.sim.world.memory import ALL_LAYERS, Memory, Prompt
 
 
 class LowestFirst(BlockManager):

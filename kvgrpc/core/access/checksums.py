@@ -1,0 +1,214 @@
+"""Checksums of the blocks that peers read here, for whoever wants to compare (ChecksumBlocks).
+
+They are of the bytes as they lie in memory. What an engine hands over it may have summed up before anybody asks
+(`send.checksum_prefetch`); all else is summed up when a destination asks for it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvgrpc.core.actions import Checksums
+from kvgrpc.core.events import ChecksumBlocks, ChecksumsComputed
+from kvgrpc.core.send.checksum_prefetch import TOO_LATE, ChecksumPrefetch, Wanted, begin
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Summing, pieces_of, portions_of
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import Access as AccessKind
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    InternalError,
+    InvalidRequest,
+    KVGrpcError,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+)
+
+WAITING_MAX = 4_096
+"""Calls that may wait for the ranks."""
+WAITING_OF_PEER_MAX = 1_024
+WAITING_OF_ACCESS_MAX = 4
+"""A destination asks for one after the other; a call that was lost may wait beside the next one."""
+RUNNING_MAX = 4
+"""Portions that the ranks sum up at once."""
+ALL_LAYERS = (0, 1 << 40)
+
+GONE = DeadlineExceeded(Reason.DEADLINE, "nobody waits for these checksums any more")
+
+
+@dataclass(eq=False)
+class _Ask:
+    """A call of a peer that the ranks sum up for."""
+
+    call: int
+    access: Access
+    portions: Iterator[list[tuple[Blocks, LayerRange | None]]]
+    next: list[tuple[Blocks, LayerRange | None]] | None
+    """The portion that comes next; None: that was the last one."""
+    found: list[tuple[bytes, ...]] = field(default_factory=list)
+    """Of each portion, of each rank."""
+
+    @property
+    def name(self) -> str:
+        """The ranks know its portions by that."""
+        return f"s{self.call}"
+
+
+class ChecksumCalls:
+    """Calls of peers that wait for sums. The ranks get portion by portion, few at once, of one peer after the other: so
+    that a caller that is gone, or an access that is over, costs no more than what the ranks are at.
+    """
+
+    def __init__(self, state: NodeState, ahead: ChecksumPrefetch) -> None:
+        self._state = state
+        self._ahead = ahead
+        self._waiting: dict[str, _Ask] = {}
+        """By name."""
+        self._queue: dict[str, dict[str, _Ask]] = {}
+        """Those whose next portion is not begun: by peer, whose turns they have, and by name."""
+        self._running: dict[str, tuple[_Ask, Summing]] = {}
+        """Portions that the ranks are at, by name; also of those who wait no longer."""
+
+    def ask(self, event: ChecksumBlocks, peer: Peer) -> None:
+        """ChecksumBlocks: of blocks that the caller may read."""
+        state = self._state
+        access = state.accesses.get(event.access_id)
+        if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
+            raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
+        _check_open(access)
+        self._check_room(access)
+        wanted = [(state.resolve(lists, f"blocks[{i}]"), layers) for i, (lists, layers) in enumerate(event.blocks)]
+        _check_granted(wanted, state.pins.blocks(access.owner, PinKind.ACCESS))
+        if self._ahead.answer(event.call.id, access, state.leases.get(access.lease_id), wanted):
+            return
+        portions = portions_of(state.pool.pool, wanted)
+        ask = _Ask(event.call.id, access, portions, next(portions, None))
+        self._waiting[ask.name] = ask
+        state.timers.set(Timer.SUMS, ask.name, state.now + state.limits.transfer_timeout_s)
+        self._go_on(ask)
+        self._give_turns()
+
+    def summed(self, event: ChecksumsComputed) -> None:
+        """A rank has summed up."""
+        self._ahead.summed(event)
+        ask, summing = self._running.get(event.name, (None, None))
+        if ask is None or summing is None or not summing.take(event.rank, event.values, event.message):
+            return
+        del self._running[event.name]
+        if ask.name in self._waiting and summing.error:
+            self._refuse(ask, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {summing.error}"))
+        elif ask.name in self._waiting:
+            ask.found.append(summing.by_rank())
+            ask.next = next(ask.portions, None)
+            self._go_on(ask)
+        self._give_turns()
+
+    def abandoned(self, call: int) -> None:
+        """Nobody waits for the answer of that call any more."""
+        if self._ahead.waiting.pop(call, None):
+            self._state.refuse(call, GONE)
+        elif ask := self._waiting.get(f"s{call}"):
+            self._refuse(ask, GONE)
+
+    def due(self, name: str) -> None:
+        """The ranks took too long."""
+        if not self._ahead.due(name):
+            self._refuse(self._waiting[name], TOO_LATE)
+
+    def end_all(self, error: KVGrpcError) -> None:
+        """The incarnation ends."""
+        for ask in self._waiting.values():
+            self._state.refuse(ask.call, error)
+        self._waiting.clear()
+        self._queue.clear()
+        self._running.clear()
+        self._ahead.end_all()
+
+    def _check_room(self, access: Access) -> None:
+        """Raises Exhausted where too many wait: in all, of one peer, or under one access."""
+        waiting = [ask.access for ask in self._waiting.values()]
+        waiting += [other for other, _ in self._ahead.waiting.values()]
+        ours = [other for other in waiting if other.peer == access.peer]
+        for what, count, most in (
+            ("", len(waiting), WAITING_MAX),
+            (" of one peer", len(ours), WAITING_OF_PEER_MAX),
+            (" under one access", sum(other is access for other in ours), WAITING_OF_ACCESS_MAX),
+        ):
+            if count >= most:
+                raise Exhausted(Reason.LIMIT_EXCEEDED, f"{most} calls{what} wait for checksums", retry_delay_s=0.1)
+
+    def _go_on(self, ask: _Ask) -> None:
+        """The next portion waits for its turn; after the last one the call is answered."""
+        if ask.next is not None:
+            self._queue.setdefault(ask.access.peer, {})[ask.name] = ask
+            return
+        ranks = range(self._state.pool.world_size)
+        self._state.reply(ask.call, Checksums(tuple(b"".join(part[rank] for part in ask.found) for rank in ranks)))
+        self._drop(ask)
+
+    def _give_turns(self) -> None:
+        state = self._state
+        while self._queue and len(self._running) < RUNNING_MAX:
+            peer, asks = next(iter(self._queue.items()))
+            ask = asks.pop(next(iter(asks)))
+            del self._queue[peer]
+            if asks:
+                self._queue[peer] = asks  # behind the other peers
+            try:
+                _check_open(ask.access)
+            except KVGrpcError as error:
+                self._refuse(ask, error)
+                continue
+            assert ask.next is not None
+            name = f"{ask.name}.{len(ask.found)}"
+            self._running[name] = ask, begin(state, name, pieces_of(state.pool.pool, ask.next))
+
+    def _refuse(self, ask: _Ask, error: KVGrpcError) -> None:
+        self._state.refuse(ask.call, error)
+        self._drop(ask)
+
+    def _drop(self, ask: _Ask) -> None:
+        """It waits no longer. What the ranks are at they end."""
+        del self._waiting[ask.name]
+        self._state.timers.clear(Timer.SUMS, ask.name)
+        asks = self._queue.get(ask.access.peer, {})
+        asks.pop(ask.name, None)
+        if not asks:
+            self._queue.pop(ask.access.peer, None)
+
+
+def _check_open(access: Access) -> None:
+    if access.state is not AccessState.OPEN:
+        raise PreconditionFailed(access.stale or Reason.ACCESS_CLOSED, "this access is not valid any more")
+
+
+def _check_granted(wanted: Wanted, readable: Blocks) -> None:
+    """Raises PermissionDenied for blocks that the access does not cover, and InvalidRequest for those that are listed
+    twice in some layer: nobody sums up more than was granted.
+    """
+    for group, granted in enumerate(readable):
+        rows = [(lists[group], layers or ALL_LAYERS) for lists, layers in wanted if len(lists[group])]
+        if not rows:
+            continue
+        ids = np.concatenate([some for some, _ in rows])
+        if not np.isin(ids, granted).all():
+            raise PermissionDenied(Reason.NOT_OWNER, f"group {group}: the access does not cover all of these blocks")
+        if len(rows) == 1:
+            continue
+        ranges = [(first, first + count) for _, (first, count) in rows]
+        first, end = np.repeat(ranges, [len(some) for some, _ in rows], axis=0).T
+        order = np.lexsort((first, ids))
+        ids, first, end = ids[order], first[order], end[order]
+        twice = ids[1:][(ids[1:] == ids[:-1]) & (first[1:] < end[:-1])]
+        if len(twice):
+            raise InvalidRequest(
+                Reason.BLOCK_DUPLICATE, f"group {group}: block {int(twice[0])} is listed twice for the same layers"
+            )

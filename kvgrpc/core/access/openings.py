@@ -1,0 +1,311 @@
+"""OpenAccess at the issuer: everything is verified before a single block id is said.
+
+A row that cannot be answered yet (its lease is not announced, its step is not over, its peer is suspect) waits, for a
+bounded time. What waits is found by what it misses, so that an event looks only at those that it may help.
+"""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.access.closed_ids import ClosedAccessIds
+from kvgrpc.core.actions import Openings
+from kvgrpc.core.events import OpenAccess, Opened
+from kvgrpc.core.receive.reservations import Reservations
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState, Opening
+from kvgrpc.core.tables.leases import Lease, ended_error
+from kvgrpc.core.tables.peers import Peer, PeerState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.content import check
+from kvgrpc.core.values.grants import Access as AccessKind, read_claims, verify
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.layout import check_prefix
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+)
+
+STEP = "step"
+LEASE = "lease"
+LIVENESS = "liveness"
+POSTINGS = "postings"
+
+
+@dataclass(eq=False)
+class _Call:
+    """An OpenAccess call, which is answered when its last row is."""
+
+    id: int
+    rows: list[Opened | KVGrpcError | None]
+    left: int
+    blocks: int = 0
+    """That its answer names at most, so far."""
+
+
+class AccessOpenings:
+    """Accesses from the asking to the open state."""
+
+    def __init__(self, state: NodeState, spent: ClosedAccessIds, deliveries: Reservations) -> None:
+        self._state = state
+        self._deliveries = deliveries
+        self._spent = spent
+        self._rows: dict[bytes, list[tuple[_Call, int]]] = {}
+        """Rows that wait, by access id."""
+        self._missing: dict[tuple[str, str], dict[bytes, None]] = {}
+        """Accesses that wait, by what they miss and whose it is."""
+
+    def open(self, event: OpenAccess, peer: Peer) -> None:
+        """OpenAccess: every row is answered on its own, the call when its last row is."""
+        count = len(event.openings)
+        call = _Call(event.call.id, [None] * count, count)
+        if not count:
+            self._state.reply(call.id, Openings(()))
+        for row, opening in enumerate(event.openings):
+            self._open_row(call, row, peer, opening)
+
+    def retry(self, missing: str, whose: str = "") -> None:
+        """Tries again what missed that."""
+        for access_id in list(self._missing.get((missing, whose), ())):
+            self._try(self._state.accesses[access_id])
+
+    def wait_due(self, name: str) -> None:
+        """An opening waited long enough."""
+        access = self._state.accesses[bytes.fromhex(name)]
+        self._refuse(access, _wait_error(access))
+
+    def dismiss(self, access: Access, error: KVGrpcError) -> None:
+        """A WAITING access is closed: whoever waits for it is refused."""
+        self._stop_waiting(access)
+        self._answer(access, error)
+
+    def refuse_all(self, error: KVGrpcError) -> None:
+        """Nothing is opened now: whoever waits is told to come again."""
+        for access_id in list(self._rows):
+            self._refuse(self._state.accesses[access_id], error)
+
+    def end_all(self, error: KVGrpcError) -> None:
+        """The incarnation ends: openings that wait are refused."""
+        for access_id in list(self._rows):
+            self.dismiss(self._state.accesses[access_id], error)
+
+    def _open_row(self, call: _Call, row: int, peer: Peer, opening: Opening) -> None:
+        try:
+            self._check_room(call, opening)
+            access = self._state.accesses.get(opening.access_id)
+            if access is None:
+                access = self._new(peer, opening)
+            else:
+                _check_same(access, peer, opening)
+        except KVGrpcError as error:
+            self._answer_row(call, row, error)
+            return
+        self._rows.setdefault(access.id, []).append((call, row))
+        self._try(access)
+
+    def _check_room(self, call: _Call, opening: Opening) -> None:
+        """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of the rows before."""
+        most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
+        if call.blocks and call.blocks + blocks > most:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"the openings of one call have at most {most} blocks: ask again")
+        call.blocks += blocks
+
+    def _new(self, peer: Peer, opening: Opening) -> Access:
+        state = self._state
+        if len(opening.access_id) != ACCESS_ID_BYTES:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"an access id has {ACCESS_ID_BYTES} random bytes")
+        if opening.access_id in self._spent:
+            raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
+        kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
+        claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
+        if kind is AccessKind.READ and opening.claim is None:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "opening a READ grant takes a content claim")
+        if len(state.accesses) >= state.limits.accesses:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{state.limits.accesses} accesses are known", retry_delay_s=1.0)
+        if len(peer.accesses) >= state.limits.accesses_per_peer:
+            most = f"{state.limits.accesses_per_peer} accesses of this peer are known"
+            raise Exhausted(Reason.LIMIT_EXCEEDED, most, retry_delay_s=1.0)
+        access = Access(opening, peer.description.engine_id, peer.key, claims.lease_id, state.now, kind=kind)
+        state.accesses[access.id] = access
+        peer.accesses[access.id] = None
+        return access
+
+    def _try(self, access: Access) -> None:
+        """Opens a WAITING access if nothing is missing, and answers the rows that ask for it."""
+        self._unlist(access)
+        try:
+            answer = self._fill(access) if access.kind is AccessKind.WRITE else self._read(access)
+        except KVGrpcError as error:
+            self._refuse(access, error)
+            return
+        if answer is None:
+            self._wait(access)
+        else:
+            self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
+            self._answer(access, answer)
+
+    def _fill(self, access: Access) -> Opened | None:
+        """What a source may fill, None while something is missing. Raises what refuses it."""
+        state = self._state
+        access.waiting_for = ""
+        if access.state is AccessState.WAITING:
+            parts = self._deliveries.check(access)
+            if self._deliveries.misses_step(access):
+                access.waiting_for = STEP
+            elif self._deliveries.misses_postings(access):
+                access.waiting_for = POSTINGS
+            elif state.peers[access.peer].state is PeerState.SUSPECT:
+                access.waiting_for = LIVENESS
+            else:
+                self._deliveries.open(access, parts)
+        return None if access.waiting_for else self._deliveries.opened(access)
+
+    def _read(self, access: Access) -> Opened | None:
+        """What a reader may read, None while something is missing. Raises what refuses it."""
+        lease = self._lease_of(access)
+        if lease is None:
+            return None
+        if access.state is AccessState.WAITING:
+            self._check_content(access, lease)
+            self._admit(access, lease)
+        return self._opened(access, lease)
+
+    def _lease_of(self, access: Access) -> Lease | None:
+        """The access's lease, or None while something is missing. Raises what refuses it."""
+        state = self._state
+        access.waiting_for = ""
+        if access.stale is not None:
+            raise PreconditionFailed(access.stale, "the lease ended under this access")
+        if access.lease_id in state.refused_leases:
+            raise PreconditionFailed(Reason.LEASE_REFUSED, "the hand-over of this lease was refused at its engine")
+        lease = state.leases.find(access.lease_id)
+        if lease is None:
+            access.waiting_for = LEASE
+            return None
+        if lease.pushed:
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: nobody opens them by itself")
+        if not lease.live:
+            raise ended_error(lease.state, lease.id)
+        if access.state is AccessState.OPEN:
+            return lease
+        if lease.after_step > state.step_done():
+            access.waiting_for = STEP
+        elif state.peers[access.peer].state is PeerState.SUSPECT:
+            access.waiting_for = LIVENESS
+        return None if access.waiting_for else lease
+
+    def _check_content(self, access: Access, lease: Lease) -> None:
+        claim = access.opening.claim
+        assert claim is not None
+        check(lease.content, claim)
+        check_prefix(self._state.pool.pool.groups, lease.content.tokens, claim.tokens)
+
+    def _admit(self, access: Access, lease: Lease) -> None:
+        state = self._state
+        access.move(AccessState.OPEN)
+        lease.opened(access.id, access.consumer)
+        blocks = tuple(ids for _, ids in self._opened(access, lease).blocks)
+        state.pins.add(access.owner, PinKind.ACCESS, blocks, state.now)
+        state.expect(access, open_=True)
+        if not lease.transfer_id:
+            return
+        transfer = state.transfers.get(lease.transfer_id)
+        peer = state.peers[access.peer].description
+        state.change(
+            transfer.id,
+            state=State.ACTIVE,
+            waiting_for="",
+            phases=transfer.phases or transfer.phase_started("readers", state.now),
+            peer_engine_id=peer.engine_id,
+            peer_incarnation=peer.incarnation,
+            peer_address=peer.address,
+            peer_transfer_id=access.opening.transfer_id,
+        )
+
+    def _opened(self, access: Access, lease: Lease) -> Opened:
+        state = self._state
+        claim = access.opening.claim
+        assert claim is not None
+        groups = state.pool.pool.groups
+        return Opened(
+            blocks=tuple((i, ids[: groups[i].blocks_of(claim.tokens)]) for i, ids in enumerate(lease.blocks)),
+            token_count=claim.tokens,
+            offer_tokens=lease.content.tokens,
+            remaining_s=lease.deadline - state.now,
+            ttl_s=lease.ttl_s,
+            memory_generation=state.pool.memory_generation,
+            transfer_id=lease.transfer_id,
+            lease_id=lease.id,
+        )
+
+    def _refuse(self, access: Access, error: KVGrpcError) -> None:
+        """Refuses an opening. A WAITING access that never opened leaves nothing behind."""
+        self.dismiss(access, error)
+        if access.state is AccessState.WAITING:
+            del self._state.accesses[access.id]
+            peer = self._state.peers[access.peer]
+            del peer.accesses[access.id]
+
+    def _wait(self, access: Access) -> None:
+        self._missing.setdefault(_missing(access), {})[access.id] = None
+        name = access.id.hex()
+        if self._state.timers.when(Timer.OPEN_WAIT, name) is None:
+            self._state.timers.set(Timer.OPEN_WAIT, name, self._state.now + self._state.limits.open_wait_s)
+
+    def _stop_waiting(self, access: Access) -> None:
+        self._unlist(access)
+        self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
+
+    def _unlist(self, access: Access) -> None:
+        waiting = self._missing.get(_missing(access))
+        if waiting is not None:
+            waiting.pop(access.id, None)
+            if not waiting:
+                del self._missing[_missing(access)]
+
+    def _answer(self, access: Access, answer: Opened | KVGrpcError) -> None:
+        for call, row in self._rows.pop(access.id, []):
+            self._answer_row(call, row, answer)
+
+    def _answer_row(self, call: _Call, row: int, answer: Opened | KVGrpcError) -> None:
+        call.rows[row] = answer.untraced() if isinstance(answer, KVGrpcError) else answer
+        call.left -= 1
+        if not call.left:
+            self._state.reply(call.id, Openings(tuple(row for row in call.rows if row is not None)))
+
+
+def _missing(access: Access) -> tuple[str, str]:
+    """What an access waits for, and whose."""
+    whose = {LEASE: access.lease_id, LIVENESS: access.peer}
+    return access.waiting_for, whose.get(access.waiting_for, "")
+
+
+def _check_same(access: Access, peer: Peer, opening: Opening) -> None:
+    """Raises unless this asks again for what was asked for under that id."""
+    known = access.opening
+    same = access.peer == peer.key and known.token == opening.token
+    if same and access.state is AccessState.CLOSED:  # before the claim, which a closing that came first does not have
+        raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access is closed; open a new one")
+    if not same or _asked(known) != _asked(opening):
+        raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to another consumer, grant or claim")
+
+
+def _asked(opening: Opening) -> tuple[object, ...]:
+    """What is asked for by the grant, and how it is to be used."""
+    return opening.claim, opening.reverse_access_id, opening.part_epoch, opening.push_content
+
+
+def _wait_error(access: Access) -> KVGrpcError:
+    if access.waiting_for == LEASE:
+        return PreconditionFailed(Reason.LEASE_NOT_FOUND, f"lease {access.lease_id} was never announced by its engine")
+    return DeadlineExceeded(
+        Reason.DEADLINE,
+        f"opening the access waited too long for: {access.waiting_for}",
+        metadata={"phase": f"open/{access.waiting_for}"},
+    )

@@ -1,0 +1,272 @@
+"""Accesses of peers to this engine's blocks, after they were asked for: settling, closing, and their consumers.
+
+A verdict is given once. What an access meant for its lease is decided when it closes: by the identity of its consumer.
+"""
+
+from kvgrpc.core.access.checksums import ChecksumCalls
+from kvgrpc.core.access.closed_ids import ClosedAccessIds
+from kvgrpc.core.access.openings import LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
+from kvgrpc.core.actions import Closings, Verdicts
+from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
+from kvgrpc.core.receive.reservations import Reservations
+from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.pushes import Pushes
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState, Opening, Verdict
+from kvgrpc.core.tables.leases import Lease
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.calls import Call
+from kvgrpc.core.values.grants import Access as AccessKind, OnAbort, read_claims, verify
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
+from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason
+
+
+class Serving:
+    """The issuer's side of every access."""
+
+    def __init__(
+        self, state: NodeState, handover: HandOvers, deliveries: Reservations, pushes: Pushes, ahead: ChecksumPrefetch
+    ) -> None:
+        self._state = state
+        self._handover = handover
+        self._deliveries = deliveries
+        self._pushes = pushes
+        self.spent = ClosedAccessIds(state)
+        self.sums = ChecksumCalls(state, ahead)
+        self._openings = AccessOpenings(state, self.spent, deliveries)
+        self._early: dict[str, dict[bytes, None]] = {}
+        """Accesses that were closed before their lease was announced, by lease id."""
+
+    def open(self, event: OpenAccess) -> None:
+        """OpenAccess: see there. Not by peers that know this memory as it was before it was registered anew."""
+        peer = self._state.caller(event.engine_id, event.incarnation)
+        self._state.check_steady()
+        if peer.told != self._state.pool.memory_generation:
+            raise PreconditionFailed(
+                Reason.NO_HANDSHAKE, "this engine's memory was registered anew since the handshake: shake hands again"
+            )
+        self._openings.open(event, peer)
+
+    def settle(self, event: SettleAccess) -> None:
+        """SettleAccess: the verdict on every access, given once and kept. Whoever settles the last of its write is at
+        rest, whatever the verdict.
+        """
+        life = peer_key(event.engine_id, event.incarnation)
+        for row in event.settlings:
+            if row.last:
+                self._deliveries.quiesced(life, row.access_id)
+        peer = self._state.caller(event.engine_id, event.incarnation)
+        rows = tuple(self._settle_row(peer, row) for row in event.settlings)
+        self._state.reply(event.call.id, Verdicts(rows))
+
+    def close(self, event: CloseAccess) -> None:
+        """CloseAccess: ends accesses that will not be settled; unknown ids become tombstones."""
+        life = peer_key(event.engine_id, event.incarnation)
+        for row in event.closings:
+            if row.quiesced:
+                self._deliveries.quiesced(life, row.access_id)
+        peer = self._state.caller(event.engine_id, event.incarnation)
+        rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
+        self._state.reply(event.call.id, Closings(rows))
+
+    def checksum(self, event: ChecksumBlocks) -> None:
+        """ChecksumBlocks: see `sums`."""
+        self.sums.ask(event, self._state.caller(event.engine_id, event.incarnation))
+
+    def parts_ready(self, event: PartsReady) -> None:
+        """PartsReady: see `delivering`."""
+        self._deliveries.parts_ready(event, self._state.caller(event.engine_id, event.incarnation))
+
+    def lease_announced(self, lease: Lease) -> None:
+        """Consumers that gave up before are counted; openings that came before are answered."""
+        for access_id in self._early.pop(lease.id, {}):
+            self._count(self._state.accesses[access_id], lease, received=False)
+        self._openings.retry(LEASE, lease.id)
+
+    def lease_refused(self, lease_id: str) -> None:
+        """The hand-over of a lease was refused: whoever waits for it fails at once."""
+        self._openings.retry(LEASE, lease_id)
+
+    def step_done(self) -> None:
+        """Openings that waited for the engine's step are tried again."""
+        self._openings.retry(STEP)
+
+    def posting_ended(self) -> None:
+        """Openings that waited for our own postings are tried again."""
+        self._openings.retry(POSTINGS)
+
+    def peer_alive(self, peer: Peer) -> None:
+        """Openings of a peer that is heard again are tried again."""
+        self._openings.retry(LIVENESS, peer.key)
+
+    def peer_dead(self, peer: Peer) -> None:
+        """Its accesses are closed; whether it counts as a consumer is the grant's to say."""
+        lost = f"engine {peer.description.engine_id} was taken for dead"
+        for access_id in list(peer.accesses):
+            access = self._state.accesses[access_id]
+            if access.kind is AccessKind.WRITE and access.held:
+                self._deliveries.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
+            else:
+                self._close(access, dropped=True, message=lost)
+
+    def written_by(self, key: str) -> bool:
+        """Whether that life of a peer may write here."""
+        return key in self._deliveries.writers.lives()
+
+    def memory_changes(self) -> None:
+        """The memory is about to be registered anew: what is read of it is not vouched for, and nothing is opened."""
+        state = self._state
+        for access in list(state.accesses.values()):
+            if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
+                self._handover.outdate(access, Reason.MEMORY_CHANGED)
+        busy = "this engine's memory is being registered anew"
+        self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
+
+    def wait_due(self, name: str) -> None:
+        """An opening waited long enough."""
+        self._openings.wait_due(name)
+
+    def forget(self, name: str) -> None:
+        """The verdict of a closed access was kept long enough; or one whose lease ended was never closed."""
+        access = self._state.accesses[bytes.fromhex(name)]
+        if access.held:
+            self._close(access)
+            return
+        del self._state.accesses[access.id]
+        self.spent.add(access.id)
+        early = self._early.get(access.lease_id)
+        if early is not None:
+            early.pop(access.id, None)
+            if not early:
+                del self._early[access.lease_id]
+        peer = self._state.peers.get(access.peer)
+        if peer is not None:
+            peer.accesses.pop(access.id, None)
+            peer.closed_early.discard(access.id)
+
+    def end_all(self, error: KVGrpcError) -> None:
+        """The incarnation ends: openings that wait are refused, and no read is expected any more."""
+        self._openings.end_all(error)
+        self.sums.end_all(error)
+        self._early.clear()
+        self.spent.clear()
+        for access in self._state.accesses.values():
+            if access.held:
+                self._state.expect(access, open_=False)
+
+    def _settle_row(self, peer: Peer, row: Settling) -> Verdict:
+        access = self._state.accesses.get(row.access_id)
+        if access is None or access.peer != peer.key or access.state is AccessState.WAITING:
+            return Verdict(False, Reason.ACCESS_NOT_FOUND, "no such access is open here")
+        if access.kind is AccessKind.WRITE:
+            return self._deliveries.settle(access, row)
+        if row.part < access.settled and not row.last:
+            return Verdict(True)
+        verdict = access.verdict or _verdict(access)
+        if verdict.valid and not access.verdict and not self._pushes.vouches(access, row):
+            verdict = Verdict(False, Reason.INVALID_FIELD, f"part {row.part} was never ready")
+        if verdict.valid and access.held:
+            access.settled = row.part + 1
+            self._account(access, row.nbytes)
+        if row.last or not verdict.valid:
+            access.verdict = verdict
+        if row.last and access.held:
+            self._close(access, received=verdict.valid)
+        return verdict
+
+    def _close_row(self, call: Call, peer: Peer, row: Closing) -> bool:
+        access = self._state.accesses.get(row.access_id)
+        if access is None:
+            if not self._pushes.refused(call, peer.key, row):
+                self._tombstone(peer, row)
+            return False
+        if access.peer != peer.key:
+            return False
+        was_open = access.held
+        if access.kind is AccessKind.WRITE and was_open:
+            message = row.message or "the source gave up"
+            self._deliveries.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
+        else:
+            waiting = access.state is AccessState.WAITING
+            self._close(access, dropped=row.dropped, message=row.message)
+            if access.kind is AccessKind.WRITE and waiting:
+                self._deliveries.refused(peer, access.lease_id, row)
+        return was_open
+
+    def _tombstone(self, peer: Peer, row: Closing) -> None:
+        """A closing may overtake its opening: the opening is then refused. A drop still reaches its lease."""
+        state = self._state
+        if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
+            return
+        if row.access_id in self.spent or len(peer.closed_early) >= state.limits.closed_early_per_peer:
+            return
+        try:
+            kind = read_claims(row.token).access
+            claims = verify(row.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
+        except KVGrpcError:
+            return
+        if kind is AccessKind.WRITE:
+            self._deliveries.refused(peer, claims.lease_id, row)
+        access = Access(
+            Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now,
+            kind=kind,
+        )  # fmt: skip
+        state.accesses[access.id] = access
+        peer.accesses[access.id] = None
+        peer.closed_early.add(access.id)
+        self._close(access, dropped=row.dropped, message=row.message)
+
+    def _close(self, access: Access, *, dropped: bool = False, received: bool = False, message: str = "") -> None:
+        """Closes an access and counts its consumer if it got the KV, or gave up under a grant that says so."""
+        state = self._state
+        if access.state is AccessState.CLOSED:
+            return
+        if access.held:
+            state.pins.drop(access.owner, PinKind.ACCESS)
+            state.expect(access, open_=False)
+            kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
+        else:
+            self._openings.dismiss(access, PreconditionFailed(Reason.ACCESS_CLOSED, "its opener closed this access"))
+            kept_s = state.limits.registration_timeout_s
+        access.move(AccessState.CLOSED)
+        access.dropped = dropped
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+        if access.kind is AccessKind.WRITE:
+            return
+        lease = state.leases.find(access.lease_id)
+        if lease is not None:
+            lease.closed(access.id)
+            if message:
+                lease.trouble = f"engine {access.consumer}: {message}"
+            self._pushes.reader_gone(access, message, received=received)
+            self._count(access, lease, received=received)
+        else:
+            self._early.setdefault(access.lease_id, {})[access.id] = None
+
+    def _count(self, access: Access, lease: Lease, *, received: bool) -> None:
+        """What a closed access means for its lease."""
+        lease.closed(access.id)
+        if received:
+            lease.received.add(access.consumer)
+        if received or (access.dropped and lease.on_abort is OnAbort.RELEASE):
+            lease.finished.add(access.consumer)
+        self._handover.count(lease)
+
+    def _account(self, access: Access, nbytes: int) -> None:
+        """Bytes that a reader says it moved: for people, and never more than there were."""
+        lease = self._state.leases.get(access.lease_id)
+        pool = self._state.pool
+        moved = min(nbytes, pool.world_size * pool.pool.bytes_of([len(ids) for ids in lease.blocks]))
+        lease.nbytes_done += moved
+        self._state.bytes_sent += moved
+
+
+def _verdict(access: Access) -> Verdict:
+    if access.state is AccessState.OPEN:
+        return Verdict(True)
+    if access.stale is not None:
+        return Verdict(False, access.stale, "the lease ended before the last byte was settled")
+    return Verdict(False, Reason.ACCESS_CLOSED, "the access was closed before it was settled")

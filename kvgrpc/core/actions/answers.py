@@ -1,0 +1,202 @@
+"""Answers to calls: each call is answered once, by a Reply or a Refuse with its id."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.events import Opened
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.peers import PeerView
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.errors import KVGrpcError, Reason
+
+
+@dataclass(frozen=True, eq=False)
+class LeaseView:
+    """A lease as it was at one moment."""
+
+    id: str
+    state: LeaseState
+    request_id: str
+    transfer_id: str
+    ttl_s: float
+    remaining_s: float
+    cap_remaining_s: float
+    age_s: float
+    blocks: Blocks
+    token_count: int
+    consumers: int
+    consumers_done: int
+    open_accesses: int
+    renewals: int
+    trace: str
+    labels: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class HandedOver:
+    """Answer to FinishedBlocks. `token` is empty for validate_only and pushes, `transfer` None for GrantLease."""
+
+    lease: LeaseView
+    transfer: Transfer | None
+    token: bytes
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """Answer to FinishedBlocks with a failure: the push has ended; None when there was none under that key yet."""
+
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Answer to RegisterPush: the SEND transfer."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Answer to ReserveBlocks: the RECEIVE transfer and the WRITE grant; None and empty for validate_only."""
+
+    transfer: Transfer | None
+    token: bytes
+
+
+@dataclass(frozen=True)
+class Widened:
+    """Answer to PartsReady."""
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """Answer to PullBlocks; None for validate_only."""
+
+    transfer: Transfer | None
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """Answer to RenewLeases: (remaining_s, None) or (0, why not), in the order asked."""
+
+    rows: tuple[tuple[float, Reason | None], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """Answer to ReleaseLease."""
+
+    lease: LeaseView
+    freed: Blocks
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Answer to CancelTransfer. `outcome` is a CancelOutcome of the core."""
+
+    outcome: str
+    transfers: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class QuarantineReleased:
+    """Answer to ReleaseQuarantine: blocks that came out of quarantine, and that stayed."""
+
+    released: int
+    left: int
+    memory_generation: int
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """Answer to ChecksumBlocks: of each rank, as in Summed."""
+
+    by_rank: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """Answer to AcknowledgeTransfers."""
+
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Allocated:
+    """Answer to AllocateBlocks."""
+
+    allocation_id: str
+    blocks: Blocks
+    remaining_s: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Freed:
+    """Answer to FreeBlocks."""
+
+    freed: Blocks
+
+
+@dataclass(frozen=True)
+class PeerConnected:
+    """Answer to ConnectPeer."""
+
+    peer: PeerView
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """Answer to a received handshake."""
+
+    engine: EngineDescription
+    """This one, as it was when the endpoints were made: a later memory generation has others."""
+    endpoints: tuple[RankEndpoint, ...]
+    protocol: int
+
+
+@dataclass(frozen=True)
+class Openings:
+    """Answer to OpenAccess, row by row."""
+
+    rows: tuple[Opened | KVGrpcError, ...]
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Answer to SettleAccess, row by row."""
+
+    rows: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Closings:
+    """Answer to CloseAccess, row by row: whether it was open until now."""
+
+    rows: tuple[bool, ...]
+
+
+Answer = (
+    HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
+    | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
+)  # fmt: skip  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """Answers a call."""
+
+    call_id: int
+    answer: Answer
+    event_seq: int
+    """Number of the last change of a transfer when the answer was made: it tells of none after that."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answers a call with an error; nothing has changed."""
+
+    call_id: int
+    error: KVGrpcError

@@ -1,0 +1,92 @@
+"""News: what the attached engine, watchers and operators are told."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.tables.transfers import Failure, Transfer
+from kvgrpc.core.values.calls import LayerRange
+
+
+@dataclass(frozen=True)
+class TransferChanged:
+    """For watchers, waiters and traces."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True)
+class PullOpened:
+    """For the engine: how many tokens a pull will bring that waits for its blocks."""
+
+    transfer_id: str
+    request_id: str
+    use_tokens: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """For the engine: the KV is there and the blocks are its own."""
+
+    transfer_id: str
+    request_id: str
+    use_tokens: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """For the engine: it is over without success. Returns nothing."""
+
+    transfer_id: str
+    request_id: str
+    failure: Failure
+    cancelled: bool
+
+
+@dataclass(frozen=True)
+class BlocksReturned:
+    """For the engine: the blocks of a transfer are its own again."""
+
+    transfer_id: str
+    """Empty for GrantLease, which makes no transfer."""
+    request_id: str
+    lease_id: str = ""
+    """The lease that ended, where the blocks were handed over."""
+
+
+@dataclass(frozen=True)
+class PartsReturned:
+    """For the engine: the blocks of parts that were replaced are its own again. Their push goes on."""
+
+    transfer_id: str
+    request_id: str
+    lease_id: str
+    """The lease that ended."""
+
+
+@dataclass(frozen=True)
+class LayersReceived:
+    """For the engine: all blocks of these layers are there, provisionally: nothing computed from them leaves the
+    engine before Received. Each one replaces the last: one with fewer layers says that the prefill started over, and
+    that what was computed from the others is to be discarded. Failed discards all.
+    """
+
+    transfer_id: str
+    request_id: str
+    layers_done: tuple[LayerRange, ...]
+    part_epoch: int
+
+
+EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned | PartsReturned
+
+
+@dataclass(frozen=True)
+class WeightsUnknown:
+    """For people: this life of a peer was admitted although nobody can tell whether its weights are the same."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class TellEngine:
+    """Something for the attached engine."""
+
+    news: EngineNews

@@ -1,0 +1,100 @@
+"""What a node says to other leads; the shell brings back what they answer as events."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.events import Closing, ReadyPart, Settling
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.endpoints import RankEndpoint
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Handshake with the lead at an address: answered by PeerAnswered or DialFailed."""
+
+    address: str
+    expected_engine_id: str
+    endpoints: tuple[RankEndpoint, ...]
+    trace: str
+
+
+@dataclass(frozen=True)
+class HangUp:
+    """Forget a peer's channel."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class SendOpen:
+    """OpenAccess at a peer: answered by AccessAnswered."""
+
+    peer: str
+    opening: Opening
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendSettle:
+    """SettleAccess at a peer: answered by SettleAnswered."""
+
+    peer: str
+    settling: Settling
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendClose:
+    """CloseAccess at a peer: answered by CloseAnswered."""
+
+    peer: str
+    closing: Closing
+    incarnation: int
+    """Our life that opened the access: a lead closes the accesses of its earlier lives."""
+    trace: str
+    proves: bool = False
+    """It says that nothing of ours writes there any more: blocks of the peer may wait for that."""
+
+
+@dataclass(frozen=True)
+class SendRegister:
+    """RegisterPush at the lead of a push's source: answered by RegisterAnswered."""
+
+    peer: str
+    transfer_id: str
+    """Ours."""
+    token: bytes
+    request_id: str
+    trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class SendParts:
+    """PartsReady at the destination of a push: answered by PartsAnswered."""
+
+    peer: str
+    access_id: bytes
+    parts: tuple[ReadyPart, ...]
+    trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class SendChecksums:
+    """ChecksumBlocks at a peer: answered by ChecksumsAnswered."""
+
+    peer: str
+    access_id: bytes
+    name: str
+    number: int
+    """Of this name's calls: one asks for some of its blocks."""
+    blocks: tuple[tuple[Blocks, LayerRange | None], ...]
+    trace: str
+
+
+@dataclass(frozen=True)
+class SendRenew:
+    """RenewLeases at a peer, one row a transfer (transfer id, grant token): answered by RenewAnswered for each."""
+
+    peer: str
+    rows: tuple[tuple[str, bytes], ...]

@@ -1,0 +1,105 @@
+"""What a node asks of its ranks; they report back as `events.ranks`."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
+
+
+class Operation(Enum):
+    """What a posting does with the bytes, seen from the rank that posts it."""
+
+    READ = "read"
+    """From the peer's memory into this rank's."""
+    WRITE = "write"
+    """From this rank's memory into the peer's."""
+
+
+@dataclass(frozen=True)
+class MakeOffer:
+    """A rank makes an endpoint for one peer: answered by EndpointOffered."""
+
+    rank: int
+    key: str
+    peer: str
+    """Whom it is for: a life, or the address that we dial. Of one peer only the last few offers are good."""
+
+
+@dataclass(frozen=True)
+class MapPeer:
+    """A rank reaches for the same rank of a peer: answered by PeerMapped."""
+
+    rank: int
+    peer: str
+    endpoint: RankEndpoint
+    attempt: int
+    """Names the answer: of one that was let go meanwhile it may still come."""
+
+
+@dataclass(frozen=True)
+class UnmapPeer:
+    """A rank forgets a peer once its last posting ended."""
+
+    rank: int
+    peer: str
+    watch: bool = False
+    """The end of its process is looked for all the same, if it is by now."""
+    gone: bool = False
+    """Its life is over: what it was offered is good for nothing any more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """A rank moves bytes: answered by PostingEnded."""
+
+    rank: int
+    posting_id: str
+    peer: str
+    runs: Runs
+    transfer_id: str
+    operation: Operation = Operation.READ
+    fills: str = ""
+    """The peer's transfer whose blocks are filled, of a WRITE."""
+    sum: "ComputeChecksums | None" = None
+    """Blocks of a READ that are there when it is DONE: the rank sums them up as they arrive."""
+
+
+@dataclass(frozen=True)
+class Expect:
+    """A peer may (`open`) or no longer may access this engine's memory: some data paths need progress meanwhile."""
+
+    access: str
+    open: bool
+    writes: bool = False
+    """It may write, or it is not proved that it does not: the memory is not at rest."""
+    paths: tuple[str, ...] = ()
+    """The data paths over which it says it will; empty: not known."""
+
+
+@dataclass(frozen=True)
+class AwaitEnd:
+    """A rank looks for the end of the process that writes for a peer: ProcessEnded, if that can be seen."""
+
+    rank: int
+    peer: str
+
+
+@dataclass(frozen=True)
+class Rekey:
+    """A rank begins the data paths anew by which peers write: answered by Rekeyed."""
+
+    rank: int
+
+
+@dataclass(frozen=True, eq=False)
+class ComputeChecksums:
+    """A rank sums up blocks of its memory: answered by Summed."""
+
+    rank: int
+    name: str
+    pieces: Pieces
+
+
+__all__ = ["AwaitEnd", "ComputeChecksums", "Expect", "MakeOffer", "MapPeer", "Post", "Rekey", "UnmapPeer"]

@@ -1,0 +1,124 @@
+"""Events: everything that can happen to a node.
+
+`calls` come from engines, schedulers and routers, `peers` from other leads, `ranks` from workers; `lives` are what
+happens to this engine itself. All are frozen values: the shell checks their form, the node their meaning.
+"""
+
+from kvgrpc.core.events.calls import (
+    AcknowledgeTransfers,
+    AllocateBlocks,
+    CancelTransfer,
+    ConnectPeer,
+    Destination,
+    FinishedBlocks,
+    FreeBlocks,
+    GiveDestination,
+    LeaseRef,
+    PullBlocks,
+    PushSource,
+    RegisterPush,
+    ReleaseLease,
+    ReleaseQuarantine,
+    RenewLeases,
+    ReserveBlocks,
+    WaitsFor,
+)
+from kvgrpc.core.events.lives import LeasesVoided, LifeBegan, MemoryGone, Tick
+from kvgrpc.core.events.peers import (
+    AccessAnswered,
+    CallAbandoned,
+    ChecksumBlocks,
+    ChecksumsAnswered,
+    CloseAccess,
+    CloseAnswered,
+    Closing,
+    DialFailed,
+    HandshakeReceived,
+    OpenAccess,
+    Opened,
+    PartsAnswered,
+    PartsReady,
+    PeerAlive,
+    PeerAnswered,
+    PeerSilent,
+    RegisterAnswered,
+    RenewAnswered,
+    SettleAccess,
+    SettleAnswered,
+    Settling,
+)
+from kvgrpc.core.events.ranks import (
+    ChecksumsComputed,
+    EndpointOffered,
+    PeerMapped,
+    PostingEnded,
+    ProcessEnded,
+    Rekeyed,
+    StepDone,
+)
+from kvgrpc.core.values.calls import Call, ReadyPart
+
+Event = (
+    FinishedBlocks | RegisterPush | ReserveBlocks | PartsReady | PartsAnswered | RegisterAnswered
+    | PullBlocks | GiveDestination | RenewLeases | ReleaseLease | CancelTransfer
+    | AcknowledgeTransfers | AllocateBlocks | FreeBlocks | ConnectPeer | HandshakeReceived | PeerAnswered
+    | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
+    | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
+    | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | ProcessEnded | Rekeyed
+    | ReleaseQuarantine | LeasesVoided | LifeBegan | MemoryGone | Tick
+)  # fmt: skip
+
+__all__ = [
+    "AccessAnswered",
+    "AcknowledgeTransfers",
+    "AllocateBlocks",
+    "Call",
+    "CallAbandoned",
+    "CancelTransfer",
+    "ChecksumBlocks",
+    "ChecksumsAnswered",
+    "ChecksumsComputed",
+    "CloseAccess",
+    "CloseAnswered",
+    "Closing",
+    "ConnectPeer",
+    "Destination",
+    "DialFailed",
+    "EndpointOffered",
+    "Event",
+    "FinishedBlocks",
+    "FreeBlocks",
+    "GiveDestination",
+    "HandshakeReceived",
+    "LeaseRef",
+    "LeasesVoided",
+    "LifeBegan",
+    "MemoryGone",
+    "OpenAccess",
+    "Opened",
+    "PartsAnswered",
+    "PartsReady",
+    "PeerAlive",
+    "PeerAnswered",
+    "PeerMapped",
+    "PeerSilent",
+    "PostingEnded",
+    "ProcessEnded",
+    "PullBlocks",
+    "PushSource",
+    "ReadyPart",
+    "RegisterAnswered",
+    "RegisterPush",
+    "Rekeyed",
+    "ReleaseLease",
+    "ReleaseQuarantine",
+    "RenewAnswered",
+    "RenewLeases",
+    "ReserveBlocks",
+    "SettleAccess",
+    "SettleAnswered",
+    "Settling",
+    "StepDone",
+    "Tick",
+    "WaitsFor",
+]

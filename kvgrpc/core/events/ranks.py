@@ -1,0 +1,86 @@
+"""What ranks report."""
+
+from dataclasses import dataclass
+
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.endpoints import RankEndpoint
+
+
+@dataclass(frozen=True)
+class EndpointOffered:
+    """A rank made an endpoint for one peer."""
+
+    rank: int
+    key: str
+    endpoint: RankEndpoint
+
+
+@dataclass(frozen=True)
+class PeerMapped:
+    """A rank reached (or not: empty `data_path`) the same rank of a peer."""
+
+    rank: int
+    peer: str
+    data_path: str
+    why: str
+    rejected: tuple[tuple[str, str], ...] = ()
+    attempt: int = 0
+    """The one that it answers; 0: its worker does not say, and the last one is meant."""
+
+
+@dataclass(frozen=True)
+class PostingEnded:
+    """A posting is over: no access of it follows, unless it is not `quiesced`."""
+
+    posting_id: str
+    done: bool
+    nbytes: int = 0
+    wire_s: float = 0.0
+    message: str = ""
+    quiesced: bool = True
+    """False: it failed, and nobody can say that no access follows."""
+    own_at_rest: bool = False
+    """Of a WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A rank finished all work of the engine's steps up to this one; with `layers` only that of those layers."""
+
+    rank: int
+    step: int
+    layers: LayerRange | None = None
+
+
+@dataclass(frozen=True)
+class ProcessEnded:
+    """The process of the same rank of a peer, which could write into this engine's memory, is gone."""
+
+    rank: int
+    peer: str
+    drained: bool
+    """Nothing that it wrote lands any more. Else what it had sent may, until the rank is re-keyed."""
+
+
+@dataclass(frozen=True)
+class Rekeyed:
+    """A rank began the data paths anew by which peers write: earlier endpoints of it are void."""
+
+    rank: int
+    message: str = ""
+    """Empty: nothing that peers wrote by the old ones lands any more. Else why that is not proved."""
+
+
+@dataclass(frozen=True)
+class ChecksumsComputed:
+    """A rank has summed up blocks of its memory."""
+
+    rank: int
+    name: str
+    values: bytes
+    """CRC-32C of each block asked for, uint32, little-endian, one after the other."""
+    message: str = ""
+    """Why there are none; empty: there are."""
+
+
+__all__ = ["ChecksumsComputed", "EndpointOffered", "PeerMapped", "PostingEnded", "ProcessEnded", "Rekeyed", "StepDone"]

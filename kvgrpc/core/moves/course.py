@@ -1,0 +1,359 @@
+"""The steps that pulls and pushes have in common: reaching the peer, opening, posting, settling.
+
+Each step is taken once by the events that `moving` hears; what a move waits for meanwhile has a deadline.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from kvgrpc.core.actions import ComputeChecksums, Operation, Post, SendChecksums, SendOpen, SendSettle
+from kvgrpc.core.moves.move import Comparing, Move, MoveTable, Stage, posting_name
+from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Phase, State, TransferPath
+from kvgrpc.core.values.chunks import (
+    RUNS_MAX,
+    Chunk,
+    Pieces,
+    Size,
+    Sizes,
+    Slice,
+    Summing,
+    batches,
+    pieces_of,
+    place_of,
+    plan_chunks,
+    slices_of,
+)
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.errors import KVGrpcError, Reason
+
+ANSWER_BYTES = 64 * 1024
+"""Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
+ASK_BYTES_PER_S = 50e9
+ASK_DELAY_MAX_S = 0.005
+"""The source is asked for them when the first bytes are on their way: the rank that starts these and the lead may share
+an interpreter. That is after about a tenth of the time that all bytes take, and at most so long.
+"""
+
+M = TypeVar("M", bound=Move)
+M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
+
+
+class Ends(Protocol[M_contra]):
+    """How moves of a kind end."""
+
+    def fail(self, move: M_contra, error: KVGrpcError, *, closed: bool = False) -> None: ...
+
+    def fail_with(
+        self, move: M_contra, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
+    ) -> None: ...
+
+    def at_rest(self, move: M_contra) -> None: ...
+
+
+class Course(ABC, Generic[M]):
+    """What happens to a move between its making and its end. `operation` is what its postings do."""
+
+    operation: Operation
+
+    def __init__(
+        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, moves: MoveTable[M], ends: Ends[M]
+    ) -> None:
+        self._state = state
+        self._peering = peering
+        self._lives = lives
+        self._moves = moves
+        self._ends = ends
+
+    def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
+        """Before a move is made for a caller. Raises as Peering.check_room."""
+        self._peering.check_room(address, engine_id, incarnation, connection)
+
+    def connect(self, move: M, connection: str = "") -> None:
+        """Looks for the peer's lead; the move goes on now, or when the lead is reached. `connection`: of the caller."""
+        self._moves.await_address(move)
+        peer = self._want(move, connection)
+        if peer is not None:
+            self.reached(move, peer)
+
+    @abstractmethod
+    def reached(self, move: M, peer: Peer) -> None:
+        """The lead that a move waited for is connected."""
+
+    def reconnect(self, move: M) -> None:
+        """The peer does not know us: a new handshake, then the same access again."""
+        state = self._state
+        state.timers.clear(Timer.OPEN_RETRY, move.name)
+        move.move(Stage.CONNECTING)
+        self._lives.forget(move.peer)
+        state.change(move.transfer_id, phases=self._phase(move, "handshake"), waiting_for="handshake")
+        self.connect(move)
+
+    def open(self, move: M, peer: Peer) -> None:
+        state = self._state
+        move.move(Stage.OPENING)
+        self._moves.bind(move, peer.key)
+        state.change(
+            move.transfer_id,
+            phases=self._phase(move, "open"),
+            waiting_for="access",
+            peer_incarnation=peer.description.incarnation,
+            paths=tuple(TransferPath(peer.paths[rank]) for rank in sorted(peer.paths)),
+        )
+        self.send_open(move)
+
+    def send_open(self, move: M) -> None:
+        move.asked_of = move.peer
+        peer = self._state.peers[move.peer]
+        request_id = self._state.transfers.get(move.transfer_id).request_id
+        paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
+        self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
+
+    @abstractmethod
+    def try_post(self, move: M) -> None:
+        """Moves the bytes once everything that they need is known."""
+
+    def take_turn(self, move: M) -> None:
+        """It is its turn to move bytes."""
+        if move.stage is Stage.WIRE:
+            self.moved(move)
+        else:
+            self.try_post(move)
+
+    def moved(self, move: M) -> None:
+        """Everything that was posted has moved."""
+        if move.left is None:
+            self._compare_or_settle(move)
+        elif not self._state.peers[move.peer].reachable:
+            self._moves.await_mapping(move)
+            self._want(move)
+        elif self._state.turns.take(move.name, self._state.transfers.get(move.transfer_id).priority):
+            self._post_slice(move)
+
+    def ask_checksums(self, move: M) -> None:
+        """What the round should bring, while it does."""
+        comparing = move.comparing
+        assert comparing is not None
+        number = len(comparing.there)
+        self._state.emit(SendChecksums(move.peer, move.access_id, comparing.name, number, comparing.asked, move.trace))
+
+    def compare(self, move: M) -> None:
+        """Settles once the checksums of both sides are there and the same."""
+        comparing = move.comparing
+        assert comparing is not None
+        moves = move.left is not None or move.busy
+        if moves or any(part.left for part in comparing.here) or not comparing.all_there:
+            return
+        here, there = comparing.both()
+        if comparing.error:
+            self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
+        elif list(map(len, here)) != list(map(len, there)):
+            self._ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
+        elif here != there:
+            move.mismatch = self._difference(comparing, here, there)
+            self.settle(move)
+        else:
+            self.settle(move)
+
+    def _difference(self, comparing: Comparing, here: list[bytes], there: list[bytes]) -> str:
+        """The first block that arrived as another one, for people."""
+        rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
+        mine, theirs = (np.frombuffer(sums[rank], dtype="<u4") for sums in (here, there))
+        number = int(np.argmax(mine != theirs))
+        place = place_of(self._state.pool.pool, comparing.parts, number)
+        sums = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
+        return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({sums})"
+
+    def _compare_or_settle(self, move: M) -> None:
+        comparing = move.comparing
+        if comparing is None:
+            self.settle(move)
+            return
+        self._state.change(move.transfer_id, waiting_for="checksums", phases=self._phase(move, "checksum"))
+        self.compare(move)
+
+    def settle(self, move: M) -> None:
+        """Asks the peer whether its side held."""
+        state = self._state
+        move.comparing = None
+        move.move(Stage.SETTLING)
+        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.SUMS_ASK):
+            state.timers.clear(timer, move.name)
+        state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
+        state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            waiting_for="settle",
+            nbytes_done=move.nbytes,
+            phases=self._phase(move, "settle"),
+        )
+        self.send_settle(move)
+
+    def send_settle(self, move: M) -> None:
+        settling = move.settling()
+        if move.mismatch:  # it did not get the KV
+            settling = replace(settling, last=False)
+        self._state.emit(SendSettle(move.peer, settling, move.trace))
+
+    @abstractmethod
+    def settled(self, move: M) -> None:
+        """The peer's side held throughout the round."""
+
+    def resume(self, move: M) -> None:
+        """The last posting of parts that were replaced meanwhile is over; only a source replaces parts."""
+
+    @abstractmethod
+    def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
+        """Of each kind its own."""
+
+    def _want(self, move: M, connection: str = "") -> Peer | None:
+        """The peer's lead, or None while it is being reached, or when the move has failed because it cannot be."""
+        claims = move.claims
+        try:
+            return self._peering.want(claims.address, claims.engine_id, claims.incarnation, move.trace, connection)
+        except KVGrpcError as error:
+            self._ends.fail(move, error)
+            return None
+
+    def _post_when_ready(self, move: M) -> None:
+        """The end of `try_post`: what is left to wait for is the engine's step and the mapping of the peer."""
+        state = self._state
+        if move.after_step > state.step_done():
+            self._moves.await_step(move)
+            self._wait_for(move, "step")
+        elif not state.peers[move.peer].reachable:
+            self._moves.await_mapping(move)
+            self._wait_for(move, "handshake")
+            self._want(move)
+        elif state.turns.take(move.name, state.transfers.get(move.transfer_id).priority):
+            self._post(move)
+        else:
+            self._wait_for(move, "turn")
+            self._begin_clock(move)
+
+    def _begin_clock(self, move: M) -> None:
+        """Parts that both sides know have so long to move; a pull that waits has its queue timeout."""
+        timers = self._state.timers
+        if move.counts_waiting and timers.when(Timer.TRANSFER, move.name) is None:
+            timers.set(Timer.TRANSFER, move.name, self._state.now + move.transfer_timeout_s)
+
+    def _wait_for(self, move: M, what: str) -> None:
+        if self._state.transfers.get(move.transfer_id).waiting_for != what:
+            self._state.change(move.transfer_id, waiting_for=what)
+
+    def _post(self, move: M) -> None:
+        state = self._state
+        source, _ = self._pools(move)
+        chunks, move.mismatch = move.chunks(), ""
+        sizes = Sizes(source)
+        size = sizes.of(chunks)
+        move.begin_round()
+        if not size.nbytes:
+            self.settle(move)
+            return
+        move.move(Stage.WIRE)
+        move.planned += size.nbytes
+        if state.checksums and self.operation is Operation.READ:
+            move.left = self._compared(move, chunks, sizes)
+        elif size.runs > RUNS_MAX:
+            most = Size(state.limits.in_flight_bytes, size.blocks, RUNS_MAX)
+            move.left = [Slice(None, parts) for parts in batches(slices_of(chunks, sizes, most), sizes, most)]
+        else:
+            move.left = [Slice(None, chunks)]
+        self._plan(move)
+        state.timers.clear(Timer.QUEUE, move.name)
+        state.timers.clear(Timer.REGISTRATION, move.name)
+        state.timers.set(Timer.TRANSFER, move.name, state.now + move.transfer_timeout_s)
+        state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            waiting_for="",
+            phases=self._phase(move, "wire"),
+            blocks=move.block_count,
+            nbytes=move.planned * state.pool.world_size,
+            paths=self._paths(move),
+        )
+        self._post_slice(move)
+        if move.comparing is not None:
+            delay_s = min(size.nbytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
+            state.timers.set(Timer.SUMS_ASK, move.name, state.now + delay_s)
+
+    def _compared(self, move: M, chunks: list[Chunk], sizes: Sizes) -> list[Slice]:
+        """What is posted by itself, where checksums are compared: the source is asked for those of some slices."""
+        limits = self._state.limits
+        blocks = min(limits.blocks_per_request, max(ANSWER_BYTES // (4 * self._state.pool.world_size), 1))
+        most = Size(limits.in_flight_bytes, blocks, RUNS_MAX)
+        parts = slices_of(chunks, sizes, most)
+        asked = most._replace(nbytes=sys.maxsize)
+        move.comparing = Comparing(f"m{move.name}/{move.rounds}", batches(parts, sizes, asked))
+        return [Slice(None, some) for some in batches(parts, sizes, most)]
+
+    def _plan(self, move: M) -> Runs:
+        """Plans the next slice: one at a time, so that the longest move holds up nobody."""
+        assert move.left is not None
+        first = move.left[0]
+        runs = plan_chunks(first.parts, *self._pools(move))
+        move.left[0] = replace(first, runs=runs)
+        move.descriptors += len(runs)
+        return runs
+
+    def _paths(self, move: M) -> tuple[TransferPath, ...]:
+        """Over which data paths how much has moved, or is about to."""
+        paths = self._state.peers[move.peer].paths
+        ranks = range(self._state.pool.world_size)
+        return tuple(TransferPath(paths[rank], move.planned, move.descriptors) for rank in ranks)
+
+    def _post_slice(self, move: M) -> None:
+        """Posts as much as may be in flight at once; the rest has another turn."""
+        state = self._state
+        assert move.left is not None
+        planned = move.left[0].runs
+        if planned is None:
+            planned = self._plan(move)
+            state.change(move.transfer_id, paths=self._paths(move))
+        first = move.left.pop(0)
+        runs, rest = planned.split(state.limits.in_flight_bytes)
+        if rest is not None:
+            move.left.insert(0, replace(first, runs=rest))
+        name, pieces = "", None
+        if rest is None and move.comparing is not None:
+            name, pieces = self._summing(move, first.parts)
+        move.left = move.left or None
+        state.turns.began(move.name, runs.total_bytes)
+        move.posted_at = state.now
+        for rank in range(state.pool.world_size):
+            posting_id = posting_name(move.name, rank)
+            self._moves.posted(move, posting_id)
+            summed = None if pieces is None else ComputeChecksums(rank, name, pieces)
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills, summed))
+
+    def _summing(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
+        """What all ranks are to sum up of what they post now, by its name."""
+        comparing = move.comparing
+        assert comparing is not None
+        name = f"{comparing.name}.{len(comparing.here)}"
+        comparing.here.append(Summing(set(range(self._state.pool.world_size))))
+        return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
+
+    def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
+        """Where its bytes come from, and where they go."""
+        mine, peers = self._state.pool.pool, self._state.peers[move.peer].description.pool
+        return (peers, mine) if self.operation is Operation.READ else (mine, peers)
+
+    def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
+        """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""
+        transfer = self._state.transfers.get(move.transfer_id)
+        if move.rounds or not move.leading:
+            return transfer.phases
+        return transfer.phase_started(name, self._state.now)

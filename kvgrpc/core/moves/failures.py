@@ -1,0 +1,67 @@
+"""What each kind of failure means for a move: at whose side it lies, and what would help."""
+
+from kvgrpc.core.moves.move import Move
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Failure, Next, Side
+from kvgrpc.errors import Reason
+
+NEXT_STEPS: dict[Reason, Next] = {
+    Reason.CONTENT_MISMATCH: Next.FIX_REQUEST,
+    Reason.CONTENT_RANGE: Next.FIX_REQUEST,
+    Reason.CONTENT_REQUIRED: Next.FIX_REQUEST,
+    Reason.GRANT_INVALID: Next.FIX_REQUEST,
+    Reason.GRANT_FOREIGN: Next.FIX_REQUEST,
+    Reason.GRANT_WRONG_ACCESS: Next.FIX_REQUEST,
+    Reason.ACCESS_REUSED: Next.FIX_REQUEST,
+    Reason.DIAL_REFUSED: Next.FIX_REQUEST,
+    Reason.INCOMPATIBLE_POOLS: Next.RETRY_OTHER_CONSUMER,
+    Reason.PROTOCOL_UNSUPPORTED: Next.RETRY_OTHER_CONSUMER,
+    Reason.NO_DATA_PATH: Next.RETRY_OTHER_CONSUMER,
+    Reason.PEER_UNREACHABLE: Next.RETRY_OTHER_CONSUMER,
+    Reason.QUEUE_TIMEOUT: Next.RETRY_HERE,
+    Reason.TRANSFER_TIMEOUT: Next.RETRY_HERE,
+    Reason.SETTLE_TIMEOUT: Next.RETRY_HERE,
+    Reason.DATA_PATH_FAILED: Next.RETRY_HERE,
+    Reason.CHECKSUM_MISMATCH: Next.RETRY_HERE,
+    Reason.DEADLINE: Next.RETRY_HERE,
+}
+"""What would help after a failed pull; RECOMPUTE where nothing is listed."""
+
+LOST_SOURCE = frozenset(
+    {
+        Reason.LEASE_EXPIRED,
+        Reason.LEASE_RELEASED,
+        Reason.LEASE_VOIDED,
+        Reason.LEASE_NOT_FOUND,
+        Reason.INCARNATION_CHANGED,
+    }
+)
+"""Answers to a renewal that mean the blocks are gone."""
+
+TIMEOUTS = {
+    Timer.REGISTRATION: (Reason.REGISTRATION_TIMEOUT, "the other side of the push did not come, or not with all parts"),
+    Timer.BLOCKS: (Reason.QUEUE_TIMEOUT, "no blocks were given for it within the cap of its lease"),
+    Timer.QUEUE: (Reason.QUEUE_TIMEOUT, "it waited too long in phase {phase}"),
+    Timer.TRANSFER: (Reason.TRANSFER_TIMEOUT, "the bytes took longer than the transfer timeout"),
+    Timer.SETTLE: (Reason.SETTLE_TIMEOUT, "the other side did not say in time whether the bytes are valid"),
+}
+
+OWN_FAILURES = frozenset(
+    {
+        Reason.QUEUE_TIMEOUT,
+        Reason.TRANSFER_TIMEOUT,
+        Reason.DATA_PATH_FAILED,
+        Reason.DIAL_REFUSED,
+        Reason.NO_DATA_PATH,
+    }
+)
+"""Reasons that lie at the side that moves the bytes."""
+
+
+def move_failure(move: Move, reason: Reason, message: str, rank: int | None = None) -> Failure:
+    """The failure of a move in its present stage."""
+    side = Side.DESTINATION if (reason in OWN_FAILURES) is move.reads else Side.SOURCE
+    step = NEXT_STEPS.get(reason, Next.RECOMPUTE)
+    if step is Next.RETRY_HERE and not move.retried_here:
+        step = Next.RECOMPUTE
+    return Failure(reason, message, move.stage.value, side, rank, step)

@@ -1,0 +1,386 @@
+"""Moves: what a lead knows of a transfer for which it holds an access, from the first word to the last posting.
+
+A pull is a move into this engine's blocks (`pull`), a push that lands here too (`landing`), and a push from here one
+out of them (`push`: one for each destination). The stages are data:
+
+RENDEZVOUS   a push: the other side, or what it moves, is not known yet
+CONNECTING   the peer's lead is being reached
+OPENING      OpenAccess is under way at the peer
+OPEN         the peer said which blocks; something of this side is missing: blocks, parts, its engine's step
+WIRE         postings are in flight
+SETTLING     all bytes of the round are there; the peer is asked whether its side held
+ENDED        the transfer is over; the object lives on while somebody may access memory for it
+
+A pull has one round of WIRE and SETTLING, a push as many as its parts need. A push whose prefill starts over is back at
+RENDEZVOUS.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Generic, TypeVar
+
+from kvgrpc.core.events import Settling
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Chunk, Slice, Summing
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import Claims
+
+
+class Stage(Enum):
+    """Where a move is."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    RENDEZVOUS = "rendezvous"
+    CONNECTING = "handshake"
+    OPENING = "open"
+    OPEN = "queue"
+    WIRE = "wire"
+    SETTLING = "settle"
+    ENDED = "ended"
+
+
+STAGES: dict[Stage, frozenset[Stage]] = {
+    Stage.RENDEZVOUS: frozenset({Stage.OPENING, Stage.OPEN, Stage.ENDED}),
+    Stage.CONNECTING: frozenset({Stage.OPENING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.OPENING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.OPEN: frozenset({Stage.WIRE, Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.WIRE: frozenset({Stage.SETTLING, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.SETTLING: frozenset({Stage.OPEN, Stage.RENDEZVOUS, Stage.ENDED}),
+    Stage.ENDED: frozenset(),
+}
+"""Which stage may follow which. The values are the names of the phases that people see."""
+
+AT_ISSUER = (Stage.OPEN, Stage.WIRE, Stage.SETTLING)
+"""While a move is there its access is open."""
+
+MOVE_TIMERS = (
+    Timer.REGISTRATION,
+    Timer.BLOCKS,
+    Timer.QUEUE,
+    Timer.TRANSFER,
+    Timer.SETTLE,
+    Timer.SETTLE_RETRY,
+    Timer.OPEN_RETRY,
+    Timer.PARTS_RETRY,
+    Timer.SUMS_ASK,
+    Timer.RENEW,
+)
+
+
+@dataclass(eq=False)
+class Comparing:
+    """Checksums of one round, of both sides, over its parts in their order."""
+
+    name: str
+    asks: list[list[Chunk]]
+    """What the source is asked for at once: one after the other."""
+    here: list[Summing] = field(default_factory=list)
+    """Part by part, as they were posted."""
+    there: list[tuple[bytes, ...]] = field(default_factory=list)
+    """The answers so far."""
+
+    @property
+    def asked(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
+        """The blocks of the source whose sums come next."""
+        return tuple((part.source, part.layers) for part in self.asks[len(self.there)])
+
+    @property
+    def all_there(self) -> bool:
+        """Whether the source has said everything."""
+        return len(self.there) == len(self.asks)
+
+    @property
+    def parts(self) -> list[Chunk]:
+        return [part for parts in self.asks for part in parts]
+
+    @property
+    def error(self) -> str:
+        return next((summing.error for summing in self.here if summing.error), "")
+
+    def both(self) -> tuple[list[bytes], list[bytes]]:
+        """The sums of this side and of the source's, of each rank, in the order of the blocks."""
+        return _by_rank([summing.by_rank() for summing in self.here]), _by_rank(self.there)
+
+
+def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
+    """One after the other, of every rank; of none where the parts do not name the same number of ranks."""
+    if len({len(part) for part in parts}) != 1:
+        return []
+    return [b"".join(rank) for rank in zip(*parts, strict=True)]
+
+
+@dataclass(eq=False)
+class Move(ABC):
+    """One move; see `Pull`, `Reservation` and `Push`."""
+
+    reads: ClassVar[bool] = False
+    """It brings bytes into this engine's blocks: what goes wrong with them goes wrong at the destination."""
+    retried_here: ClassVar[bool] = False
+    """After a failure the same call may succeed at this engine; a push is begun anew at its source."""
+    transfer_id: str
+    token: bytes
+    """The grant that its access stands on."""
+    claims: Claims
+    """What names the other side: of the grant, or of the peer that opened."""
+    access_id: bytes
+    """The access at the peer; empty while there is none."""
+    trace: str
+    name: str = field(default="", kw_only=True)
+    """What its deadlines and postings are named after; the transfer's id, where a transfer has one move."""
+    leading: bool = field(default=True, kw_only=True)
+    """The phases of its transfer are this one's."""
+    counts_waiting: bool = field(default=True, kw_only=True)
+    """Its transfer timeout runs also while it waits for its turn."""
+    stage: Stage = field(default=Stage.CONNECTING, kw_only=True)
+    transfer_timeout_s: float = field(default=0.0, kw_only=True)
+    after_step: int = field(default=0, kw_only=True)
+    """What is to be posted next waits for this step of the engine."""
+    peer: str = field(default="", kw_only=True)
+    asked_of: str = field(default="", kw_only=True)
+    """The life that was asked for its access last, and may have opened it; also while the peer is reached anew."""
+    postings: set[str] = field(default_factory=set, kw_only=True)
+    """Those that may still access memory."""
+    unproved: set[str] = field(default_factory=set, kw_only=True)
+    """Those of them that have ended, without proof that no access follows."""
+    writes: bool = field(default=False, kw_only=True)
+    """Its postings write into the peer's blocks."""
+    outlived: bool = field(default=False, kw_only=True)
+    """What one of its writes sent may still land at the peer, though nothing of it is in flight here."""
+    posted_at: float = field(default=0.0, kw_only=True)
+    rounds: int = field(default=0, kw_only=True)
+    """Rounds that were posted."""
+    comparing: Comparing | None = field(default=None, kw_only=True)
+    """The checksums of the round, while they are compared."""
+    mismatch: str = field(default="", kw_only=True)
+    """What of the round arrived as something else, for people: it counts only if the source vouches for its side."""
+    left: list[Slice] | None = field(default=None, kw_only=True)
+    """What of the round is still to be posted."""
+    planned: int = field(default=0, kw_only=True)
+    """Bytes that were posted, by each rank."""
+    descriptors: int = field(default=0, kw_only=True)
+    nbytes: int = field(default=0, kw_only=True)
+    """Bytes that have moved, over all ranks."""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.transfer_id
+
+    def move(self, stage: Stage) -> None:
+        """Asserts that the table allows it."""
+        assert stage in STAGES[self.stage], f"{self.stage} to {stage}"
+        self.stage = stage
+
+    @property
+    def busy(self) -> bool:
+        """Somebody may still access this engine's blocks for it."""
+        return bool(self.postings)
+
+    @property
+    def missing_proof(self) -> str:
+        """What would prove its blocks at rest, for people."""
+        flying = _ranks(self.postings - self.unproved)
+        lost = _ranks(self.unproved)
+        return "; ".join(
+            [f"the end of the posting of rank {rank}" for rank in flying]
+            + [
+                f"that the posting of rank {rank}, which its data path lost, accesses nothing more: ReleaseQuarantine "
+                "may prove it, or the end of the engine's life"
+                for rank in lost
+            ]
+        )
+
+    @property
+    def registration_id(self) -> bytes:
+        """What names it to a source that knows of it by its grant only, while it has no access; empty: none does."""
+        return b""
+
+    @property
+    def fills(self) -> str:
+        """The peer's transfer into whose blocks its postings write; empty where they write into ours."""
+        return ""
+
+    @property
+    @abstractmethod
+    def block_count(self) -> int:
+        """Blocks that it moves in all."""
+
+    @property
+    @abstractmethod
+    def last_round(self) -> bool:
+        """The round that is being settled is its last one."""
+
+    @abstractmethod
+    def chunks(self) -> list[Chunk]:
+        """What the next round moves."""
+
+    @abstractmethod
+    def begin_round(self) -> None:
+        """The next round begins."""
+
+    @abstractmethod
+    def settling(self) -> Settling:
+        """What settles the round that has moved."""
+
+
+def posting_name(name: str, rank: int) -> str:
+    """The posting of a rank for the present round of a move: a rank has one at a time."""
+    return f"{name}/{rank}"
+
+
+def rank_of(posting_id: str) -> int:
+    """The rank of a posting."""
+    return int(posting_id.rpartition("/")[2])
+
+
+def _ranks(postings: set[str]) -> list[int]:
+    return sorted(map(rank_of, postings))
+
+
+M = TypeVar("M", bound=Move)
+
+
+class MoveTable(Generic[M]):
+    """Moves that are not forgotten, and every way to find them. One waits for an address, or is bound to a peer."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, M] = {}
+        self._by_access: dict[bytes, M] = {}
+        self._by_posting: dict[str, M] = {}
+        self._by_address: dict[str, dict[str, M]] = {}
+        """Those that wait for the lead at an address."""
+        self._by_peer: dict[str, dict[str, M]] = {}
+        """Those with an access at that life of a peer, asked for or open."""
+        self._unmapped: dict[str, dict[str, M]] = {}
+        """Those whose access is open, but whose peer must be mapped again, by its address."""
+        self._stepping: dict[str, M] = {}
+        """Those that wait for the engine's step only."""
+
+    def add(self, move: M) -> None:
+        """A new move."""
+        self._by_name[move.name] = move
+        if move.access_id:
+            self.index_access(move, move.access_id)
+
+    def index_access(self, move: M, access_id: bytes) -> None:
+        """The move has that access from now on. Its id is random, so it is new too."""
+        assert access_id not in self._by_access, "an access id comes twice"
+        self._by_access.pop(move.access_id, None)
+        move.access_id = access_id
+        self._by_access[access_id] = move
+
+    def drop_access(self, move: M) -> None:
+        """The peer knows that the move's access is over."""
+        self._by_access.pop(move.access_id, None)
+        move.access_id = b""
+
+    def over(self, move: M) -> None:
+        """The move waits for nothing any more, though its postings may go on."""
+        self._stepping.pop(move.name, None)
+        address = move.claims.address
+        _take_out(move.name, (self._by_address, address), (self._unmapped, address))
+
+    def remove(self, move: M) -> None:
+        """Forgets a move."""
+        del self._by_name[move.name]
+        self._by_access.pop(move.access_id, None)
+        self._stepping.pop(move.name, None)
+        self._leave(move)
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._by_name.clear()
+        self._by_access.clear()
+        self._by_posting.clear()
+        self._by_address.clear()
+        self._by_peer.clear()
+        self._unmapped.clear()
+        self._stepping.clear()
+
+    def find(self, name: str) -> M | None:
+        return self._by_name.get(name)
+
+    def of_access(self, access_id: bytes) -> M | None:
+        return self._by_access.get(access_id)
+
+    def of_peer(self, peer: str) -> list[M]:
+        """Those with an access at that life of a peer, oldest first."""
+        return list(self._by_peer.get(peer, {}).values())
+
+    def await_address(self, move: M) -> None:
+        """The move waits for the lead at the address of its other side."""
+        self._leave(move)
+        move.peer = ""
+        self._by_address.setdefault(move.claims.address, {})[move.name] = move
+
+    def take_address(self, address: str) -> list[M]:
+        """Those that waited for an address; they wait no longer."""
+        return list(self._by_address.pop(address, {}).values())
+
+    def bind(self, move: M, peer: str) -> None:
+        """The move has found its peer."""
+        self._leave(move)
+        move.peer = peer
+        self._by_peer.setdefault(peer, {})[move.name] = move
+
+    def await_mapping(self, move: M) -> None:
+        """The move misses nothing but the mapping of its peer."""
+        self._unmapped.setdefault(move.claims.address, {})[move.name] = move
+
+    def take_unmapped(self, address: str) -> list[M]:
+        """Those that waited for the mapping of the peer at an address; they wait no longer."""
+        return list(self._unmapped.pop(address, {}).values())
+
+    def await_step(self, move: M) -> None:
+        """The move misses nothing but its engine's step."""
+        self._stepping[move.name] = move
+
+    def take_stepping(self) -> list[M]:
+        """Those that waited for a step; they wait no longer."""
+        found = list(self._stepping.values())
+        self._stepping.clear()
+        return found
+
+    def posted(self, move: M, posting_id: str) -> None:
+        """A posting of the move is in flight: it waits for nothing else, though the peer may still be reached anew."""
+        self._unmapped.get(move.claims.address, {}).pop(move.name, None)
+        self._stepping.pop(move.name, None)
+        move.postings.add(posting_id)
+        self._by_posting[posting_id] = move
+
+    def of_posting(self, posting_id: str) -> M | None:
+        """The move of a posting that is not over."""
+        return self._by_posting.get(posting_id)
+
+    def oldest_in_flight(self) -> M | None:
+        """The move whose posting is in flight for the longest time; one that was lost is not in flight."""
+        return next((move for id_, move in self._by_posting.items() if id_ not in move.unproved), None)
+
+    def take_posting(self, posting_id: str) -> M | None:
+        """The move of a posting that is over."""
+        move = self._by_posting.pop(posting_id, None)
+        if move is not None:
+            move.postings.discard(posting_id)
+            move.unproved.discard(posting_id)
+        return move
+
+    def __iter__(self) -> Iterator[M]:
+        """All, oldest first; they may end meanwhile."""
+        return iter(list(self._by_name.values()))
+
+    def _leave(self, move: M) -> None:
+        address = move.claims.address
+        _take_out(move.name, (self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer))
+
+
+def _take_out(name: str, *places: tuple[dict[str, dict[str, M]], str]) -> None:
+    """A move's name, from each index and its row there; no row is left empty."""
+    for index, row in places:
+        moves = index.get(row)
+        if moves is not None:
+            moves.pop(name, None)
+            if not moves:
+                del index[row]

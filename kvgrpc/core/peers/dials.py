@@ -1,0 +1,51 @@
+"""How many handshakes callers may cause: so many in a while from one connection, and so many from all.
+
+A while is the longest that one takes, so that this bounds those under way as well. What the engine itself asks for, and
+moves that go on, are not bounded by what callers do.
+"""
+
+from collections import Counter, deque
+
+from kvgrpc.core.state import NodeState
+from kvgrpc.errors import Exhausted, Reason
+
+
+class Dials:
+    """Those that callers caused of late."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._begun: deque[tuple[float, str]] = deque()
+        """When, and for which connection; the oldest first."""
+        self._counts: Counter[str] = Counter()
+
+    def check(self, connection: str) -> None:
+        """Raises Exhausted (LIMIT_EXCEEDED) when this connection may cause none now."""
+        self._forget()
+        limits = self._state.limits
+        ours = self._counts[connection]  # 0 for one that has none, which is not kept
+        for what, count, most in (
+            ("this connection", ours, limits.dials_per_connection),
+            ("callers", len(self._begun), limits.dials),
+        ):
+            if connection and count >= most:
+                raise Exhausted(
+                    Reason.LIMIT_EXCEEDED,
+                    f"{what} caused {most} handshakes within {limits.connect_timeout_s:g} s: come back later, or name "
+                    "a peer that is connected",
+                    retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - self._state.now),
+                )
+
+    def begin(self, connection: str) -> None:
+        """A connection caused one; empty: it was no caller."""
+        if connection:
+            self._begun.append((self._state.now, connection))
+            self._counts[connection] += 1
+
+    def _forget(self) -> None:
+        past = self._state.now - self._state.limits.connect_timeout_s
+        while self._begun and self._begun[0][0] <= past:
+            _, connection = self._begun.popleft()
+            self._counts[connection] -= 1
+            if not self._counts[connection]:
+                del self._counts[connection]

@@ -1,0 +1,51 @@
+"""Handshakes under way: those that we started, one for each address, and those that peers started.
+
+Both wait for our ranks to make an endpoint for the other side; both are bounded. Whoever waits for an address states
+which engine it expects there, and is judged by that alone: a wrong expectation fails nobody else.
+"""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.values.endpoints import RankEndpoint
+
+
+@dataclass(eq=False)
+class Shake:
+    """A handshake and the endpoints that our ranks made for it."""
+
+    key: str
+    """Names it to our ranks; never text of somebody else's."""
+    with_whom: str
+    """Names the other side to our ranks, which keep few offers for each: a life, or an address to dial."""
+    offers: dict[int, RankEndpoint] = field(default_factory=dict)
+
+    def endpoints(self) -> tuple[RankEndpoint, ...]:
+        """In the order of the ranks."""
+        return tuple(self.offers[rank] for rank in sorted(self.offers))
+
+
+@dataclass(eq=False)
+class Dialling(Shake):
+    """One that we started."""
+
+    address: str = ""
+    expected_engine_id: str = ""
+    """What the call to the peer states; that of whoever came first."""
+    trace: str = ""
+    calls: dict[int, str] = field(default_factory=dict)
+    """ConnectPeer calls that wait, and the engine that each expects."""
+    peer: str = ""
+    """The life that answered, once it has."""
+    told: int = -1
+    """The generation of our memory that its endpoints are of."""
+
+
+@dataclass(eq=False)
+class Admission(Shake):
+    """One that a peer started."""
+
+    peer: Peer = field(kw_only=True)
+    """Who started it."""
+    call_id: int = 0
+    protocol: int = 0

@@ -1,0 +1,322 @@
+"""Peering: handshakes with other leads, those that we start and those that they start.
+
+One handshake makes two lives known to each other, both ways. What becomes of the lives is in `lives`.
+"""
+
+from typing import Protocol
+
+from kvgrpc.core.actions import Dial, Introduced, MakeOffer, PeerConnected
+from kvgrpc.core.events import ConnectPeer, DialFailed, EndpointOffered, HandshakeReceived, PeerAnswered, PeerMapped
+from kvgrpc.core.peers.dials import Dials
+from kvgrpc.core.peers.handshake import Admission, Dialling, Shake
+from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.peers import Peer, PeerState, PeerView
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.compatibility import check_compatible, protocol
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+
+GONE = DeadlineExceeded(Reason.DEADLINE, "nobody waits for this handshake any more")
+ADMISSIONS_OF_A_LIFE = 4
+"""That wait for our ranks at once."""
+
+
+class Waiting(Protocol):
+    """Who waits for peers: the pulls of this engine, and its pushes."""
+
+    def peer_ready(self, address: str, peer: Peer) -> None: ...
+
+    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None: ...
+
+    def open_accesses(self, peer: str) -> int: ...
+
+
+class Handshakes:
+    """All handshakes of this engine."""
+
+    def __init__(self, state: NodeState, lives: PeerLiveness) -> None:
+        self._state = state
+        self._lives = lives
+        self._dialling: dict[str, Dialling] = {}
+        """By address."""
+        self._shakes: dict[str, Shake] = {}
+        """All under way, by key."""
+        self._dials = Dials(state)
+        self._shaken = 0
+
+    def attach(self, *waiting: Waiting) -> None:
+        """Names who waits, in the order of being told; once, when the node is built."""
+        self._waiting = waiting
+
+    def view(self, peer: Peer) -> PeerView:
+        """A peer as it is now."""
+        held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
+        return peer.view(self._state.now, held + sum(waiting.open_accesses(peer.key) for waiting in self._waiting))
+
+    def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
+        """Before `want` for a caller. Raises Exhausted when that would begin a handshake, and the caller has caused too
+        many of late.
+        """
+        if address and address not in self._dialling and self._usable(address, engine_id, incarnation) is None:
+            self._dials.check(connection)
+
+    def want(self, address: str, engine_id: str, incarnation: int, trace: str, connection: str = "") -> Peer | None:
+        """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`. `connection`
+        names the caller that causes the handshake.
+
+        Raises Unavailable (PEER_UNREACHABLE) for a peer that is not connected and has no address.
+        """
+        peer = self._usable(address, engine_id, incarnation)
+        if peer is not None:
+            return peer
+        if not address:
+            raise Unavailable(
+                Reason.PEER_UNREACHABLE, f"engine {engine_id} cannot be dialled: its grant names no address"
+            )
+        self._dial(address, engine_id, trace, connection)
+        return None
+
+    def connect(self, event: ConnectPeer) -> None:
+        """ConnectPeer: the handshake now, for whoever comes later."""
+        if not event.address:
+            raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
+        _ = self._state.pool
+        peer = self._at(event.address)
+        if peer is not None:
+            _check_engine(event.engine_id, peer)
+            self._state.reply(event.call.id, PeerConnected(self.view(peer)))
+            return
+        self.check_room(event.address, event.engine_id, 0, event.call.connection)
+        dial = self._dial(event.address, event.engine_id, event.call.trace, event.call.connection)
+        dial.calls[event.call.id] = event.engine_id
+
+    def abandoned(self, call: int) -> None:
+        """Nobody waits for that ConnectPeer any more. The handshake goes on, for others."""
+        for dial in self._dialling.values():
+            if dial.calls.pop(call, None) is not None:
+                self._state.refuse(call, GONE)
+                return
+
+    def received(self, event: HandshakeReceived) -> None:
+        """A peer introduces itself: verdict first, then both know each other."""
+        state = self._state
+        here = state.pool
+        if event.expected_engine_id and event.expected_engine_id != here.engine_id:
+            raise PreconditionFailed(
+                Reason.WRONG_ENGINE, f"this is engine {here.engine_id}, not {event.expected_engine_id}"
+            )
+        check_compatible(here, event.peer)
+        peer = self._lives.admit_caller(event.peer, event.endpoints)
+        self._make_room(peer)
+        shake = Admission(
+            self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0
+        )
+        self._shakes[shake.key] = shake
+        state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
+        self._lives.map(peer)
+        self._offer(shake)
+
+    def answered(self, event: PeerAnswered) -> None:
+        """The lead that we dialled introduced itself. It hears us from now on: we hang up unless it is admitted."""
+        dial = self._dialling.get(event.address)
+        if dial is None:
+            self._lives.hang_up_stranger(event.peer)
+            return
+        try:
+            check_compatible(self._state.pool, event.peer)
+            peer = self._lives.admit(event.peer, event.endpoints)
+        except KVGrpcError as error:
+            self._lives.hang_up_stranger(event.peer)
+            self._give_up(dial, error)
+            return
+        peer.dialled = event.address
+        dial.peer = peer.key
+        peer.told = dial.told
+        self._lives.alive(peer)
+        self._lives.map(peer)
+        self._finish(dial, peer)
+
+    def dial_failed(self, event: DialFailed) -> None:
+        """The handshake failed, here or there."""
+        dial = self._dialling.get(event.address)
+        if dial is None:
+            return
+        error = event.error
+        if error.reason in _NOT_ITS_TO_SAY:
+            error = PreconditionFailed(Reason.PEER_FAILED, error.message)
+        self._give_up(dial, error)
+
+    def endpoint_offered(self, event: EndpointOffered) -> None:
+        """A rank made its endpoint; with the last one the handshake goes on."""
+        shake = self._shakes.get(event.key)
+        if shake is None:
+            return
+        shake.offers[event.rank] = event.endpoint
+        if len(shake.offers) < self._state.pool.world_size:
+            return
+        del self._shakes[shake.key]
+        generation = self._state.pool.memory_generation
+        if isinstance(shake, Dialling):
+            shake.told = generation
+            self._state.emit(Dial(shake.address, shake.expected_engine_id, shake.endpoints(), shake.trace))
+        else:
+            assert isinstance(shake, Admission)
+            self._state.timers.clear(Timer.ADMIT, shake.key)
+            shake.peer.told = generation
+            self._state.reply(shake.call_id, Introduced(self._state.pool, shake.endpoints(), shake.protocol))
+
+    def mapped(self, event: PeerMapped) -> None:
+        """A rank tried to reach its peer."""
+        peer = self._lives.mapped(event)
+        if peer is None:
+            return
+        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+            self._finish(dial, peer)
+
+    def connect_due(self, address: str) -> None:
+        """A handshake that we started took too long."""
+        dial = self._dialling[address]
+        if dial.peer:
+            # Our own ranks did not answer: the next handshake asks them again.
+            self._lives.unmap(self._state.peers[dial.peer])
+        self._give_up(
+            dial, Unavailable(Reason.PEER_UNREACHABLE, f"the handshake with {address} did not finish in time")
+        )
+
+    def admit_due(self, key: str) -> None:
+        """Our ranks made no endpoint for a peer in time."""
+        shake = self._shakes.pop(key)
+        assert isinstance(shake, Admission)
+        error = Unavailable(Reason.DEADLINE, "this engine's ranks made no endpoint in time", retry_delay_s=1.0)
+        self._state.refuse(shake.call_id, error)
+
+    def end_all(self, error: KVGrpcError) -> None:
+        """The incarnation ends: so does every handshake."""
+        for dial in list(self._dialling.values()):
+            self._give_up(dial, error)
+        for shake in list(self._shakes.values()):
+            assert isinstance(shake, Admission)
+            self._turn_away(shake, error)
+
+    def begin_anew(self) -> None:
+        """The memory was registered anew: the endpoints that handshakes under way are about are void."""
+        self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory anew", retry_delay_s=1.0))
+
+    def peer_dead(self, peer: Peer) -> None:
+        """A life ended: what we began with it comes to nothing."""
+        lost = Unavailable(Reason.PEER_UNREACHABLE, f"engine {peer.description.engine_id} died during the handshake")
+        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+            self._give_up(dial, lost)
+        for shake in self._admissions(peer):
+            self._turn_away(shake, lost)
+
+    def _admissions(self, peer: Peer) -> list[Admission]:
+        """Those of one life, the oldest first."""
+        return [shake for shake in self._shakes.values() if isinstance(shake, Admission) and shake.peer is peer]
+
+    def _make_room(self, peer: Peer) -> None:
+        """A life that repeats its handshake gives up the first of those that are not answered."""
+        under_way = self._admissions(peer)
+        if len(under_way) >= ADMISSIONS_OF_A_LIFE:
+            why = "this life has repeated its handshake since"
+            self._turn_away(under_way[0], Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=1.0))
+
+    def _turn_away(self, shake: Admission, error: KVGrpcError) -> None:
+        del self._shakes[shake.key]
+        self._state.timers.clear(Timer.ADMIT, shake.key)
+        self._state.refuse(shake.call_id, error)
+
+    def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
+        """The usable peer that was reached under an address, for whoever does not know its incarnation."""
+        found = (peer for peer in self._state.peers.values() if peer.dialled == address and peer.usable)
+        peer = None if incarnation else next(found, None)
+        return peer if peer is None or engine_id in ("", peer.description.engine_id) else None
+
+    def _usable(self, address: str, engine_id: str, incarnation: int) -> Peer | None:
+        peer = self._state.peers.get(peer_key(engine_id, incarnation)) or self._at(address, engine_id, incarnation)
+        return peer if peer and peer.usable else None
+
+    def _dial(self, address: str, engine_id: str, trace: str, connection: str = "") -> Dialling:
+        dial = self._dialling.get(address)
+        if dial is None:
+            self._dials.begin(connection)
+            dial = Dialling(
+                self._new_key(), f"dial {address}", address=address, expected_engine_id=engine_id, trace=trace
+            )
+            self._dialling[address] = self._shakes[dial.key] = dial
+            self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
+            self._offer(dial)
+        return dial
+
+    def _new_key(self) -> str:
+        self._shaken += 1
+        return f"h{self._shaken}"
+
+    def _offer(self, shake: Shake) -> None:
+        for rank in range(self._state.pool.world_size):
+            self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
+
+    def _finish(self, dial: Dialling, peer: Peer) -> None:
+        """Once every rank has tried, whoever waits learns whether the peer can be used."""
+        if peer.mapping:
+            return
+        if not peer.reachable:
+            self._give_up(dial, _no_data_path(peer))
+            return
+        self._end_dial(dial)
+        for call, expected in dial.calls.items():
+            try:
+                _check_engine(expected, peer)
+            except KVGrpcError as error:
+                self._state.refuse(call, error)
+            else:
+                self._state.reply(call, PeerConnected(self.view(peer)))
+        for waiting in self._waiting:
+            waiting.peer_ready(dial.address, peer)
+
+    def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
+        """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
+        self._end_dial(dial)
+        lead = self._state.peers.get(dial.peer)
+        lead = lead if lead is not None and lead.state is not PeerState.DEAD else None
+        expected = dial.expected_engine_id if error.reason is Reason.WRONG_ENGINE else None
+        again = {call: engine_id for call, engine_id in dial.calls.items() if expected not in (None, engine_id)}
+        for call in [call for call in dial.calls if call not in again]:
+            self._state.refuse(call, error)
+        for waiting in self._waiting:
+            waiting.peer_failed(dial.address, error, expected, lead)
+        for call, engine_id in again.items():
+            self._dial(dial.address, engine_id, dial.trace).calls[call] = engine_id
+
+    def _end_dial(self, dial: Dialling) -> None:
+        del self._dialling[dial.address]
+        self._shakes.pop(dial.key, None)
+        self._state.timers.clear(Timer.CONNECT, dial.address)
+
+
+_NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
+"""By refusing a handshake nobody gives up what it asked for, or is dead."""
+
+
+def _check_engine(expected: str, peer: Peer) -> None:
+    found = peer.description.engine_id
+    if expected and found != expected:
+        raise PreconditionFailed(Reason.WRONG_ENGINE, f"engine {found} answers there, {expected} was expected")
+
+
+def _no_data_path(peer: Peer) -> KVGrpcError:
+    path = next(path for path in peer.paths.values() if not path.data_path)
+    reasons = "; ".join(f"{name}: {why}" for name, why in path.rejected) or "none is enabled on both sides"
+    return PreconditionFailed(
+        Reason.NO_DATA_PATH,
+        f"no data path reaches rank {path.rank} of engine {peer.description.engine_id} ({reasons})",
+    )

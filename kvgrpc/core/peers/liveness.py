@@ -1,0 +1,277 @@
+"""The lives of other engines: admitted, mapped, silent, dead.
+
+A life is dead when a newer one introduced itself, or when it was silent for the grace; it never comes back, only a new
+handshake makes a new object. What a death means for pulls and accesses is theirs to say (`Pulls.peer_dead`,
+`Serving.peer_dead`).
+"""
+
+from dataclasses import replace
+from typing import Protocol
+
+from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
+from kvgrpc.core.events import PeerMapped
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.peers import Peer, PeerState
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import RankPath
+from kvgrpc.core.values.compatibility import EngineDescription, weights_unknown
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import Aborted, Exhausted, InvalidRequest, Reason
+
+DEAD_KEPT = 64
+"""Dead lives that ListPeers still shows; those that only introduced themselves are forgotten first."""
+
+
+class Issuer(Protocol):
+    """Who serves peers: the accesses at this engine."""
+
+    def peer_alive(self, peer: Peer) -> None: ...
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+    def written_by(self, key: str) -> bool: ...
+
+
+class Mover(Protocol):
+    """Who moves bytes from or to peers: the pulls of this engine, and its pushes."""
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+    def memory_changed(self, peer: Peer) -> None: ...
+
+
+class Source(Mover, Protocol):
+    """Who closes accesses at peers."""
+
+    def peer_back(self, peer: Peer) -> None: ...
+
+    def peer_gone(self, key: str) -> None: ...
+
+
+class Handshakes(Protocol):
+    """Who shakes hands with peers."""
+
+    def peer_dead(self, peer: Peer) -> None: ...
+
+
+class PeerLiveness:
+    """One object per life of a peer."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._attempts = 0
+        """Mappings that were ever begun, of all peers."""
+
+    def attach(self, issuer: Issuer, source: Source, pushes: Mover, handshakes: Handshakes) -> None:
+        """Names who is told about lives; once, when the node is built."""
+        self._issuer = issuer
+        self._source = source
+        self._movers: tuple[Mover, ...] = (source, pushes)
+        self._handshakes = handshakes
+
+    def admit(
+        self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...], *, caller: bool = False
+    ) -> Peer:
+        """The object of this life: a new one, or the known one with what is new. Older lives are dead from now on.
+
+        Which of two lives is older is not to be seen in their numbers: the one that introduces itself last is taken
+        for the newer one. A message of the older that was long under way is refused while the newer one streams.
+        Raises InvalidRequest, Aborted (INCARNATION_CHANGED) or Exhausted (LIMIT_EXCEEDED), and then nothing changed.
+        """
+        state = self._state
+        key = peer_key(description.engine_id, description.incarnation)
+        known = state.peers.get(key)
+        others = [p for p in state.peers.values() if p.description.engine_id == description.engine_id and p.key != key]
+        if sorted(endpoint.rank for endpoint in endpoints) != list(range(description.world_size)):
+            raise InvalidRequest(Reason.INVALID_FIELD, "a handshake takes one endpoint for each rank")
+        if known is not None and self._streams(known.replaced_by):
+            raise Aborted(
+                Reason.INCARNATION_CHANGED, f"a newer life of engine {description.engine_id} has introduced itself"
+            )
+        if known is None or known.state is PeerState.DEAD:
+            self._make_room(others, caller)
+            state.peers.pop(key, None)  # so that the newest is last
+            known = state.peers[key] = Peer(description, endpoints, state.now)
+            if weights_unknown(state.pool, description):
+                state.emit(WeightsUnknown(key))
+            self._source.peer_back(known)
+        elif _lasting(known.description) != _lasting(description):
+            raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
+        elif known.description.memory_generation != description.memory_generation:
+            # Registered anew: what is read at the old addresses now is nothing.
+            for mover in self._movers:
+                mover.memory_changed(known)
+            self.unmap(known)
+        known.description, known.endpoints, known.forgotten = description, endpoints, False
+        known.met |= not caller
+        for other in others:
+            other.replaced_by = key
+            self._bury(other)
+        return known
+
+    def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
+        """As `admit`, for a peer that dialled us: from now on it has the grace to bring up its liveness stream."""
+        peer = self.admit(description, endpoints, caller=True)
+        streaming = self._streams(peer.key)
+        self.alive(peer)
+        if not streaming:
+            self._begin_grace(peer.key)
+        return peer
+
+    def alive(self, peer: Peer) -> None:
+        """It was heard."""
+        peer.heard = self._state.now
+        peer.move(PeerState.CONNECTED)
+        self._state.timers.clear(Timer.PEER_GRACE, peer.key)
+        self._issuer.peer_alive(peer)
+
+    def streaming(self, key: str) -> None:
+        """The liveness stream stands."""
+        peer = self._state.peers.get(key)
+        if peer is not None and peer.state is not PeerState.DEAD:
+            peer.met = True
+            self.alive(peer)
+
+    def silent(self, key: str) -> None:
+        """The liveness stream is gone: the grace begins."""
+        peer = self._state.peers.get(key)
+        if peer is None or peer.state in (PeerState.DEAD, PeerState.SUSPECT):
+            return
+        peer.move(PeerState.SUSPECT)
+        self._begin_grace(key)
+        self.watch(key)
+
+    def grace_over(self, key: str) -> None:
+        """A peer was silent for the grace."""
+        self._bury(self._state.peers[key])
+
+    def exited(self, key: str) -> None:
+        """Its processes are gone."""
+        peer = self._state.peers.get(key)
+        if peer is not None:
+            self._bury(peer)
+
+    def watch(self, key: str) -> None:
+        """Looks for the end of its processes, where they can be seen."""
+        for rank in range(self._state.pool.world_size):
+            self._state.emit(AwaitEnd(rank, key))
+
+    def begin_anew(self) -> None:
+        """What peers know of this engine's memory is void: the next use of each shakes hands again."""
+        for peer in self._state.peers.values():
+            if peer.state is not PeerState.DEAD:
+                peer.forgotten = True
+                self.unmap(peer)
+
+    def forget(self, key: str) -> None:
+        """A peer no longer knows us: the next use of it dials again."""
+        self._state.peers[key].forgotten = True
+
+    def map(self, peer: Peer) -> None:
+        """Lets our ranks reach for its memory, unless they do or are about to."""
+        if peer.reachable or peer.mapping:
+            return
+        if peer.paths:
+            self.unmap(peer)  # a rank that reaches it refuses to reach for it again
+        self._attempts += 1
+        peer.attempt, peer.tried = self._attempts, peer.endpoints
+        peer.mapping.update(range(self._state.pool.world_size))
+        for endpoint in peer.endpoints:
+            self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint, peer.attempt))
+
+    def mapped(self, event: PeerMapped) -> Peer | None:
+        """A rank tried to reach its peer, which is returned. None: nobody asked it to, or not any more."""
+        peer = self._state.peers.get(event.peer)
+        if peer is None or event.rank not in peer.mapping or event.attempt not in (0, peer.attempt):
+            return None
+        peer.mapping.discard(event.rank)
+        peer.paths[event.rank] = RankPath(event.rank, event.rank, event.data_path, event.why, event.rejected)
+        if not peer.mapping and not peer.reachable and peer.tried is not peer.endpoints:
+            self.map(peer)
+        return peer
+
+    def map_anew(self, key: str) -> None:
+        """A posting failed: some transports are of no use after that, so the next use handshakes and maps again.
+
+        Not when that is under way: the posting was one of the mapping before.
+        """
+        peer = self._state.peers[key]
+        if not peer.mapping and peer.paths:
+            peer.forgotten = True
+            self.unmap(peer)
+
+    def unmap(self, peer: Peer) -> None:
+        """Its memory is of no use as it is mapped now, or is being mapped."""
+        peer.paths.clear()
+        self._let_go(peer)
+
+    def hang_up_stranger(self, description: EngineDescription) -> None:
+        """A life that we dialled is not admitted: it is to hear no more of us, unless it lives here anyway."""
+        key = peer_key(description.engine_id, description.incarnation)
+        known = self._state.peers.get(key)
+        if known is None or known.state is PeerState.DEAD:
+            self._state.emit(HangUp(key))
+
+    def end_all(self) -> None:
+        """The incarnation ends: nobody knows the next one yet."""
+        for peer in self._state.peers.values():
+            if peer.state is not PeerState.DEAD:
+                self._hang_up(peer)
+        self._state.peers.clear()
+
+    def _streams(self, key: str) -> bool:
+        """Whether the liveness stream of a life stands."""
+        peer = self._state.peers.get(key)
+        connected = peer is not None and peer.state is PeerState.CONNECTED
+        return connected and self._state.timers.when(Timer.PEER_GRACE, key) is None
+
+    def _begin_grace(self, key: str) -> None:
+        self._state.timers.set(Timer.PEER_GRACE, key, self._state.now + self._state.limits.peer_grace_s)
+
+    def _make_room(self, others: list[Peer], caller: bool) -> None:
+        """For one more life in the place of the others. Callers that only introduced themselves make room, the first
+        of them first: however many come, none takes the place of a peer that is known. Raises Exhausted.
+        """
+        limits = self._state.limits
+        living = [p for p in self._state.peers.values() if p.state is not PeerState.DEAD and p not in others]
+        new = [peer for peer in living if not peer.met]
+        full = len(living) >= limits.peers
+        if full and not new:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(living)} peers are connected", retry_delay_s=1.0)
+        if full or (caller and len(new) >= limits.new_peers):
+            self._bury(new[0])
+
+    def _bury(self, peer: Peer) -> None:
+        if peer.state is PeerState.DEAD:
+            return
+        state = self._state
+        peer.move(PeerState.DEAD)
+        state.timers.clear(Timer.PEER_GRACE, peer.key)
+        self._issuer.peer_dead(peer)
+        for mover in self._movers:
+            mover.peer_dead(peer)
+        self._hang_up(peer)
+        self._handshakes.peer_dead(peer)
+        peer.endpoints = peer.tried = ()  # nobody reaches for them any more, and they may be long
+        dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
+        for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
+            del state.peers[key]
+            self._source.peer_gone(key)
+
+    def _hang_up(self, peer: Peer) -> None:
+        self._let_go(peer, gone=True)
+        self._state.emit(HangUp(peer.key))
+
+    def _let_go(self, peer: Peer, *, gone: bool = False) -> None:
+        peer.mapping.clear()
+        writes = self._issuer.written_by(peer.key)
+        if writes:
+            self.watch(peer.key)
+        for rank in range(peer.description.world_size):
+            self._state.emit(UnmapPeer(rank, peer.key, watch=writes, gone=gone))
+
+
+def _lasting(description: EngineDescription) -> EngineDescription:
+    """What stays the same for a whole incarnation."""
+    return replace(description, memory_generation=0, address="", features=(), required_features=())

@@ -1,0 +1,372 @@
+"""What a scheduler decides about KV that is somewhere else: a connector's logic, without its transfers.
+
+The scheduler of one engine calls a hook at each turn of a request's life:
+
+    arrived             what to compute of it; a pull begins here, so that its source holds the KV from now on
+    match               how many tokens could come; changes nothing, and may be asked as often as one likes
+    allocated           the blocks are there: what is missing begins to come, or the source is let go
+    computed            a step was scheduled: what a push may send already, what a staged engine saves
+    preempted           a prefill begins anew, in other blocks
+    finished, aborted   the request left: whether its blocks are to be kept, and until when
+
+and gets `Told` from `take_told`. What is to be done about transfers comes as `Task` from `take_tasks`, named after its
+request; how they fare is reported by `received`, `failed` and `returned`, each one's end exactly once by the transfers
+themselves. So every allocation that waits for KV ends in one LoadEnded, and everything that was kept in one SendEnded.
+
+Hooks may come twice and late: what is known changes nothing. What contradicts what is known is refused, and then
+nothing has changed.
+"""
+
+from kvgrpc.core.policy.request import Request, Stage, cut, prefills, usable, whole, with_layers, without_backoff
+from kvgrpc.core.policy.values import (
+    Admitted,
+    Arrival,
+    Begin,
+    Cancel,
+    Finished,
+    GiveUp,
+    HandOver,
+    Lists,
+    Load,
+    LoadEnded,
+    Loss,
+    Match,
+    Mode,
+    OnLoss,
+    Outcome,
+    Part,
+    Reserve,
+    Rules,
+    Save,
+    SendEnded,
+    Side,
+    Start,
+    StartOver,
+    Table,
+    TakeLost,
+    Task,
+    Told,
+)
+from kvgrpc.core.tables.transfers import Next
+from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, Reason
+
+
+class Policy:
+    """Of one engine's scheduler."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._requests: dict[str, Request] = {}
+        self._tasks: list[Task] = []
+        self._told: list[Told] = []
+
+    def __len__(self) -> int:
+        """Requests that are not forgotten: those that have not left, and those whose blocks are kept."""
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def take_tasks(self) -> list[Task]:
+        """What is to be done about transfers, in this order."""
+        tasks, self._tasks = self._tasks, []
+        return tasks
+
+    def take_told(self) -> list[Told]:
+        """What the scheduler is to know."""
+        told, self._told = self._told, []
+        return told
+
+    # ---- hooks of the scheduler
+
+    def admits(self, arrival: Arrival) -> Admitted:
+        """What `arrived` would answer now, or raise. Changes nothing."""
+        known = self._requests.get(arrival.request_id)
+        if known is None and len(self._requests) >= self.rules.requests_max:
+            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
+        if known is not None and known.arrival != arrival:
+            what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")
+        prompt = arrival.prompt_tokens
+        if prefills(arrival) and not arrival.needs_all_outputs:
+            prompt = without_backoff(self.rules, prompt)
+        return Admitted(prompt, prefills(arrival))
+
+    def arrived(self, arrival: Arrival) -> Admitted:
+        """A request is there, before anybody looks for it in the prefix cache.
+
+        Raises AlreadyExists (TRANSFER_EXISTS) for another request of that id, Exhausted (LIMIT_EXCEEDED).
+        """
+        admitted = self.admits(arrival)
+        if arrival.request_id not in self._requests:
+            self._admit(arrival)
+        return admitted
+
+    def match(self, request_id: str, computed_tokens: int) -> Match:
+        """How many tokens beyond those that are computed here can come from elsewhere."""
+        request = self._requests.get(request_id)
+        if request is None or request.take is not Stage.OPEN:
+            return Match(0)
+        if request.take_loss is not None and self.rules.on_loss is OnLoss.RECOMPUTE:
+            return Match(0)
+        missing = request.use_tokens - computed_tokens
+        worth = self.rules.recompute_threshold_tokens if request.prefills else 1
+        return Match(missing if missing >= worth else 0)
+
+    def allocated(
+        self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
+    ) -> None:
+        """The request has blocks: `external_tokens` of those that `match` said are to come, all of them or none.
+
+        `after_step`: the last step that may still use what these blocks were before. Raises InvalidRequest for another
+        number of tokens (INVALID_FIELD), or too few blocks for them (BLOCK_COUNT_MISMATCH).
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.take is not Stage.OPEN:
+            return
+        if external_tokens not in (0, self.match(request_id, computed_tokens).tokens):
+            text = f"{external_tokens} tokens are not what can come beyond {computed_tokens}"
+            raise InvalidRequest(Reason.INVALID_FIELD, text)
+        if not external_tokens:
+            self._let_go(request, after_step)
+            return
+        request.filled = cut(self.rules, table, computed_tokens, request.use_tokens)
+        request.have_tokens = computed_tokens
+        request.take = Stage.BUSY
+        if request.take_loss is not None:
+            self._load_ended(request)
+        else:
+            self._fill(request, after_step)
+
+    def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
+        """Once `step` is done the KV of `computed_tokens` tokens is there: a push of a prefill sends what is whole, a
+        staged engine saves what is new. A decode engine sends all at its end: only then it is known what the KV is of.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.over or not request.gives:
+            return
+        assert request.arrival.give is not None
+        self._save(request, table, computed_tokens)
+        if request.arrival.give.mode is Mode.PUSH and request.prefills:
+            named = request.named_tokens(self.rules, computed_tokens)
+            tokens = min(computed_tokens, named)
+            blocks = cut(self.rules, table, 0, tokens, named)
+            self._send(request, blocks, whole(self.rules, tokens, named), last=False, step=step)
+
+    def preempted(self, request_id: str) -> None:
+        """Its blocks are somebody else's now; it will be computed once more, in others."""
+        request = self._requests.get(request_id)
+        if request is None or request.over:
+            return
+        request.saved_tokens = 0
+        if any(request.sent) and request.give is Stage.BUSY:
+            request.sent = [0] * len(self.rules.groups)
+            self._tasks.append(StartOver(request_id))
+
+    def given_tokens(self, request_id: str, computed_tokens: int, outcome: Outcome) -> int:
+        """How many tokens `finished` would hand over: whoever names what they are has to know before."""
+        request = self._requests.get(request_id)
+        if request is None or request.over or outcome is not Outcome.COMPLETE:
+            return 0
+        return request.given_tokens(self.rules, computed_tokens)
+
+    def finished(
+        self, request_id: str, table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
+    ) -> Finished:
+        """The request left; `computed_tokens` of it have KV, which is there once `step` is done.
+
+        Raises InvalidRequest (BLOCK_COUNT_MISMATCH) for a table that does not hold them.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return Finished(keep=False, handed_over=False)
+        if request.over:
+            return Finished(request.busy, request.give is Stage.BUSY)
+        tokens = self.given_tokens(request_id, computed_tokens, outcome)
+        blocks = cut(self.rules, table, 0, tokens, request.named_tokens(self.rules, tokens)) if tokens else ()
+        self._end_take(request, step)
+        if tokens:
+            self._save(request, table, tokens)
+            self._hand_over(request, blocks, tokens, step)
+        else:
+            self._give_up(request, "its request did not finish")
+        return self._left(request)
+
+    def aborted(self, request_id: str, message: str = "aborted") -> Finished:
+        """The request is wanted no more, whatever became of it so far."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return Finished(keep=False, handed_over=False)
+        self._end_take(request, 0, message)
+        if request.over and request.give is Stage.BUSY and request.give_loss is None:
+            request.give_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+            self._tasks.append(Cancel(request_id, Side.GIVE, message))
+        elif not request.over:
+            self._give_up(request, message)
+        return self._left(request)
+
+    def loaded(self, request_id: str) -> None:
+        """A staged engine has copied what came."""
+        request = self._requests.get(request_id)
+        if request is not None and request.take is Stage.LOADING:
+            self._load_ended(request)
+
+    # ---- how transfers fare
+
+    def received(self, request_id: str) -> None:
+        """What was to come is in the blocks."""
+        request = self._requests.get(request_id)
+        if request is None or request.take is not Stage.BUSY:
+            return
+        if self.rules.staged and not request.over:
+            request.take = Stage.LOADING
+            self._told.append(Load(request_id, request.filled))
+        else:
+            self._load_ended(request)
+
+    def failed(self, request_id: str, side: Side, loss: Loss) -> None:
+        """A transfer is over without success; its blocks return later."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if side is Side.GIVE:
+            request.give_loss = request.give_loss or loss
+        elif request.take_loss is None and request.take in (Stage.OPEN, Stage.BUSY):
+            request.take_loss = loss
+            if request.take is Stage.OPEN:
+                self._told.append(TakeLost(request_id, loss, self.rules.on_loss))
+
+    def returned(self, request_id: str, side: Side) -> None:
+        """Nothing of a transfer that is over uses its blocks any more."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        if side is Side.TAKE and request.take is Stage.BUSY:
+            gone = Loss(Reason.CANCELLED, "the transfer ended without a word", Next.RECOMPUTE)
+            request.take_loss = request.take_loss or gone
+            self._load_ended(request)
+        elif side is Side.GIVE and request.give is Stage.BUSY:
+            request.give = Stage.OVER
+            if request.over:
+                self._told.append(SendEnded(request_id, request.give_loss))
+        self._forget(request)
+
+    # ---- what comes
+
+    def _admit(self, arrival: Arrival) -> None:
+        request = self._requests[arrival.request_id] = Request(arrival, sent=[0] * len(self.rules.groups))
+        if arrival.give is not None and arrival.prompt_tokens:
+            request.give = Stage.OPEN
+        if arrival.take is None:
+            return
+        request.take, request.use_tokens = Stage.OPEN, usable(self.rules, arrival)
+        if not arrival.prompt_tokens:
+            request.use_tokens = 0
+            loss = Loss(Reason.CONTENT_REQUIRED, "a prompt without token ids takes no KV", Next.RECOMPUTE)
+            request.take = Stage.OVER
+            self._told.append(TakeLost(arrival.request_id, loss, self.rules.on_loss))
+        elif not request.use_tokens:
+            self._let_go(request, 0)
+        elif arrival.take.mode is Mode.PULL:
+            self._tasks.append(Begin(arrival.request_id, request.use_tokens))
+
+    def _let_go(self, request: Request, after_step: int) -> None:
+        """Nothing is missing here, or nothing of it can be used: the source is told, and frees."""
+        arrival = request.arrival
+        assert arrival.take is not None
+        request.take = Stage.OVER
+        if request.take_loss is not None:
+            return
+        if arrival.take.mode is Mode.PULL:
+            if not request.use_tokens:  # it did not begin
+                self._tasks.append(Begin(arrival.request_id, 0))
+            self._tasks.append(Start(arrival.request_id, (), 0, after_step))
+        else:
+            held = request.use_tokens or arrival.take.offer_tokens
+            self._tasks.append(Reserve(arrival.request_id, (), held, held, after_step))
+
+    def _fill(self, request: Request, after_step: int) -> None:
+        arrival = request.arrival
+        assert arrival.take is not None
+        if arrival.take.mode is Mode.PULL:
+            task: Task = Start(arrival.request_id, request.filled, request.have_tokens, after_step)
+        else:
+            have, use = request.have_tokens, request.use_tokens
+            task = Reserve(arrival.request_id, request.filled, have, use, after_step)
+        self._tasks.append(task)
+
+    def _end_take(self, request: Request, step: int, message: str = "its request is over") -> None:
+        """Nobody waits for what was to come; what is being filled returns when it is at rest."""
+        arrival = request.arrival
+        if arrival.take is None or request.take not in (Stage.OPEN, Stage.BUSY):
+            return
+        wanted = request.take_loss is None
+        if wanted and (request.take is Stage.BUSY or arrival.take.mode is Mode.PULL):
+            self._tasks.append(Cancel(arrival.request_id, Side.TAKE, message))
+            request.take_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+        elif wanted and not arrival.take.keep:
+            self._let_go(request, step)
+        if request.take is Stage.OPEN:
+            request.take = Stage.OVER
+
+    def _load_ended(self, request: Request) -> None:
+        loss, blocks = request.take_loss, request.filled
+        request.take, request.filled = Stage.OVER, ()
+        tokens = request.use_tokens if loss is None else request.have_tokens
+        id_ = request.arrival.request_id
+        self._told.append(LoadEnded(id_, tokens, loss, blocks if loss else (), self.rules.on_loss))
+        self._forget(request)
+
+    # ---- what goes
+
+    def _send(self, request: Request, all_blocks: Lists, whole: list[int], *, last: bool, step: int) -> None:
+        """Hands over what a push has not handed over yet, up to that many blocks of each group."""
+        blocks = tuple(ids[sent:end] for ids, sent, end in zip(all_blocks, request.sent, whole, strict=True))
+        if not any(blocks) and not last:
+            return
+        ranges = self.rules.layer_ranges if any(blocks) and self.rules.layer_ranges else (None,)
+        for layers in ranges:
+            ends = last and layers == ranges[-1]
+            within = with_layers(self.rules, blocks, layers)
+            if any(within) or ends:
+                self._tasks.append(Part(request.arrival.request_id, within, layers, ends, step))
+        request.sent = [max(sent, end) for sent, end in zip(request.sent, whole, strict=True)]
+        request.give = Stage.BUSY
+
+    def _save(self, request: Request, table: Table, computed_tokens: int) -> None:
+        if self.rules.staged and computed_tokens > request.saved_tokens:
+            blocks = cut(self.rules, table, request.saved_tokens, computed_tokens)
+            request.saved_tokens = computed_tokens
+            self._told.append(Save(request.arrival.request_id, blocks))
+
+    def _hand_over(self, request: Request, blocks: Lists, tokens: int, step: int) -> None:
+        arrival = request.arrival
+        assert arrival.give is not None
+        if arrival.give.mode is Mode.PULL:
+            self._tasks.append(HandOver(arrival.request_id, blocks, tokens, step))
+            request.give = Stage.BUSY
+        else:
+            self._send(request, blocks, [len(ids) for ids in blocks], last=True, step=step)
+
+    def _give_up(self, request: Request, message: str) -> None:
+        """Whoever waits for a push learns that none comes."""
+        arrival = request.arrival
+        if not request.gives:
+            return
+        assert arrival.give is not None
+        if arrival.give.mode is Mode.PUSH:
+            self._tasks.append(GiveUp(arrival.request_id, message))
+            request.give_loss = Loss(Reason.CANCELLED, message, Next.RECOMPUTE)
+        if request.give is Stage.OPEN:
+            request.give = Stage.OVER
+
+    # ---- the end
+
+    def _left(self, request: Request) -> Finished:
+        request.over = True
+        self._forget(request)
+        return Finished(request.busy, request.give is Stage.BUSY and request.give_loss is None)
+
+    def _forget(self, request: Request) -> None:
+        if request.over and not request.busy:
+            self._requests.pop(request.arrival.request_id, None)

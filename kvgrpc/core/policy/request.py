@@ -1,0 +1,133 @@
+"""One request as a scheduler's policy knows it, and the arithmetic of its tokens and blocks."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvgrpc.core.policy.values import DROPPED, Arrival, Lists, Loss, Mode, Rules, Table
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.content import UNIT_TOKENS, largest_use
+from kvgrpc.core.values.layout import GroupKind
+from kvgrpc.errors import InvalidRequest, Reason
+
+
+class Stage(Enum):
+    """Of what is taken, or given."""
+
+    NONE = "none"
+    OPEN = "open"
+    """Nothing of this engine's memory is in use for it."""
+    BUSY = "busy"
+    """Blocks belong to a transfer."""
+    LOADING = "loading"
+    """A staged engine copies what came."""
+    OVER = "over"
+
+
+@dataclass(eq=False)
+class Request:
+    """From its arrival until it has left and nothing of it is kept."""
+
+    arrival: Arrival
+    take: Stage = Stage.NONE
+    use_tokens: int = 0
+    have_tokens: int = 0
+    filled: Lists = ()
+    """Blocks that are being filled."""
+    take_loss: Loss | None = None
+    give: Stage = Stage.NONE
+    give_loss: Loss | None = None
+    sent: list[int] = field(default_factory=list)
+    """How many of the blocks that stand for what goes parts of a push have handed over, of each group."""
+    saved_tokens: int = 0
+    over: bool = False
+    """It left the scheduler."""
+
+    @property
+    def busy(self) -> bool:
+        return self.take in (Stage.BUSY, Stage.LOADING) or self.give is Stage.BUSY
+
+    @property
+    def gives(self) -> bool:
+        """Its KV is wanted, and nothing has gone wrong with that."""
+        return self.give in (Stage.OPEN, Stage.BUSY) and self.give_loss is None
+
+    @property
+    def prefills(self) -> bool:
+        """See `prefills`."""
+        return prefills(self.arrival)
+
+    def given_tokens(self, rules: Rules, computed_tokens: int) -> int:
+        """Tokens whose KV somebody will want: of a prefill no more than the prompt."""
+        if not self.gives:
+            return 0
+        return (
+            min(computed_tokens, without_backoff(rules, self.arrival.prompt_tokens))
+            if self.prefills
+            else computed_tokens
+        )
+
+    def named_tokens(self, rules: Rules, tokens: int) -> int:
+        """Tokens that what goes is named by, when `tokens` of them are given at last: the parts of a push are named
+        before they are all there.
+        """
+        give = self.arrival.give
+        pushes = give is not None and give.mode is Mode.PUSH and give.prefill
+        return without_backoff(rules, self.arrival.prompt_tokens) if pushes else tokens
+
+
+def prefills(arrival: Arrival) -> bool:
+    """Whether all that this engine does for a request is its prefill."""
+    return arrival.give is not None and arrival.give.prefill
+
+
+def without_backoff(rules: Rules, prompt_tokens: int) -> int:
+    """Tokens of a prompt that are computed, or taken, before the decode engine's own part of it."""
+    return prompt_tokens - rules.backoff_tokens if prompt_tokens > rules.backoff_tokens else prompt_tokens
+
+
+def usable(rules: Rules, arrival: Arrival) -> int:
+    """Tokens of what is offered that can be used: whole units, or all; none where its blocks do not serve so few."""
+    if arrival.take is None or arrival.needs_all_outputs or not arrival.prompt_tokens:
+        return 0
+    use = largest_use(without_backoff(rules, arrival.prompt_tokens), arrival.take.offer_tokens)
+    if arrival.whole_units and use != arrival.prompt_tokens:
+        use -= use % UNIT_TOKENS
+    offered = arrival.take.offer_tokens
+    return use if all(group.stands_for(offered, use) for group in rules.groups) else 0
+
+
+def cut(rules: Rules, table: Table, have_tokens: int, end_tokens: int, of_tokens: int = 0) -> Lists:
+    """Of the blocks that stand for `of_tokens` tokens (0: `end_tokens`), those from the first that is not whole at
+    `have_tokens` to the one of the last token before `end_tokens`; of a state its one.
+
+    Raises InvalidRequest (GROUP_MISMATCH, BLOCK_COUNT_MISMATCH) for a table that does not hold them.
+    """
+    if len(table) != len(rules.groups):
+        text = f"{len(table)} lists of blocks; the pool has {len(rules.groups)} groups"
+        raise InvalidRequest(Reason.GROUP_MISMATCH, text)
+    found = []
+    for group, ids in zip(rules.groups, table, strict=True):
+        needed = group.first_of(end_tokens) + group.blocks_of(end_tokens)
+        if len(ids) < needed:
+            text = f"group {group.name}: {end_tokens} tokens take {needed} blocks; {len(ids)} are listed"
+            raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, text)
+        of = of_tokens or end_tokens
+        first = group.first_of(of) + group.held_of(of, have_tokens)
+        wanted = tuple(ids[-1:] if group.kind is GroupKind.STATE else ids[first:needed])
+        if DROPPED in wanted:
+            text = f"group {group.name}: a block that {end_tokens} tokens take is not there any more"
+            raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, text)
+        found.append(wanted)
+    return tuple(found)
+
+
+def whole(rules: Rules, tokens: int, of_tokens: int) -> list[int]:
+    """How many of the blocks that stand for `of_tokens` tokens are filled by so many. A state is whole at the end."""
+    return [group.held_of(of_tokens, tokens) for group in rules.groups]
+
+
+def with_layers(rules: Rules, blocks: Lists, layers: LayerRange | None) -> Lists:
+    """The blocks of those groups that have some of these layers; None: all."""
+    if layers is None:
+        return blocks
+    return tuple(ids if layers[0] < group.layers else () for group, ids in zip(rules.groups, blocks, strict=True))

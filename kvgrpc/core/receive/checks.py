@@ -1,0 +1,79 @@
+"""What is checked before a pull changes anything: its grant, its destination, and the source's answer."""
+
+from kvgrpc.core.events import Destination, Opened, PullBlocks
+from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.values import content as contents
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.content import Claim
+from kvgrpc.core.values.descriptors import Blocks, check_ids
+from kvgrpc.core.values.grants import Access as AccessKind, Claims, read_claims
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.layout import check_prefix
+from kvgrpc.errors import InvalidRequest, KVGrpcError, PermissionDenied, PreconditionFailed, Reason
+
+
+def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
+    """What the grant says and what to ask of it, if a pull can use it.
+
+    Raises what `read_claims` and `contents.claim` raise, and for a wrong kind or key.
+    """
+    assert len(event.access_id) == ACCESS_ID_BYTES, "whoever makes the event draws 16 random bytes"
+    claims = read_claims(event.token)
+    if claims.access is not AccessKind.READ:
+        raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
+    check_key(event.key, claims.transfer_key, "this grant")
+    state.check_key(claims.transfer_key)
+    if event.content is None:
+        raise InvalidRequest(Reason.CONTENT_REQUIRED, "a pull states the content that it wants")
+    claim = contents.claim(event.content, claims.token_count, event.use_tokens)
+    check_prefix(state.pool.pool.groups, claims.token_count, claim.tokens)
+    return claims, claim
+
+
+def check_key(stated: bytes, key: bytes, what: str) -> None:
+    """Raises PermissionDenied (TRANSFER_KEY_MISMATCH) for a key that is stated and not the one of the request."""
+    if stated and stated != key:
+        raise PermissionDenied(Reason.TRANSFER_KEY_MISMATCH, f"{what} belongs to another request than the transfer key")
+
+
+def check_destination(state: NodeState, destination: Destination, tokens: int) -> tuple[Blocks, list[int]]:
+    """The destination's blocks and how many of the source's each group skips."""
+    have = destination.have_tokens
+    if have < 0:
+        raise InvalidRequest(Reason.INVALID_FIELD, f"have_tokens counts tokens; got {have}")
+    groups = state.pool.pool.groups
+    blocks = state.resolve(destination.blocks, "destination.blocks")
+    skip = [group.held_of(tokens, have) for group in groups]
+    if any(len(ids) for ids in blocks):
+        for i, group in enumerate(groups):
+            needed = max(group.blocks_of(tokens) - skip[i], 0)
+            if len(blocks[i]) != needed:
+                raise InvalidRequest(
+                    Reason.BLOCK_COUNT_MISMATCH,
+                    f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
+                    f"{len(blocks[i])} are listed",
+                )
+    state.check_owned(blocks)
+    state.pins.check_free_for(PinKind.TARGET, blocks)
+    return blocks, skip
+
+
+def check_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:
+    """What is wrong with the source's answer; empty when nothing is. A peer's data proves nothing by itself."""
+    groups = source.pool.groups
+    if opened.token_count != pull.claim.tokens:
+        return f"it granted {opened.token_count} tokens, {pull.claim.tokens} were asked for"
+    if [group for group, _ in opened.blocks] != list(range(len(groups))):
+        return "it does not list every group once"
+    if not (opened.ttl_s > 0 and opened.remaining_s >= 0):
+        return "its lease has no time"
+    for group, (_, ids) in zip(groups, opened.blocks, strict=True):
+        if len(ids) != group.blocks_of(opened.token_count):
+            return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
+        try:
+            check_ids(ids, group.blocks, f"group {group.name}")
+        except KVGrpcError as bad:
+            return str(bad)
+    return ""

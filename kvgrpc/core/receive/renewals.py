@@ -1,0 +1,45 @@
+"""Renewing the leases of pulls that wait or read: at every third of the TTL, many in one call."""
+
+from kvgrpc.core.actions import SendRenew
+from kvgrpc.core.moves.move import MoveTable, Stage
+from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.timers import Timer
+
+INTERVAL_MIN_S = 0.05
+"""However short a TTL a peer states, it gets no more renewals than that."""
+ROWS_MAX = 4_096
+"""Of one call: grants of the greatest length fit into a message."""
+BATCH_S = 1.0
+"""Renewals that are due within this time go in one call; for short TTLs a tenth of the TTL, so that none is late."""
+
+
+class Renewals:
+    """Renewals of all pulls."""
+
+    def __init__(self, state: NodeState, pulls: MoveTable[Pull]) -> None:
+        self._state = state
+        self._pulls = pulls
+
+    def start(self, pull: Pull) -> None:
+        """A pull's access is open: the lease has its TTL, or less, from now on."""
+        assert pull.opened is not None
+        self._plan(pull, min(pull.opened.ttl_s, pull.opened.remaining_s))
+
+    def due(self, pull: Pull) -> None:
+        """Renews this pull's lease, and with it those of the same peer that are due soon."""
+        now = self._state.now
+        rows = []
+        for other in self._pulls.of_peer(pull.peer):
+            if other.opened is None or other.stage is Stage.ENDED:
+                continue
+            if other.next_renewal <= now + min(BATCH_S, other.opened.ttl_s / 10):
+                rows.append((other.transfer_id, other.token))
+                self._plan(other, other.opened.ttl_s)
+        most = min(self._state.limits.renewals_per_call, ROWS_MAX)
+        for at in range(0, len(rows), most):
+            self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most])))
+
+    def _plan(self, pull: Pull, left_s: float) -> None:
+        pull.next_renewal = self._state.now + max(left_s / 3, INTERVAL_MIN_S)
+        self._state.timers.set(Timer.RENEW, pull.name, pull.next_renewal)

@@ -1,0 +1,108 @@
+"""One push at its destination. Its stages are those of `moves`; RENDEZVOUS lasts until the source opened its access.
+
+Either side may move the bytes. Where the source does, nothing is posted here, and its access may write until it is
+proved to be at rest: so long the blocks cannot come back.
+"""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import ClassVar, NamedTuple
+
+from kvgrpc.core.events import PushSource, Settling
+from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.grants import Access as AccessKind, Claims
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.core.values.parts import Parts, Progress
+from kvgrpc.errors import Reason
+
+
+class Refusal(NamedTuple):
+    """Why a life of a source may not fill a target."""
+
+    peer: str
+    reason: Reason
+
+
+@dataclass(eq=False)
+class Reservation(Pull):
+    """One push at its destination. Before the source opened its access, `claims` name what is known of it."""
+
+    retried_here: ClassVar[bool] = False
+
+    target_id: str = field(kw_only=True)
+    """Names its blocks in the WRITE grant."""
+    registration_timeout_s: float = field(kw_only=True)
+    cap: float = field(kw_only=True)
+    """No part is waited for longer than this."""
+    write_access: bytes = b""
+    """The access that the source opened here last."""
+    writers: dict[bytes, str] = field(default_factory=dict)
+    """Accesses under which a source may write, until that is proved to be over, and its life."""
+    refused: Refusal | None = None
+    """A source that came with other KV than was asked for, and why it is none."""
+    part_epoch: int = 0
+    parts: Parts | None = None
+    """Those of the source's parts that are known, where this side moves the bytes."""
+    progress: Progress | None = None
+    """How far they have come."""
+    posted: int = 0
+    """How many of them were posted."""
+    settled_bytes: int = 0
+
+    def begin(self, source: PoolLayout, parts: Parts) -> None:
+        """These parts, and more to come, are this side's to move."""
+        self.parts = parts
+        self.progress = Progress(source, self.claim.tokens)
+
+    def rewind(self) -> None:
+        """Nothing of the parts counts any more."""
+        self.parts = self.progress = None
+        self.posted = 0
+        self.settled_bytes = self.nbytes
+        self.rounds += 1
+
+    @property
+    def registration_id(self) -> bytes:
+        return b"" if self.write_access else sha256(self.token).digest()[:ACCESS_ID_BYTES]
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.postings or self.writers)
+
+    @property
+    def missing_proof(self) -> str:
+        writes = [f"that {life} writes no more under access {id_.hex()}" for id_, life in self.writers.items()]
+        return "; ".join(filter(None, [super().missing_proof, *writes]))
+
+    @property
+    def has_parts(self) -> bool:
+        return self.parts is not None and self.posted < len(self.parts)
+
+    @property
+    def last_round(self) -> bool:
+        return self.parts is not None and self.parts.complete and self.posted == len(self.parts)
+
+    def chunks(self) -> list[Chunk]:
+        assert self.parts is not None
+        assert self.destination is not None
+        return self.parts.chunks(self.parts.batch(self.posted), self.destination, self.claim.tokens)
+
+    def begin_round(self) -> None:
+        assert self.parts is not None
+        self.posted += len(self.parts.batch(self.posted))
+
+    def settling(self) -> Settling:
+        return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)
+
+
+def nobody(source: PushSource, key: bytes) -> Claims:
+    """What names a source that has not opened anything yet."""
+    return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
+
+
+def claims_of(source: EngineDescription, key: bytes) -> Claims:
+    """What names a source that has opened its access."""
+    return Claims(AccessKind.WRITE, source.engine_id, source.incarnation, source.address, "", key, 0.0, 0, 0)

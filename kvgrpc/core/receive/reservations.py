@@ -1,0 +1,381 @@
+"""Pushes at their destination: ReserveBlocks, the accesses that sources open on the blocks, and what they say then.
+
+A source that moves the bytes itself settles here; for one that does not, this side reads and settles there, with the
+steps of a pull. Either way success needs every part, and the blocks come back when nothing can access them any more.
+"""
+
+from dataclasses import replace
+
+from kvgrpc.core.actions import Reserved, Widened
+from kvgrpc.core.events import (
+    Closing,
+    Destination,
+    Opened,
+    PartsReady,
+    PushSource,
+    RegisterAnswered,
+    ReserveBlocks,
+    Settling,
+)
+from kvgrpc.core.moves.move import MoveTable, Stage
+from kvgrpc.core.moves.moves import RETRY_DELAY_S
+from kvgrpc.core.receive.checks import check_destination
+from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.receive.pull_course import PullCourse
+from kvgrpc.core.receive.pull_ends import PullEnds
+from kvgrpc.core.receive.reservation import Refusal, Reservation, claims_of, nobody
+from kvgrpc.core.receive.writers import Writers
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState, Verdict
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Direction, Phase, State
+from kvgrpc.core.values import content as contents
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, read_claims
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, mint_lease_id
+from kvgrpc.core.values.layout import check_prefix
+from kvgrpc.core.values.limits import granted_timeout
+from kvgrpc.core.values.parts import Parts
+from kvgrpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    KVGrpcError,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unimplemented,
+)
+
+
+class Reservations:
+    """All pushes that land at this engine."""
+
+    def __init__(self, state: NodeState, table: MoveTable[Pull], steps: PullCourse, ends: PullEnds) -> None:
+        self._state = state
+        self._table = table
+        self._steps = steps
+        self._ends = ends
+        self._targets: dict[str, Reservation] = {}
+        """Landings that are not forgotten, by the target in their grant."""
+        self.writers = Writers(state.emit)
+        self._reserved = 0
+
+    # -- calls
+
+    def reserve(self, event: ReserveBlocks) -> None:
+        """ReserveBlocks: a RECEIVE transfer and a WRITE grant."""
+        state = self._state
+        state.check_open()
+        check_transfer_key(event.key)
+        state.check_key(event.key)
+        if event.content is None:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
+        claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
+        blocks, skip = check_destination(state, Destination(event.blocks, event.have_tokens), claim.tokens)
+        limits = state.limits
+        timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
+        if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks are received under this transfer key already")
+        state.check_room()
+        me = state.pool
+        target_id = mint_lease_id(state.secret, state.incarnation, "target", self._reserved + 1)
+        count = sum(len(ids) for ids in blocks)
+        if not count and event.have_tokens < claim.tokens:
+            wrong = f"{claim.tokens} tokens of which {event.have_tokens} are held take blocks; none is listed"
+            raise InvalidRequest(Reason.BLOCK_COUNT_MISMATCH, wrong)
+        claims = Claims(
+            AccessKind.WRITE, me.engine_id, state.incarnation, me.address, target_id, event.key, timeout_s, count,
+            claim.tokens,
+        )  # fmt: skip
+        token = mint(claims, state.grant_key)
+        if event.source is not None:
+            self._steps.check_room(event.source.address, event.source.engine_id, 0, event.call.connection)
+        if event.validate_only:
+            state.reply(event.call.id, Reserved(None, b""))
+            return
+        self._reserved, source = self._reserved + 1, event.source or PushSource("")
+        transfer = state.create(
+            direction=Direction.RECEIVE,
+            key=event.key,
+            owner=event.call.principal,
+            request_id=event.request_id,
+            trace=event.call.trace,
+            peer_engine_id=source.engine_id,
+            peer_address=source.address,
+            use_tokens=claim.tokens,
+            blocks=count,
+            waiting_for="source",
+            phases=(Phase("rendezvous", state.now),),
+            priority=event.priority,
+        )
+        landing = Reservation(
+            transfer.id, token, nobody(source, event.key), b"", event.call.trace, claim,
+            stage=Stage.RENDEZVOUS,
+            transfer_timeout_s=limits.transfer_timeout_s,
+            target_id=target_id,
+            registration_timeout_s=timeout_s,
+            cap=state.now + limits.lease_cap_s,
+        )  # fmt: skip
+        self._table.add(landing)
+        self._targets[target_id] = landing
+        self._steps.take(landing, blocks, skip, event.after_step)
+        self._steps.await_part(landing)
+        state.reply(event.call.id, Reserved(transfer, token))
+        if source.address:
+            self._steps.connect(landing, event.call.connection)
+
+    def register_answered(self, event: RegisterAnswered) -> None:
+        """The source knows of our registration, refused it, or did not answer."""
+        landing = self._table.find(event.transfer_id)
+        if landing is None or landing.stage is not Stage.RENDEZVOUS or event.error is None:
+            return
+        if event.retryable:
+            self._state.timers.set(Timer.OPEN_RETRY, landing.name, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(landing, event.error)
+
+    def parts_ready(self, event: PartsReady, peer: Peer) -> None:
+        """PartsReady: the source widens what we may read."""
+        access = self._state.accesses.get(event.access_id)
+        if access is None or access.peer != peer.key or access.kind is not AccessKind.WRITE:
+            raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
+        if access.state is not AccessState.OPEN:
+            raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
+        landing = self._targets[access.lease_id]
+        if landing.parts is None:
+            raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
+        fresh = [row for row in event.parts if row.number >= len(landing.parts)]
+        landing.parts.extend(fresh)
+        if fresh:
+            self._steps.await_part(landing)
+        self._state.reply(event.call.id, Widened())
+        self._steps.try_post(landing)
+
+    # -- accesses of sources
+
+    def misses_step(self, access: Access) -> bool:
+        """Whether an opening must wait for the engine's step: the source would write too early."""
+        landing = self._landing(access)
+        return not access.opening.reverse_access_id and landing.after_step > self._state.step_done()
+
+    def misses_postings(self, access: Access) -> bool:
+        """Whether an opening must wait for our own postings, of parts that it replaces."""
+        return bool(self._landing(access).postings)
+
+    def check(self, access: Access) -> Parts | None:
+        """Raises what refuses the opening of a WAITING access. Returns its parts, if this side moves them."""
+        state = self._state
+        landing = self._landing(access)
+        opening = access.opening
+        assert opening.push_content is not None, "who states none opens a READ grant"
+        try:
+            contents.check(opening.push_content, landing.claim)
+        except KVGrpcError as error:
+            landing.refused = Refusal(access.peer, error.reason)
+            raise
+        check_prefix(state.pool.pool.groups, opening.push_content.tokens, landing.claim.tokens)
+        if landing.write_access and (access.peer != landing.peer or opening.part_epoch == landing.part_epoch):
+            raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
+        if landing.write_access and opening.part_epoch < landing.part_epoch:
+            raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
+        if self._table.of_access(opening.access_id) is not None:
+            raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
+        reverse = opening.reverse_access_id
+        if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
+        if not reverse:
+            if state.checksums or not state.sets_aside:
+                raise Unimplemented(
+                    Reason.FEATURE_UNAVAILABLE, "this engine moves by itself what is pushed to it: let it read"
+                )
+            return None
+        source = state.peers[access.peer].description
+        parts = Parts(source.pool, opening.push_content.tokens, state.limits.blocks_per_request)
+        parts.extend(opening.parts)
+        return parts
+
+    def open(self, access: Access, parts: Parts | None) -> None:
+        """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
+        state = self._state
+        landing = self._landing(access)
+        opening = access.opening
+        reverse = opening.reverse_access_id
+        if landing.write_access:
+            self._replace(landing)
+        peer = state.peers[access.peer]
+        access.move(AccessState.OPEN)
+        state.expect(access, open_=True)
+        landing.write_access = access.id
+        landing.part_epoch = opening.part_epoch
+        self._table.bind(landing, peer.key)
+        landing.claims = claims_of(peer.description, landing.claims.transfer_key)
+        access.opening = replace(opening, parts=())
+        if parts is not None:
+            landing.begin(peer.description.pool, parts)
+        else:
+            self.writers.add(landing, access.id, peer.key)
+        self._table.index_access(landing, reverse or access.id)
+        landing.move(Stage.OPEN)
+        state.timers.clear(Timer.OPEN_RETRY, landing.name)
+        transfer = state.transfers.get(landing.transfer_id)
+        state.change(
+            landing.transfer_id,
+            state=transfer.state if reverse else State.ACTIVE,
+            phases=transfer.phases if landing.rounds else transfer.phase_started("queue", state.now),
+            waiting_for="parts",
+            peer_engine_id=peer.description.engine_id,
+            peer_incarnation=peer.description.incarnation,
+            peer_address=peer.description.address,
+            peer_transfer_id=opening.transfer_id,
+        )
+        self._steps.await_part(landing)
+        self._steps.try_post(landing)
+
+    def opened(self, access: Access) -> Opened:
+        """What the opener of an open access may fill."""
+        state = self._state
+        landing = self._landing(access)
+        assert landing.destination is not None
+        return Opened(
+            blocks=tuple(enumerate(landing.destination)),
+            token_count=landing.claim.tokens,
+            offer_tokens=landing.claim.tokens,
+            remaining_s=max((state.timers.when(Timer.REGISTRATION, landing.name) or state.now) - state.now, 0.0),
+            ttl_s=landing.registration_timeout_s,
+            memory_generation=state.pool.memory_generation,
+            transfer_id=landing.transfer_id,
+            lease_id=landing.target_id,
+        )
+
+    def settle(self, access: Access, row: Settling) -> Verdict:
+        """A source that writes says that parts are there. Asked again, the verdict is the same."""
+        if access.verdict is None and (access.state is not AccessState.OPEN or access.opening.reverse_access_id):
+            reason = access.stale or Reason.ACCESS_CLOSED
+            access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
+        if access.verdict is not None:
+            if row.last and access.state is AccessState.STALE:
+                self._close(access)
+            return access.verdict
+        if row.part < access.settled and not row.last:
+            return Verdict(True)
+        landing = self._targets[access.lease_id]
+        access.settled = row.part + 1
+        pool, target = self._state.pool, landing.destination
+        assert target is not None
+        # What a peer says is for people only, and never more than there is.
+        most = pool.world_size * pool.pool.bytes_of([len(ids) for ids in target])
+        moved = min(row.nbytes, most - landing.nbytes)
+        landing.nbytes += moved
+        self._state.bytes_received += moved
+        if row.last:
+            access.verdict = Verdict(True)
+            self.writers.forget(access.id)
+            landing.move(Stage.SETTLING)
+            self._state.change(landing.transfer_id, nbytes=landing.nbytes, nbytes_done=landing.nbytes)
+            self._ends.succeed(landing)
+        else:
+            self._state.change(landing.transfer_id, nbytes_done=landing.nbytes)
+            self._steps.landed(landing, self._within(row.layers_done))
+        return Verdict(True)
+
+    def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
+        """The opener closed its access, or died: it delivers no more."""
+        live = access.state is AccessState.OPEN
+        self._close(access)
+        if quiesced:
+            self.writers.forget(access.id)
+        if live:
+            landing = self._targets[access.lease_id]
+            # Whoever was taken for dead may live, and writes until it is told.
+            knows = landing.parts is None and reason is not Reason.PEER_LOST
+            self._ends.fail_with(landing, reason, message, closed=knows)
+
+    def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
+        """A source says that it cannot deliver, before it opened anything, or anew."""
+        landing = self._targets.get(target_id)
+        if landing is None:
+            return
+        if row.quiesced:
+            for access_id in [id_ for id_, life in landing.writers.items() if life == peer.key]:
+                self.writers.forget(access_id)
+        mine = not landing.write_access or landing.peer == peer.key
+        if landing.stage is not Stage.ENDED and mine:
+            message = row.message or f"engine {peer.description.engine_id} cannot deliver"
+            known = landing.refused if landing.refused and landing.refused.peer == peer.key else None
+            reason = known.reason if known else Reason.SOURCE_FAILED
+            self._ends.fail_with(landing, reason, message)
+        elif landing.stage is Stage.ENDED and not landing.busy:
+            self._ends.at_rest(landing)
+
+    # -- proofs
+
+    def quiesced(self, life: str, access_id: bytes) -> None:
+        """The life of a source that may write says that its movers are at rest, though it may be taken for dead here,
+        or have been.
+        """
+        landing = self.writers.find(access_id)
+        if landing is not None and landing.stage is Stage.ENDED and landing.writers[access_id] == life:
+            self._proved(access_id, landing)
+
+    def peer_at_rest(self, peer: str) -> None:
+        """It is proved that a life of a peer writes nothing here any more."""
+        for access_id, landing in self.writers.of_life(peer):
+            assert landing.stage is Stage.ENDED, "whoever comes with a proof has ended what moves"
+            self._proved(access_id, landing)
+
+    # -- ends
+
+    def ended(self, landing: Reservation, reason: Reason | None = None) -> None:
+        """A landing is over: what its source says from now on is too late."""
+        access = self._state.accesses.get(landing.write_access)
+        if access is None or access.state is not AccessState.OPEN:
+            return
+        if self.writers.find(access.id) is not None:
+            access.move(AccessState.STALE)
+            access.stale = reason
+            kept_s = self._state.limits.lease_cap_s
+            self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), self._state.now + kept_s)
+        else:
+            access.stale = reason
+            self._close(access)
+
+    def forgotten(self, landing: Reservation) -> None:
+        """Nothing of it is left."""
+        del self._targets[landing.target_id]
+
+    def clear(self) -> None:
+        """The incarnation ends."""
+        self._targets.clear()
+        self.writers.clear()
+
+    def _replace(self, landing: Reservation) -> None:
+        """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
+        self._state.accesses[landing.write_access].stale = Reason.PREEMPTED
+        self._close(self._state.accesses[landing.write_access])
+        self.writers.forget(landing.write_access)
+        self._steps.start_over(landing)
+
+    def _landing(self, access: Access) -> Reservation:
+        landing = self._targets.get(access.lease_id)
+        if landing is None or landing.stage is Stage.ENDED:
+            self._state.check_key(read_claims(access.opening.token).transfer_key)
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
+        return landing
+
+    def _close(self, access: Access) -> None:
+        state = self._state
+        access.move(AccessState.CLOSED)
+        state.expect(access, open_=False)
+        kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+
+    def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
+        """The ranges that a source states, if there are such layers; else none."""
+        most = max(group.layers for group in self._state.pool.pool.groups)
+        sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
+        return layers_done if sound else ()
+
+    def _proved(self, access_id: bytes, landing: Reservation) -> None:
+        self.writers.forget(access_id)
+        self._ends.at_rest(landing)

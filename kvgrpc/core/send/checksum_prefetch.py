@@ -1,0 +1,183 @@
+"""Checksums of what is handed over, before a destination asks for them.
+
+As long as blocks are handed over nobody writes them, so it does not matter when they are summed up. An engine that
+compares checksums sums up lease after lease; `access.checksums` asks here first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvgrpc.core.actions import Checksums, ComputeChecksums
+from kvgrpc.core.events import ChecksumsComputed
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.leases import Lease, ended_error
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.chunks import Pieces, Summing, pieces_of
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    KVGrpcError,
+    Reason,
+)
+
+AHEAD_BYTES_MAX = 64 << 20
+"""Of sums that nobody has asked for. What is handed over beyond that is summed up when somebody asks."""
+
+TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the ranks did not sum up in time")
+
+Wanted = Sequence[tuple[Blocks, LayerRange | None]]
+Places = list[slice]
+"""Which bytes of a lease's sums are wanted, of every rank."""
+
+
+def begin(state: NodeState, name: str, pieces: Pieces) -> Summing:
+    """Asks all ranks."""
+    ranks = range(state.pool.world_size)
+    for rank in ranks:
+        state.emit(ComputeChecksums(rank, name, pieces))
+    return Summing(set(ranks))
+
+
+@dataclass(eq=False)
+class _Turn:
+    """The lease that is being summed up ahead; None once it has ended."""
+
+    lease: Lease | None
+    name: str
+    """The ranks know it by that."""
+    summing: Summing
+
+
+class ChecksumPrefetch:
+    """Sums of what is handed over, once its step is over. One lease has its turn at a time: who asks for sums of
+    another one waits for no more than that.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._queue: dict[str, Lease] = {}
+        """Leases that wait for their turn, by id."""
+        self._turn: _Turn | None = None
+        self._turns = 0
+        self._nbytes = 0
+        self.waiting: dict[int, tuple[Access, Places]] = {}
+        """Calls that wait for the lease that has its turn."""
+
+    def announced(self, lease: Lease) -> None:
+        """A lease stands."""
+        if self._state.checksums:
+            self._queue[lease.id] = lease
+            self.go_on()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is summed up, and nothing waits for its turn."""
+        return self._turn is None and not self._queue
+
+    def go_on(self) -> None:
+        """The next lease has its turn if its step is over: those after it wait for the same step, or a later one."""
+        state = self._state
+        while self._turn is None and self._queue:
+            lease = next(iter(self._queue.values()))
+            if lease.after_step > state.step_done():
+                return
+            del self._queue[lease.id]
+            if self._nbytes + self._size(lease) <= AHEAD_BYTES_MAX:
+                self._nbytes += self._size(lease)
+                self._turns += 1
+                name = f"a{self._turns}"
+                self._turn = _Turn(lease, name, begin(state, name, pieces_of(state.pool.pool, [(lease.blocks, None)])))
+
+    def answer(self, call: int, access: Access, lease: Lease, wanted: Wanted) -> bool:
+        """Answers a call, now or when it can; False where its sums are not among these."""
+        state, turn = self._state, self._turn
+        self._queue.pop(lease.id, None)
+        under_way = turn is not None and turn.lease is lease
+        places = _places(lease.blocks, wanted) if lease.sums or under_way else None
+        if places is None:
+            return False
+        if turn is None or not under_way:
+            self._reply(call, lease, places)
+            return True
+        self.waiting[call] = access, places
+        if state.timers.when(Timer.SUMS, turn.name) is None:
+            state.timers.set(Timer.SUMS, turn.name, state.now + state.limits.transfer_timeout_s)
+        return True
+
+    def summed(self, event: ChecksumsComputed) -> None:
+        """A rank has summed up."""
+        turn = self._turn
+        if turn is None or turn.name != event.name or not turn.summing.take(event.rank, event.values, event.message):
+            return
+        self._turn = None
+        lease, error = turn.lease, turn.summing.error
+        if lease is not None and error:
+            self._nbytes -= self._size(lease)
+            self._refuse(turn, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {error}"))
+        elif lease is not None:
+            lease.sums = turn.summing.by_rank()
+            for call, (_, places) in self._take(turn).items():
+                self._reply(call, lease, places)
+        self.go_on()
+
+    def ended(self, lease: Lease) -> None:
+        """A lease ended, which still has its blocks. The ranks may be at them still: the next one waits for that."""
+        self._queue.pop(lease.id, None)
+        turn = self._turn
+        under_way = turn is not None and turn.lease is lease
+        if lease.sums or under_way:
+            self._nbytes -= self._size(lease)
+        if turn is not None and under_way:
+            turn.lease = None
+            self._refuse(turn, ended_error(lease.state, lease.id))
+
+    def due(self, name: str) -> bool:
+        """The ranks took too long for the calls that wait; whether that is the name of what they do here."""
+        turn = self._turn
+        if turn is None or turn.name != name:
+            return False
+        self._refuse(turn, TOO_LATE)
+        return True
+
+    def end_all(self) -> None:
+        """The incarnation ends, and all leases have."""
+        self._turn = None
+
+    def _size(self, lease: Lease) -> int:
+        return 4 * self._state.pool.world_size * sum(map(len, lease.blocks))
+
+    def _reply(self, call: int, lease: Lease, places: Places) -> None:
+        self._state.reply(call, Checksums(tuple(b"".join(rank[place] for place in places) for rank in lease.sums)))
+
+    def _refuse(self, turn: _Turn, error: KVGrpcError) -> None:
+        for call in self._take(turn):
+            self._state.refuse(call, error)
+
+    def _take(self, turn: _Turn) -> dict[int, tuple[Access, Places]]:
+        """The calls that waited; they wait no longer."""
+        self._state.timers.clear(Timer.SUMS, turn.name)
+        found, self.waiting = self.waiting, {}
+        return found
+
+
+def _places(blocks: Blocks, wanted: Wanted) -> Places | None:
+    """Where the sums of what is wanted lie among those of `blocks`, which hold it all; None unless they lie there side
+    by side, of whole blocks.
+    """
+    begins = np.cumsum([0, *map(len, blocks)])
+    places = []
+    for lists, layers in wanted:
+        for group, ids in enumerate(lists):
+            if not len(ids):
+                continue
+            first = int(np.argmax(blocks[group] == ids[0]))
+            if layers is not None or not np.array_equal(blocks[group][first : first + len(ids)], ids):
+                return None
+            at = 4 * int(begins[group] + first)
+            places.append(slice(at, at + 4 * len(ids)))
+    return places

@@ -1,0 +1,390 @@
+"""Handing blocks over: FinishedBlocks for readers, GrantLease, and the life of a lease.
+
+A hand-over pins its blocks under a lease; the SEND transfer beside it is what people follow. Whatever ends the lease
+ends, in the same step, its pins, the accesses that stand on it, and the transfer.
+"""
+
+from typing import Protocol
+
+from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
+from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
+from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
+from kvgrpc.core.state import ENGINE, NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState
+from kvgrpc.core.tables.leases import END_REASON, Lease, LeaseState, ended_error
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
+from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import Access as AccessKind, Claims, mint, verify
+from kvgrpc.core.values.ids import check_transfer_key, mint_lease_id
+from kvgrpc.core.values.layout import Group
+from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.errors import (
+    AlreadyExists,
+    Exhausted,
+    InvalidRequest,
+    KVGrpcError,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+
+LEASE_ID_BYTES_MAX = 64
+
+
+class Pushes(Protocol):
+    """The pushes from this engine."""
+
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool: ...
+
+    def voided(self, lease_id: str) -> None: ...
+
+
+class HandOvers:
+    """Leases of this engine."""
+
+    def __init__(self, state: NodeState, sums: ChecksumPrefetch) -> None:
+        self._state = state
+        self._sums = sums
+        self._minted = 0
+
+    def attach(self, pushes: Pushes) -> None:
+        """Names whose leases are ended with pushes; once, when the node is built."""
+        self._pushes = pushes
+
+    def finish(self, event: FinishedBlocks) -> Lease | None:
+        """FinishedBlocks (READERS) and GrantLease. Returns the new lease, None for validate_only."""
+        state = self._state
+        blocks, content, ttl_s = self._check(event)
+        lease = self.new_lease(event, blocks, content, ttl_s)
+        token = self._token(lease, event.key)
+        if event.validate_only:
+            state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
+            return None
+        self.add(lease, event)
+        transfer = self._send(lease, event) if event.transfer else None
+        state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
+        self._sums.announced(lease)
+        return lease
+
+    def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
+        """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
+        state = self._state
+        if len(state.leases) >= state.limits.leases:
+            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
+        self._check_unused(event.lease_id)
+        return Lease(
+            id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
+            blocks=blocks,
+            content=content,
+            granted=state.now,
+            ttl_s=ttl_s,
+            last_ttl_s=ttl_s,
+            deadline=min(state.now + ttl_s, state.now + state.limits.lease_cap_s),
+            cap=state.now + state.limits.lease_cap_s,
+            consumers=max(event.consumers, 1),
+            on_abort=event.on_abort,
+            owner=event.call.principal,
+            request_id=event.request_id,
+            trace=event.call.trace,
+            after_step=event.after_step,
+            pushed=event.waits_for is WaitsFor.REGISTRATION,
+            labels=event.labels,
+        )
+
+    def add(self, lease: Lease, event: FinishedBlocks) -> None:
+        """The lease stands."""
+        state = self._state
+        self._minted += not event.lease_id
+        state.pins.add(lease.id, PinKind.LEASE, lease.blocks, state.now)
+        state.leases.add(lease)
+        state.timers.set(Timer.LEASE, lease.id, lease.deadline)
+
+    def extend(self, lease: Lease, for_s: float) -> None:
+        """A push goes on: its lease lasts so long from now, up to the cap; never less than before."""
+        lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
+
+    def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
+        """After a refusal: whether the lease will never come, so that nobody waits for it.
+
+        A client repeats a call that was refused for what may pass. Nothing repeats a call of the engine's session: it
+        has announced the lease already, and is told that it failed.
+        """
+        state = self._state
+        repeated = event.call.principal != ENGINE and isinstance(error, Exhausted | Unavailable)
+        if event.validate_only or not event.lease_id or repeated:
+            return False
+        if state.leases.known(event.lease_id) or len(event.lease_id) > LEASE_ID_BYTES_MAX:
+            return False
+        if len(state.refused_leases) >= state.limits.tombstones:
+            oldest = next(iter(state.refused_leases))
+            self.forget_refused(oldest)
+            state.timers.clear(Timer.REFUSED_LEASE, oldest)
+        state.refused_leases[event.lease_id] = None
+        state.timers.set(Timer.REFUSED_LEASE, event.lease_id, state.now + state.limits.registration_timeout_s)
+        return True
+
+    def forget_refused(self, lease_id: str) -> None:
+        """A refusal was remembered long enough."""
+        del self._state.refused_leases[lease_id]
+
+    def renew(self, event: RenewLeases) -> None:
+        """RenewLeases: one row for each lease asked for; a dead one is a row."""
+        state = self._state
+        if len(event.leases) > state.limits.renewals_per_call:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {state.limits.renewals_per_call} leases in one call")
+        ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
+        rows = tuple(self._renew_one(ref, ttl_s) for ref in event.leases)
+        state.reply(event.call.id, Renewed(rows))
+
+    def release(self, event: ReleaseLease) -> None:
+        """ReleaseLease: it ends a live lease. An end stays as it was."""
+        state = self._state
+        lease = self.find(event.lease)
+        blocks = lease.blocks
+        if lease.live:
+            self.end(lease, LeaseState.RELEASED)
+        freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+        state.reply(event.call.id, Released(self.view(lease), freed))
+
+    def void(self, event: LeasesVoided) -> None:
+        """The engine took blocks back: whoever reads them will be told."""
+        for lease_id in event.lease_ids:
+            lease = self._state.leases.find(lease_id)
+            if lease is None or lease.pushed:
+                self._pushes.voided(lease_id)
+            elif lease.live:
+                self.end(lease, LeaseState.VOIDED)
+
+    def find(self, ref: LeaseRef) -> Lease:
+        """The lease, live or ended. Raises NotFound, or the grant's errors."""
+        state = self._state
+        if not ref.token:
+            return state.leases.get(ref.lease_id)
+        claims = verify(ref.token, state.grant_key, state.pool.engine_id, state.incarnation, AccessKind.READ)
+        return state.leases.get(claims.lease_id)
+
+    def due(self, lease_id: str) -> None:
+        """A lease's deadline: its time is over, or it was renewed meanwhile."""
+        lease = self._state.leases.get(lease_id)
+        if lease.deadline > self._state.now:
+            self._state.timers.set(Timer.LEASE, lease_id, lease.deadline)
+        else:
+            self.end(lease, LeaseState.EXPIRED)
+
+    def count(self, lease: Lease) -> None:
+        """Counts the consumers that are done; the last one declared ends the lease. Who is done with parts of a push
+        that were replaced is done with those that replaced them.
+        """
+        transfer = self._state.transfers.find(lease.transfer_id)
+        if transfer is not None and not lease.live:
+            lease = self._state.leases.find(transfer.lease_id) or lease
+        if not lease.live:
+            return
+        done = lease.done
+        if done >= lease.consumers:
+            self.end(lease, LeaseState.DONE)
+        elif transfer and (transfer.consumers_done, transfer.nbytes_done) != (done, lease.nbytes_done):
+            self._state.change(transfer.id, consumers_done=done, nbytes_done=lease.nbytes_done)
+
+    def end(self, lease: Lease, how: LeaseState, failure: Failure | None = None, *, cancelled: bool = False) -> None:
+        """Ends a live lease: pins, accesses and transfer with it. `failure` overrides the transfer's."""
+        state = self._state
+        lease.end(how)
+        failure = failure or _send_failure(lease)
+        held = lease.pushed and self._pushes.lease_ended(lease, failure)
+        self._close(lease, END_REASON[how])
+        if lease.transfer_id:
+            self._end_send(lease, failure, cancelled=cancelled, held=held)
+        else:
+            state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
+
+    def retire(self, lease: Lease, how: LeaseState, reason: Reason) -> None:
+        """Ends the live lease of parts that were replaced; its push goes on. `reason` is what its readers are told."""
+        lease.end(how)
+        self._close(lease, reason)
+
+    def outdate(self, access: Access, reason: Reason) -> None:
+        """Whatever is read under an open access from now on is not vouched for."""
+        state = self._state
+        access.move(AccessState.STALE)
+        access.stale = reason
+        state.pins.drop(access.owner, PinKind.ACCESS)
+        state.leases.get(access.lease_id).closed(access.id)
+        # Its reader closes it; one that does not is not waited for longer than the longest transfer.
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
+
+    def view(self, lease: Lease) -> LeaseView:
+        """The lease as it is now."""
+        now = self._state.now
+        return LeaseView(
+            id=lease.id,
+            state=lease.state,
+            request_id=lease.request_id,
+            transfer_id=lease.transfer_id,
+            ttl_s=lease.last_ttl_s,
+            remaining_s=max(lease.deadline - now, 0.0) if lease.live else 0.0,
+            cap_remaining_s=max(lease.cap - now, 0.0) if lease.live else 0.0,
+            age_s=now - lease.granted,
+            blocks=lease.blocks,
+            token_count=lease.content.tokens,
+            consumers=lease.consumers,
+            consumers_done=lease.done,
+            open_accesses=len(lease.accesses),
+            renewals=lease.renewals,
+            trace=lease.trace,
+            labels=lease.labels,
+        )
+
+    def _close(self, lease: Lease, reason: Reason) -> None:
+        """Nothing stands on an ended lease any more."""
+        state = self._state
+        state.timers.clear(Timer.LEASE, lease.id)
+        for access_id in list(lease.accesses):
+            self.outdate(state.accesses[access_id], reason)
+        state.pins.drop(lease.id, PinKind.LEASE)
+        state.leases.ended(lease)
+        self._sums.ended(lease)
+        lease.forget_blocks()
+
+    def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
+        """Everything that can be wrong with a hand-over, before anything changes."""
+        state = self._state
+        state.check_open()
+        check_transfer_key(event.key)
+        if not event.last or event.layers or event.part_epoch or event.failure:
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "for READERS a hand-over is exactly one part")
+        ttl_s = granted_ttl(event.ttl_s, state.limits)
+        if not any(len(ids) for _, ids in event.blocks):
+            raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
+        if event.content is None:
+            raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
+        blocks = state.resolve(event.blocks, "blocks")
+        check_covers(blocks, event.content, state.pool.pool.groups)
+        state.check_owned(blocks)
+        state.check_key(event.key)
+        if event.transfer:
+            self._check_alone(event.key)
+            state.check_room()
+        state.pins.check_free_for(PinKind.LEASE, blocks)
+        return blocks, event.content, ttl_s
+
+    def _check_alone(self, key: bytes) -> None:
+        """Raises for a transfer key in use: AlreadyExists (TRANSFER_EXISTS), or WAITS_FOR_MISMATCH for a push."""
+        for transfer in self._state.transfers.with_key(key):
+            if transfer.direction is Direction.SEND and not transfer.over:
+                lease = self._state.leases.find(transfer.lease_id)
+                if lease is None or lease.pushed:
+                    raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "blocks are pushed under this transfer key")
+                raise AlreadyExists(Reason.TRANSFER_EXISTS, "blocks were handed over under this transfer key already")
+
+    def _check_unused(self, lease_id: str) -> None:
+        """Raises AlreadyExists (TRANSFER_EXISTS) for a lease id used before."""
+        state = self._state
+        if len(lease_id) > LEASE_ID_BYTES_MAX:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"a lease id has at most {LEASE_ID_BYTES_MAX} characters")
+        if lease_id and (state.leases.known(lease_id) or lease_id in state.refused_leases):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"lease id {lease_id} was used already: mint a new one")
+
+    def _token(self, lease: Lease, key: bytes) -> bytes:
+        pool = self._state.pool
+        claims = Claims(
+            AccessKind.READ,
+            pool.engine_id,
+            self._state.incarnation,
+            pool.address,
+            lease.id,
+            key,
+            lease.ttl_s,
+            sum(len(ids) for ids in lease.blocks),
+            lease.content.tokens,
+            lease.on_abort,
+        )
+        return mint(claims, self._state.grant_key)
+
+    def _send(self, lease: Lease, event: FinishedBlocks) -> Transfer:
+        state = self._state
+        pool = state.pool.pool
+        transfer = state.create(
+            direction=Direction.SEND,
+            key=event.key,
+            owner=event.call.principal,
+            request_id=event.request_id,
+            trace=event.call.trace,
+            lease_id=lease.id,
+            waiting_for="readers",
+            use_tokens=lease.content.tokens,
+            blocks=sum(len(ids) for ids in lease.blocks),
+            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
+            consumers=lease.consumers,
+            priority=event.priority,
+        )
+        lease.transfer_id = transfer.id
+        return transfer
+
+    def _renew_one(self, ref: LeaseRef, ttl_s: float | None) -> tuple[float, Reason | None]:
+        try:
+            lease = self.find(ref)
+            if not lease.live:
+                raise ended_error(lease.state, lease.id)
+        except KVGrpcError as error:
+            return 0.0, error.reason
+        lease.renew(self._state.now, ttl_s)
+        return lease.deadline - self._state.now, None
+
+    def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool, held: bool) -> None:
+        """`held`: our own postings still read the blocks."""
+        state = self._state
+        transfer = state.transfers.get(lease.transfer_id)
+        if failure is None:
+            end = State.SUCCEEDED
+        else:
+            end = State.CANCELLED if cancelled or failure.reason in _NOBODY_FAILED else State.FAILED
+        state.change(
+            transfer.id,
+            state=end,
+            memory=Disposition.QUARANTINED if held else Disposition.RETURNED,
+            failure=failure,
+            consumers_done=lease.done,
+            nbytes_done=lease.nbytes_done,
+        )
+        if failure:
+            state.tell(lease.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+        if not held:
+            state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
+
+
+_NOBODY_FAILED = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""Why a lease ended early: somebody wanted it so."""
+
+
+def _send_failure(lease: Lease) -> Failure | None:
+    """Why the SEND transfer of an ended lease did not succeed, None when it did."""
+    if lease.state is LeaseState.DONE and lease.received:
+        return None
+    messages = {
+        LeaseState.DONE: "every consumer dropped it",
+        LeaseState.EXPIRED: f"no consumer was done within the lease ({lease.ttl_s:g} s, {lease.renewals} renewals)",
+        LeaseState.RELEASED: "the lease was released",
+        LeaseState.VOIDED: "the engine took its blocks back",
+    }
+    reason = Reason.CANCELLED if lease.state is LeaseState.DONE else END_REASON[lease.state]
+    if lease.pushed and lease.state is LeaseState.EXPIRED:
+        reason = Reason.REGISTRATION_TIMEOUT
+    message = messages[lease.state] + (f"; the last one that failed: {lease.trouble}" if lease.trouble else "")
+    return Failure(reason, message, "rendezvous" if lease.pushed else "readers", Side.SOURCE, next=Next.RECOMPUTE)
+
+
+def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) -> None:
+    """Raises PreconditionFailed (CONTENT_RANGE) unless every group lists exactly the blocks of the content's tokens."""
+    for i, (ids, group) in enumerate(zip(blocks, groups, strict=True)):
+        needed = group.blocks_of(content.tokens)
+        if len(ids) != needed:
+            raise PreconditionFailed(
+                Reason.CONTENT_RANGE,
+                f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
+                f"{len(ids)} are listed",
+            )

@@ -1,0 +1,196 @@
+"""The course of one registration of a push, at the source.
+
+    (parts, registration) -> connect -> open -> opened -> posted -> settle      where this side moves the bytes
+                                                opened -> told                  where the destination does, and settles
+
+What it has in common with a pull is in `move_steps`; ends are in `push_ends`.
+"""
+
+from kvgrpc.core.actions import Operation, SendParts
+from kvgrpc.core.events import Opened
+from kvgrpc.core.moves.course import Course
+from kvgrpc.core.moves.move import Stage
+from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.push import PushTable, Registration, check_target
+from kvgrpc.core.send.push_ends import PushEnds
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access, AccessState, Opening
+from kvgrpc.core.tables.peers import Peer
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.compatibility import READS_PUSHES
+from kvgrpc.core.values.ids import next_access_ids
+from kvgrpc.core.values.parts import Progress
+from kvgrpc.errors import Reason
+
+
+class PushCourse(Course[Registration]):
+    """What happens to a registration between its making and its end."""
+
+    operation = Operation.WRITE
+
+    def __init__(
+        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, pushes: PushTable, ends: PushEnds,
+        handover: HandOvers,
+    ) -> None:  # fmt: skip
+        super().__init__(state, peering, lives, pushes, ends)
+        self._pushes = pushes
+        self._push_ends = ends
+        self._handover = handover
+
+    def reached(self, move: Registration, peer: Peer) -> None:
+        """The destination's lead is connected; the access is opened as soon as there is a part, and nothing of earlier
+        ones is under way.
+        """
+        if move.push.parts is None or move.postings:
+            self._moves.bind(move, peer.key)
+        else:
+            self.open(move, peer)
+
+    def resume(self, move: Registration) -> None:
+        self._state.pins.drop(move.name, PinKind.ACCESS)
+        self._push_ends.return_parts(move.push)
+        if move.push.parts is not None:
+            self.connect(move)
+
+    def open(self, move: Registration, peer: Peer) -> None:
+        paths = {path.data_path for path in peer.paths.values()}
+        move.writes = paths <= self._state.writers and READS_PUSHES not in peer.description.features
+        if move.replaced:
+            self._pushes.take_ids(move, *next_access_ids(self._state.secret, move.reverse_id))
+            move.replaced = False
+        if not move.writes and move.reverse_id not in self._state.accesses:
+            self._let_read(move, peer)
+            self._ready(move, move.told)
+            if move.ready:
+                self._widen(move)
+        super().open(move, peer)
+
+    def opened(self, move: Registration, opened: Opened) -> None:
+        """The destination said which blocks are to be filled."""
+        state = self._state
+        state.timers.clear(Timer.OPEN_RETRY, move.name)
+        peer = state.peers[move.peer]
+        assert move.push.content is not None
+        wrong = check_target(peer.description, move.push.content, opened)
+        if wrong:
+            self._ends.fail_with(move, Reason.PEER_FAILED, f"the destination's answer makes no sense: {wrong}")
+            return
+        if opened.memory_generation != peer.description.memory_generation:
+            self._lives.forget(move.peer)
+            message = "the destination registered its memory anew since the handshake"
+            self._ends.fail_with(move, Reason.MEMORY_CHANGED, message)
+            return
+        move.opened = opened
+        move.told, move.telling = move.telling, 0
+        move.progress = Progress(state.pool.pool, opened.token_count)
+        move.move(Stage.OPEN)
+        state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            phases=self._phase(move, "queue"),
+            waiting_for="parts",
+            peer_engine_id=peer.description.engine_id,
+            peer_incarnation=peer.description.incarnation,
+            peer_address=peer.description.address,
+            peer_transfer_id=opened.transfer_id,
+        )
+        self.try_post(move)
+
+    def try_post(self, move: Registration) -> None:
+        """Moves what is ready, or tells the destination of it."""
+        if move.stage is not Stage.OPEN:
+            return
+        done = move.posted if move.writes else move.told
+        late = self._ready(move, done)
+        if late and move.ready == done:
+            self._wait_for(move, "step")
+        if move.ready == done:
+            return
+        if move.writes:
+            self._extend(move)
+            self._post_when_ready(move)
+        elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
+            # Opened while the memory was registered anew: nobody vouches for what is read under it.
+            self._ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory anew")
+        elif not move.telling:
+            self._widen(move)
+            self._state.change(move.transfer_id, waiting_for="")
+            self.tell(move)
+
+    def tell(self, move: Registration) -> None:
+        """Says again which parts are ready."""
+        self._state.emit(SendParts(move.peer, move.access_id, move.rows(), move.trace))
+
+    def settled(self, move: Registration) -> None:
+        """The destination's target held throughout the round."""
+        state, push = self._state, move.push
+        lease = state.leases.get(push.lease_id)
+        lease.nbytes_done += move.nbytes - move.settled_bytes
+        if move.last_round:
+            push.received.add(move.claims.engine_id)
+            push.finished.add(move.claims.engine_id)
+            self._push_ends.done(move)
+            self._handover.count(lease)
+            return
+        move.rounds += 1
+        move.settled_bytes = move.nbytes
+        move.move(Stage.OPEN)
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
+            state.timers.clear(timer, move.name)
+        state.change(move.transfer_id, waiting_for="parts")
+        self.try_post(move)
+
+    def _post(self, move: Registration) -> None:
+        move.posted_epoch = move.push.part_epoch
+        self._state.pins.extend(move.name, PinKind.ACCESS, move.parts.listed(move.fresh), self._state.now)
+        super()._post(move)
+
+    def _ready(self, move: Registration, done: int) -> bool:
+        """Counts the parts that the engine's steps have written, of which `done` were; whether some are not. No more
+        than one call tells, or one round moves: the others are looked at when these are done.
+        """
+        state = self._state
+        fresh = move.parts.batch(done)
+        late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
+        move.ready = done + late
+        if late < len(fresh):
+            self._moves.await_step(move)
+        return late < len(fresh)
+
+    def _widen(self, move: Registration) -> None:
+        """The destination may read what is ready, and is about to be told."""
+        move.telling = move.ready
+        access = self._state.accesses[move.reverse_id]
+        listed = move.parts.listed(move.parts.between(move.told, move.ready))
+        self._state.pins.extend(access.owner, PinKind.ACCESS, listed, self._state.now)
+        self._extend(move)
+
+    def _extend(self, move: Registration) -> None:
+        """The lease lasts as long as the bytes of these parts may take."""
+        lease = self._state.leases.get(move.push.lease_id)
+        self._handover.extend(lease, move.transfer_timeout_s + self._state.limits.settle_timeout_s)
+
+    def _let_read(self, move: Registration, peer: Peer) -> None:
+        """Opens a READ access on our own lease, for the destination."""
+        state = self._state
+        lease = state.leases.get(move.push.lease_id)
+        opening = Opening(move.reverse_id, b"", None)
+        access = Access(opening, peer.description.engine_id, peer.key, lease.id, state.now)
+        access.move(AccessState.OPEN)
+        state.accesses[access.id] = access
+        peer.accesses[access.id] = None
+        lease.opened(access.id, access.consumer)
+        nothing = tuple(ids[:0] for ids in lease.blocks)
+        state.pins.add(access.owner, PinKind.ACCESS, nothing, state.now)
+        state.expect(access, open_=True)
+
+    def _opening(self, move: Registration, request_id: str, paths: tuple[str, ...]) -> Opening:
+        reverse = b"" if move.writes else move.reverse_id
+        return Opening(
+            move.access_id, move.token, None, move.transfer_id, request_id, paths, reverse, move.push.content,
+            move.push.part_epoch, () if move.writes else move.rows(),
+        )  # fmt: skip

@@ -1,0 +1,213 @@
+"""How pushes end at their source, and their registrations.
+
+A push ends with its lease (`HandOvers.end` is the one end of both), or, while it has none, by itself. A destination
+that fails is not the end of its push: as with pulls, another one may come while the lease lives. One that gives up for
+good, or dies, is a consumer that is done, if the hand-over says so (RELEASE).
+"""
+
+from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
+from kvgrpc.core.moves.failures import move_failure
+from kvgrpc.core.moves.move import AT_ISSUER, MOVE_TIMERS, Stage
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.push import Push, PushTable, Registration
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import AccessState
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Disposition, Failure, State
+from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.errors import KVGrpcError, Reason
+
+GAVE_UP = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
+"""A destination that ends so will not come again."""
+
+
+class PushEnds:
+    """The ends of all pushes from here."""
+
+    def __init__(self, state: NodeState, pushes: PushTable, handover: HandOvers, closings: PendingCloses) -> None:
+        self._state = state
+        self._pushes = pushes
+        self._handover = handover
+        self._closings = closings
+
+    # -- registrations
+
+    def fail(self, move: Registration, error: KVGrpcError, *, closed: bool = False) -> None:
+        """Ends a registration with a peer's error. `closed`: the destination knows that its access is over."""
+        # That a peer is dead is this lead's to find out.
+        reason = Reason.PEER_FAILED if error.reason is Reason.PEER_LOST else error.reason
+        self.fail_with(move, reason, error.message, closed=closed)
+
+    def fail_with(
+        self, move: Registration, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
+    ) -> None:
+        """As `fail`."""
+        if closed:
+            self._pushes.drop_access(move)
+        failure = move_failure(move, reason, message, rank)
+        self._over(move, failure.message)
+        self.failed(move.push, move.claims.engine_id, reason, message)
+
+    def failed(self, push: Push, engine_id: str, reason: Reason, message: str) -> None:
+        """A destination takes nothing of a push, or nothing more."""
+        push.trouble = f"engine {engine_id}: {message}"
+        lease = self._state.leases.find(push.lease_id)
+        if reason in GAVE_UP:
+            push.dropped.add(engine_id)
+            if lease is not None and lease.on_abort is OnAbort.RELEASE:
+                push.finished.add(engine_id)
+        if lease is not None:
+            lease.trouble = push.trouble
+            self._handover.count(lease)
+        if not push.over:
+            self._state.change(push.transfer_id, waiting_for="registration")
+
+    def done(self, move: Registration) -> None:
+        """A destination has everything."""
+        self._over(move, None)
+
+    def at_rest(self, move: Registration) -> None:
+        """The last posting of an ended registration is over: nothing of ours writes at the destination any more."""
+        state, push = self._state, move.push
+        self._closings.close(move, dropped=True)
+        state.pins.drop(move.name, PinKind.ACCESS)
+        self._pushes.remove(move)
+        self.return_parts(push)
+        if push.over and not push.posting:
+            self._return(push)
+
+    def taken_back(self, push: Push) -> None:
+        """The engine took back the last parts of a push that is over, though our own postings may still read them.
+
+        Those that were replaced before are not in its hands: they are returned when nothing reads them.
+        """
+        self._take_back(push)
+        if not self._reads(push):
+            self._tell_parts(push)
+            self._return(push)
+
+    def _return(self, push: Push) -> None:
+        state = self._state
+        transfer = state.transfers.find(push.transfer_id)
+        if transfer and transfer.memory is Disposition.QUARANTINED:
+            state.change(transfer.id, memory=Disposition.RETURNED)
+            state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id, push.lease_id))
+
+    # -- pushes
+
+    def end(self, push: Push, end: State, failure: Failure) -> None:
+        """Ends a push without success."""
+        state = self._state
+        lease = state.leases.find(push.lease_id)
+        if lease is not None:
+            self._handover.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
+            return
+        held = self._end_all(push, failure)
+        memory = Disposition.QUARANTINED if held else Disposition.RETURNED
+        transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
+        state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
+        if not held:
+            state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
+
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
+        """The lease of a push is over, and the push with it; whether our own postings still read its blocks."""
+        push = self._pushes.push(lease.transfer_id)
+        assert push is not None
+        return self._end_all(push, failure)
+
+    def start_over(self, push: Push, how: LeaseState) -> None:
+        """The parts of this epoch count no more: `how` their lease ends. The next epoch has its time."""
+        state = self._state
+        lease = state.leases.get(push.lease_id)
+        reason = Reason.LEASE_VOIDED if how is LeaseState.VOIDED else Reason.PREEMPTED
+        for move in push.live:
+            self._shut(move, reason)
+        self._handover.retire(lease, how, reason)
+        if how is LeaseState.VOIDED:
+            self._take_back(push)
+            self._tell_returned(push, lease.id)
+        else:
+            push.returning.append(lease.id)
+        push.parts, push.lease_id = None, ""
+        push.part_epoch += 1
+        due = min(state.now + state.limits.registration_timeout_s, push.cap)
+        state.timers.set(Timer.REGISTRATION, push.transfer_id, due)
+        state.change(push.transfer_id, lease_id="", waiting_for="parts")
+        for move in push.live:
+            self._clear_timers(move)
+            if not move.postings:
+                state.pins.drop(move.name, PinKind.ACCESS)
+            move.rewind()
+            if move.stage is not Stage.RENDEZVOUS:
+                move.move(Stage.RENDEZVOUS)
+        self.return_parts(push)
+
+    def return_parts(self, push: Push) -> None:
+        """The blocks of earlier epochs are the engine's again, unless our own postings still read them."""
+        if not push.posting:
+            self._tell_parts(push)
+
+    def _tell_parts(self, push: Push) -> None:
+        for lease_id in push.returning:
+            self._tell_returned(push, lease_id)
+        push.returning.clear()
+
+    def _tell_returned(self, push: Push, lease_id: str) -> None:
+        transfer = self._state.transfers.get(push.transfer_id)
+        self._state.tell(transfer.owner, PartsReturned(transfer.id, transfer.request_id, lease_id))
+
+    def _take_back(self, push: Push) -> None:
+        """The engine uses the blocks of this epoch again already, whoever reads them."""
+        for move in push.registrations.values():
+            if move.posted_epoch == push.part_epoch:
+                self._state.pins.drop(move.name, PinKind.ACCESS)
+
+    def _end_all(self, push: Push, failure: Failure | None) -> bool:
+        """Ends what is left of a push; whether our own postings still read its blocks."""
+        state = self._state
+        message = failure.message if failure else "the push is over"
+        reason = Reason.SOURCE_FAILED if failure and failure.reason is Reason.SOURCE_FAILED else Reason.CANCELLED
+        state.bury_key(push.key, message, Reason.TRANSFER_ENDED if push.received else reason)
+        state.timers.clear(Timer.REGISTRATION, push.transfer_id)
+        push.over = True
+        for move in push.live:
+            self._over(move, message)
+        self._pushes.forget(push)
+        return self._reads(push)
+
+    def _reads(self, push: Push) -> bool:
+        """Whether our own postings still read blocks of it."""
+        pins = self._state.pins
+        return any(pins.has(move.name, PinKind.ACCESS) for move in push.registrations.values())
+
+    def _over(self, move: Registration, message: str | None) -> None:
+        """`message` tells the destination why; None when it knows that it is over."""
+        self._clear_timers(move)
+        if message is not None:
+            self._closings.close(move, dropped=True, message=message)
+        self._shut(move, Reason.LEASE_RELEASED)
+        move.move(Stage.ENDED)
+        self._pushes.over(move)
+        if not move.postings:
+            self._state.pins.drop(move.name, PinKind.ACCESS)
+            self._pushes.remove(move)
+
+    def _shut(self, move: Registration, reason: Reason) -> None:
+        """Nobody reads under the access for that destination any more, or is vouched for."""
+        access = self._state.accesses.get(move.reverse_id)
+        if access is not None and access.state is AccessState.OPEN:
+            self._handover.outdate(access, reason)
+            if move.stage not in AT_ISSUER:  # the destination never learned of it
+                access.move(AccessState.CLOSED)
+                self._state.expect(access, open_=False)
+                forget = self._state.now + self._state.limits.settle_timeout_s
+                self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), forget)
+
+    def _clear_timers(self, move: Registration) -> None:
+        self._state.turns.leave(move.name)
+        move.left = None
+        for timer in MOVE_TIMERS:
+            self._state.timers.clear(timer, move.name)

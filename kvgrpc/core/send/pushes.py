@@ -1,0 +1,400 @@
+"""Pushing: the source's side, from the first part or the first registration to the end of its last posting.
+
+A push begins with RegisterPush or with its first part, whichever comes first; they are paired by the exact transfer
+key. Everything wrong with a part is found before anything changes.
+"""
+
+from dataclasses import replace
+
+from kvgrpc.core.actions import GaveUp, HandedOver, Registered
+from kvgrpc.core.events import Closing, FinishedBlocks, Opened, PartsAnswered, RegisterPush, Settling
+from kvgrpc.core.moves.move import AT_ISSUER, Stage
+from kvgrpc.core.moves.moves import RETRY_DELAY_S, Moves
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.peers.handshakes import Handshakes
+from kvgrpc.core.peers.liveness import PeerLiveness
+from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.push import Push, PushTable, Registration
+from kvgrpc.core.send.push_course import PushCourse
+from kvgrpc.core.send.push_ends import PushEnds
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.tables.accesses import Access
+from kvgrpc.core.tables.leases import Lease, LeaseState
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Direction, Failure, Next, Phase, Side, State, Transfer
+from kvgrpc.core.values.calls import Call
+from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import Access as AccessKind, Claims, OnAbort, read_claims
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES, check_transfer_key, peer_key
+from kvgrpc.core.values.limits import granted_ttl
+from kvgrpc.core.values.parts import Part, Parts
+from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+
+
+class Pushes(Moves[Registration]):
+    """All pushes from this engine."""
+
+    def __init__(
+        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, handover: HandOvers, closings: PendingCloses
+    ) -> None:
+        table = self._pushes = PushTable()
+        self._handover = handover
+        self._push_ends = PushEnds(state, table, handover, closings)
+        self._push_steps = PushCourse(state, peering, lives, table, self._push_ends, handover)
+        super().__init__(state, lives, table, self._push_steps, self._push_ends)
+
+    # -- calls
+
+    def register(self, event: RegisterPush) -> None:
+        """RegisterPush: from now on the source knows where the blocks go."""
+        state = self._state
+        claims = read_claims(event.token)
+        if claims.access is not AccessKind.WRITE:
+            raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a push takes a WRITE grant; this is a READ grant")
+        push = self._pushes.with_key(claims.transfer_key)
+        known = push.registrations.get(event.token) if push is not None else None
+        if push is not None and known is not None:
+            self._check_again(push, known)
+            state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
+            return
+        state.check_key(claims.transfer_key)
+        self._steps.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
+        if push is None:
+            self._check_new(claims.transfer_key)
+            push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
+        else:
+            self._check_wanted(push)
+        move = self._add(push, event, claims)
+        transfer = state.transfers.get(push.transfer_id)
+        if move.leading:
+            transfer = state.change(
+                transfer.id,
+                peer_engine_id=claims.engine_id,
+                peer_incarnation=claims.incarnation,
+                peer_address=claims.address,
+            )
+        state.reply(event.call.id, Registered(transfer))
+        self._steps.connect(move, event.call.connection)
+
+    def finish(self, event: FinishedBlocks) -> None:
+        """FinishedBlocks for a registration: one part, or that there will be none."""
+        state = self._state
+        check_transfer_key(event.key)
+        push = self._pushes.with_key(event.key)
+        if event.failure:
+            self._give_up(event, push)
+            return
+        first = push is None or push.parts is None or event.part_epoch > push.part_epoch
+        blocks, parts, part, content = self._check(event, push, first=first)
+        lease = self._lease(event, push, content, blocks, first=first)
+        if event.validate_only:
+            state.reply(event.call.id, HandedOver(self._handover.view(lease), None, b""))
+            return
+        if push is None:
+            push = self._new(event.call, event.request_id, event.key, "registration")
+        if first:
+            self._begin_epoch(push, event, parts, content, lease)
+        parts.add(part, blocks)
+        lease.blocks = parts.blocks
+        if not first:
+            state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
+        self._handover.extend(lease, state.limits.registration_timeout_s)
+        pool = state.pool.pool
+        transfer = state.change(
+            push.transfer_id,
+            owner=event.call.principal,
+            priority=event.priority,
+            lease_id=lease.id,
+            blocks=sum(len(ids) for ids in lease.blocks),
+            nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
+        )
+        # Every part would list all blocks before it anew.
+        state.reply(event.call.id, HandedOver(replace(self._handover.view(lease), blocks=()), transfer, b""))
+        if first:
+            self._admit(push, lease)
+        for move in push.live:
+            if move.stage is Stage.RENDEZVOUS:
+                self._steps.connect(move)
+            else:
+                self._steps.try_post(move)
+
+    def cancel(self, transfer: Transfer, message: str) -> bool:
+        """Ends a push; True when bytes may be in flight."""
+        push = self._pushes.push(transfer.id)
+        assert push is not None
+        in_flight, why = push.posting, message or "cancelled"
+        failure = Failure(Reason.CANCELLED, why, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+        self._push_ends.end(push, State.CANCELLED, failure)
+        return in_flight
+
+    def end_all(self, failure: Failure) -> None:
+        """The incarnation ends: what has no lease fails too."""
+        for push in self._pushes.pushes:
+            if not push.over:
+                self._push_ends.end(push, State.FAILED, failure)
+        self._table.clear()
+
+    # -- what ends it
+
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
+        """The lease of a push is over; whether our own postings still read its blocks."""
+        return self._push_ends.lease_ended(lease, failure)
+
+    def voided(self, lease_id: str) -> None:
+        """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
+        push = self._pushes.with_lease(lease_id)
+        if push is not None and push.over:
+            self._push_ends.taken_back(push)
+        elif push is not None:
+            self._push_ends.start_over(push, LeaseState.VOIDED)
+
+    def refused(self, call: Call, peer: str, row: Closing) -> bool:
+        """The destination ends an access that we opened there. False: it is none of ours."""
+        move = self._table.of_access(row.access_id) or self._pushes.with_token(row.token)
+        if move is None:
+            return row.dropped and self._never_comes(call, peer, row)
+        if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
+            return False
+        if move.stage is not Stage.ENDED:
+            reason = Reason.CANCELLED if row.dropped else Reason.PEER_FAILED
+            self._ends.fail_with(move, reason, row.message or "the destination ended the push")
+        return True
+
+    def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
+        """The destination closed the access under which it read."""
+        move = self._pushes.of_reader(access.id)
+        if move is None or move.stage is Stage.ENDED:
+            return
+        if received:
+            self._push_ends.done(move)
+        elif not move.replaced:
+            reason = Reason.CANCELLED if access.dropped else Reason.PEER_FAILED
+            self._ends.fail_with(move, reason, message or "the destination gave up")
+
+    def vouches(self, access: Access, row: Settling) -> bool:
+        """Whether a destination that reads was told of the part that it settles; a pull has no parts. It need not say
+        of the last one that it is: what arrived as something else is settled, but is not the end.
+        """
+        move = self._pushes.of_reader(access.id)
+        if move is None:
+            return not row.part
+        last = move.parts.complete and row.part == len(move.parts) - 1
+        return row.part < max(move.told, move.telling) and (last or not row.last)
+
+    def parts_answered(self, event: PartsAnswered) -> None:
+        """The destination knows which parts are ready, or did not answer."""
+        move = self._table.of_access(event.access_id)
+        if move is None or move.stage is not Stage.OPEN or not move.telling:
+            return
+        if event.error is None:
+            move.told, move.telling = move.telling, 0
+            self._steps.try_post(move)
+        elif event.retryable:
+            self._state.timers.set(Timer.PARTS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
+        else:
+            self._ends.fail(move, event.error)
+
+    # -- timers, checks
+
+    def due(self, timer: Timer, name: str) -> None:
+        """A deadline of a push, or of a registration."""
+        push = self._pushes.push(name)
+        if push is not None:
+            message = "no destination came, or not all parts"
+            if push.trouble:
+                message += f"; the last destination failed: {push.trouble}"
+            failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+            self._push_ends.end(push, State.FAILED, failure)
+        elif timer is Timer.PARTS_RETRY:
+            move = self._table.find(name)
+            assert move is not None
+            self._push_steps.tell(move)
+        else:
+            super().due(timer, name)
+
+    def knows(self, name: str) -> bool:
+        """Whether that transfer, or move, is one of these, and not forgotten."""
+        return self._pushes.push(name) is not None or super().knows(name)
+
+    def missing_proof(self, transfer_id: str) -> str:
+        push = self._pushes.push(transfer_id)
+        if push is None or not push.over:
+            return ""
+        return "; ".join(move.missing_proof for move in push.registrations.values() if move.postings)
+
+    def wanted_pins(self) -> set[tuple[str, PinKind]]:
+        """The pins that pushes have reason for: what their own postings read, and have read in the rounds before. From
+        a move that is over, or starts over, the engine may have taken back what is still read.
+        """
+        pins = self._state.pins
+        return {
+            (move.name, PinKind.ACCESS)
+            for move in self._table
+            if (move.posted if move.stage in AT_ISSUER else move.postings and pins.has(move.name, PinKind.ACCESS))
+        }
+
+    def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
+        state = self._state
+        transfer = state.create(
+            direction=Direction.SEND,
+            key=key,
+            owner=call.principal,
+            request_id=request_id,
+            trace=call.trace,
+            waiting_for=waiting_for,
+            phases=(Phase("rendezvous", state.now),),
+            consumers=1,
+        )
+        push = Push(transfer.id, key, state.now + state.limits.lease_cap_s)
+        self._pushes.begin(push)
+        state.timers.set(Timer.REGISTRATION, transfer.id, state.now + state.limits.registration_timeout_s)
+        return push
+
+    def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
+        """A destination dropped its reservation before it was registered here. False: that row is of none."""
+        state = self._state
+        try:
+            claims = read_claims(row.token)
+            if claims.access is not AccessKind.WRITE or peer != peer_key(claims.engine_id, claims.incarnation):
+                return False
+            state.check_key(claims.transfer_key)
+            push = self._pushes.with_key(claims.transfer_key)
+            if push is None:
+                self._check_new(claims.transfer_key)
+        except KVGrpcError:
+            return False
+        if push is None:
+            push = self._new(call, "", claims.transfer_key, "parts")
+        self._push_ends.failed(push, claims.engine_id, Reason.CANCELLED, row.message or "it gave up")
+        return True
+
+    def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
+        assert len(event.access_id) == len(event.reverse_access_id) == ACCESS_ID_BYTES, "the event has random ids"
+        number = len(push.registrations) + 1
+        move = Registration(
+            push.transfer_id, event.token, claims, event.access_id, event.call.trace,
+            name=f"{push.transfer_id}#{number}",
+            leading=number == 1,
+            stage=Stage.RENDEZVOUS,
+            transfer_timeout_s=self._state.limits.transfer_timeout_s,
+            push=push,
+            reverse_id=event.reverse_access_id,
+        )  # fmt: skip
+        self._pushes.add(move)
+        return move
+
+    def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
+        """The first part, or the first one of a higher epoch."""
+        state = self._state
+        if push.parts is not None:
+            self._push_ends.start_over(push, LeaseState.RELEASED)
+        push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
+        state.timers.clear(Timer.REGISTRATION, push.transfer_id)
+        lease.transfer_id = push.transfer_id
+        lease.cap = push.cap
+        lease.deadline = min(lease.deadline, push.cap)
+        lease.finished, lease.received, lease.trouble = push.finished, push.received, push.trouble
+        if lease.on_abort is OnAbort.RELEASE:
+            push.finished |= push.dropped
+        push.consumers = lease.consumers
+        self._handover.add(lease, event)
+        state.change(push.transfer_id, consumers=push.consumers)
+
+    def _admit(self, push: Push, lease: Lease) -> None:
+        """Keeps as many destinations as the hand-over declares; those that gave up meanwhile count."""
+        for move in push.live[max(push.consumers - len(push.finished), 0) :]:
+            if move.stage is not Stage.ENDED:  # with the push, since those before it were all
+                declared = f"the push has {push.consumers} destinations already"
+                self._ends.fail_with(move, Reason.TRANSFER_EXISTS, declared)
+        self._handover.count(lease)
+
+    def _check_new(self, key: bytes) -> None:
+        """Raises what refuses another push."""
+        if any(t.direction is Direction.SEND and not t.over for t in self._state.transfers.with_key(key)):
+            other = "blocks were handed over to readers under this transfer key"
+            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, other)
+        self._state.check_open()
+        self._state.check_room()
+
+    def _check_again(self, push: Push, known: Registration) -> None:
+        """Raises PreconditionFailed (TRANSFER_ENDED) for a registration that failed."""
+        if known.stage is Stage.ENDED and known.claims.engine_id not in push.received:
+            raise PreconditionFailed(
+                Reason.TRANSFER_ENDED, "this registration has failed at its source: reserve blocks anew"
+            )
+
+    def _check_wanted(self, push: Push) -> None:
+        """Raises AlreadyExists (TRANSFER_EXISTS) when the push has as many destinations as it may have."""
+        most = self._state.limits.registrations
+        if len(push.registrations) >= most:
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{most} destinations came for this push already")
+        if push.content is not None and len(push.live) >= push.consumers - len(push.finished):
+            raise AlreadyExists(Reason.TRANSFER_EXISTS, f"this push has all destinations: it declared {push.consumers}")
+
+    def _check(self, event: FinishedBlocks, push: Push | None, *, first: bool) -> tuple[Blocks, Parts, Part, Content]:
+        """Everything that can be wrong with a part, before anything changes. `first`: of its epoch."""
+        state = self._state
+        state.check_key(event.key)
+        if push is None:
+            self._check_new(event.key)
+        elif event.part_epoch < push.part_epoch:
+            replaced = f"these parts were replaced or taken back: part_epoch {push.part_epoch} is next"
+            raise PreconditionFailed(Reason.PREEMPTED, replaced)
+        granted_ttl(event.ttl_s, state.limits)
+        if event.consumers > state.limits.registrations:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")
+        blocks = state.resolve(event.blocks, "blocks")
+        if not any(len(ids) for ids in blocks) and (first or not event.last):
+            raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")
+        content = _content(event, push)
+        parts = None if push is None or first else push.parts
+        if parts is None:
+            parts = Parts(state.pool.pool, content.tokens, state.limits.blocks_per_request)
+        part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
+        state.check_owned(blocks)
+        state.pins.check_free_for(PinKind.LEASE, blocks)
+        return blocks, parts, part, content
+
+    def _lease(
+        self, event: FinishedBlocks, push: Push | None, content: Content, blocks: Blocks, *, first: bool
+    ) -> Lease:
+        """The lease of the epoch, or the one that its first part makes."""
+        if push is None or first:
+            return self._handover.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
+        if event.lease_id not in ("", push.lease_id):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
+        return self._state.leases.get(push.lease_id)
+
+    def _give_up(self, event: FinishedBlocks, push: Push | None) -> None:
+        """The source cannot deliver. Without a push the next one under that key is refused."""
+        state = self._state
+        if push is None:
+            if not event.validate_only:
+                state.bury_key(event.key, event.failure, Reason.SOURCE_FAILED)
+            state.reply(event.call.id, GaveUp(None))
+            return
+        if not event.validate_only:
+            state.change(push.transfer_id, owner=event.call.principal)
+            failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+            self._push_ends.end(push, State.FAILED, failure)
+        state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))
+
+    def _opened(self, move: Registration, opened: Opened) -> None:
+        self._push_steps.opened(move, opened)
+
+    def _account(self, nbytes: int) -> None:
+        self._state.bytes_sent += nbytes
+
+
+def _content(event: FinishedBlocks, push: Push | None) -> Content:
+    """The content of the push; that of its first part, which later ones may repeat."""
+    known = None if push is None else push.content
+    if event.content is None and known is None:
+        raise InvalidRequest(Reason.CONTENT_REQUIRED, "the first part of a push states the content of the whole prompt")
+    if known is not None and event.content not in (None, known):
+        raise PreconditionFailed(Reason.CONTENT_MISMATCH, "the parts of a push have one content: the whole prompt's")
+    found = known or event.content
+    assert found is not None
+    return found

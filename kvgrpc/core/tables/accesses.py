@@ -1,0 +1,114 @@
+"""Accesses at the issuer: grants in use by peers.
+
+    WAITING   for its lease to be announced or for the engine's step; nothing was promised yet
+    OPEN      the peer may read; it pins
+    STALE     the lease (or memory, or incarnation) ended under it: whatever the peer read is not vouched for
+    CLOSED    over; its verdict is kept for the settle timeout so that a lost reply can be asked for again. One that
+              never opened is a tombstone, kept for the registration timeout. Of the others the id is remembered as
+              long, so that a message that was long under way does not open them again
+
+A verdict is given once and never changes.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvgrpc.core.values.calls import ReadyPart
+from kvgrpc.core.values.content import Claim, Content
+from kvgrpc.core.values.grants import Access as Kind
+from kvgrpc.errors import Reason
+
+
+class AccessState(Enum):
+    """The life of an access."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    STALE = "stale"
+    CLOSED = "closed"
+
+
+STATES: dict[AccessState, frozenset[AccessState]] = {
+    AccessState.WAITING: frozenset({AccessState.OPEN, AccessState.CLOSED}),
+    AccessState.OPEN: frozenset({AccessState.STALE, AccessState.CLOSED}),
+    AccessState.STALE: frozenset({AccessState.CLOSED}),
+    AccessState.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What settling an access answered."""
+
+    valid: bool
+    reason: Reason | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One row of OpenAccess: what a peer asks for."""
+
+    access_id: bytes
+    token: bytes
+    claim: Claim | None
+    transfer_id: str = ""
+    request_id: str = ""
+    data_paths: tuple[str, ...] = ()
+    reverse_access_id: bytes = b""
+    """WRITE: the READ access that the opener holds on its own lease for the issuer, which then moves the bytes; empty:
+    the opener writes."""
+    push_content: Content | None = None
+    """WRITE: the content of the whole prompt."""
+    part_epoch: int = 0
+    """WRITE: of the parts that move under this access. A higher one replaces what moved under earlier accesses."""
+    parts: tuple[ReadyPart, ...] = ()
+    """WRITE that the issuer moves: the parts that it may read at once."""
+
+
+@dataclass(eq=False)
+class Access:
+    """One access at its issuer."""
+
+    opening: Opening
+    consumer: str
+    """The consumer's engine id."""
+    peer: str
+    """The consumer's life."""
+    lease_id: str
+    """The lease that it reads, or the target that it fills."""
+    since: float
+    state: AccessState = AccessState.WAITING
+    stale: Reason | None = None
+    verdict: Verdict | None = None
+    waiting_for: str = ""
+    """What a WAITING access misses: lease, step, liveness, postings."""
+    kind: Kind = Kind.READ
+    settled: int = 0
+    """How many parts were settled under it."""
+    dropped: bool = False
+    """Closed by a consumer that will not come again."""
+
+    @property
+    def id(self) -> bytes:
+        return self.opening.access_id
+
+    @property
+    def owner(self) -> str:
+        """Its name in the pin table."""
+        return pin_owner(self.opening.access_id)
+
+    def move(self, state: AccessState) -> None:
+        """Asserts that the table allows it."""
+        assert state in STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    @property
+    def held(self) -> bool:
+        """Neither waiting nor over."""
+        return self.state in (AccessState.OPEN, AccessState.STALE)
+
+
+def pin_owner(access_id: bytes) -> str:
+    """An access's name among pin owners and in logs."""
+    return f"a-{access_id.hex()}"

@@ -1,0 +1,122 @@
+"""Allocation of blocks in a SERVER_MANAGED pool.
+
+Knows which blocks were given out; whether a block is pinned it asks the pin table. A block is given out again only
+when it is neither allocated nor pinned, so FreeBlocks on pinned blocks takes effect at the last unpin by itself.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvgrpc.core.tables.pins import PinTable
+from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
+
+RETRY_DELAY_S = 0.1
+"""Blocks come back when a transfer ends, which takes tens of milliseconds."""
+
+
+class Allocator:
+    """Who was given which blocks, for the groups of one pool."""
+
+    def __init__(self, blocks: tuple[int, ...], pins: PinTable) -> None:
+        self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]
+        """Number of the allocation that holds each block; 0 for none."""
+        self._pins = pins
+        self._numbers: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
+        self._left: dict[int, int] = {}
+        """How many blocks each allocation still holds: at least 1."""
+        self._last = 0
+
+    def allocate(self, allocation_id: str, counts: Mapping[int, int]) -> Blocks:
+        """Takes `counts[group]` blocks of each group, all or none, lowest ids first (long runs coalesce best).
+
+        Raises Exhausted (POOL_EXHAUSTED).
+        """
+        taken = []
+        for group, holder in enumerate(self._holder):
+            wanted = counts.get(group, 0)
+            free = np.flatnonzero((holder == 0) & ~self._pins.pinned_mask(group))
+            if len(free) < wanted:
+                raise Exhausted(
+                    Reason.POOL_EXHAUSTED,
+                    f"group {group} has {len(free)} free blocks of {len(holder)}; {wanted} were asked for",
+                    retry_delay_s=RETRY_DELAY_S,
+                )
+            taken.append(_first_run(free, wanted))
+        self._last += 1
+        self._numbers[allocation_id] = self._last
+        self._ids[self._last] = allocation_id
+        self._left[self._last] = sum(len(ids) for ids in taken)
+        for holder, ids in zip(self._holder, taken, strict=True):
+            holder[ids] = self._last
+        return tuple(taken)
+
+    def __len__(self) -> int:
+        """Allocations that hold a block."""
+        return len(self._numbers)
+
+    def free(self, blocks: Blocks) -> tuple[Blocks, list[str]]:
+        """Gives blocks back; returns those that nothing pins, and the allocations that hold none any more. Raises as
+        `check_allocated`.
+        """
+        self.check_allocated(blocks)
+        ended = []
+        for holder, ids in zip(self._holder, blocks, strict=True):
+            numbers, counts = np.unique(holder[ids], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                self._left[number] -= count
+                if not self._left[number]:
+                    ended.append(self._ids[number])
+                    self._forget(number)
+            holder[ids] = 0
+        return tuple(self._pins.unpinned(group, ids) for group, ids in enumerate(blocks)), ended
+
+    def free_allocation(self, allocation_id: str) -> None:
+        """Gives back what is left of an allocation, if it still exists."""
+        number = self._numbers.get(allocation_id)
+        if number is None:
+            return
+        self._forget(number)
+        for holder in self._holder:
+            holder[holder == number] = 0
+
+    def known(self, allocation_id: str) -> bool:
+        """Whether an allocation still holds a block."""
+        return allocation_id in self._numbers
+
+    def find(self, allocation_id: str) -> Blocks | None:
+        """The blocks that an allocation still holds; None when it does not exist."""
+        number = self._numbers.get(allocation_id)
+        return None if number is None else tuple(np.flatnonzero(h == number) for h in self._holder)
+
+    def check_allocated(self, blocks: Blocks) -> None:
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED)."""
+        for group, ids in enumerate(blocks):
+            missing = ids[self._holder[group][ids] == 0]
+            if len(missing):
+                raise PreconditionFailed(
+                    Reason.BLOCK_NOT_ALLOCATED,
+                    f"block {int(missing[0])} of group {group} is not allocated; AllocateBlocks gives blocks out",
+                )
+
+    def allocated(self, group: int) -> int:
+        return int((self._holder[group] > 0).sum())
+
+    def free_count(self, group: int) -> int:
+        return int(((self._holder[group] == 0) & ~self._pins.pinned_mask(group)).sum())
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[self._ids.pop(number)]
+        del self._left[number]
+
+
+def _first_run(free: Ids, wanted: int) -> Ids:
+    """The lowest run of `wanted` consecutive free ids, or the lowest ids when there is no such run."""
+    if 1 < wanted <= len(free):
+        spread = free[wanted - 1 :] - free[: len(free) - wanted + 1]
+        starts = np.flatnonzero(spread == wanted - 1)
+        if len(starts):
+            return free[starts[0] : starts[0] + wanted]
+    return free[:wanted]

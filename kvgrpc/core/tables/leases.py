@@ -1,0 +1,191 @@
+"""Leases: time-bounded read pins on finished blocks.
+
+A lease is LIVE until exactly one thing ends it; an end is for ever and says why. Expiry fires before any event of the
+same moment, by this node's clock only. A renewal never shortens a lease and never passes its cap.
+
+A consumer is done when it received the KV or gave up for good, and has no open access: by identity, never by messages.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.errors import InternalError, KVGrpcError, NotFound, PreconditionFailed, Reason
+
+
+class LeaseState(Enum):
+    """The life of a lease."""
+
+    LIVE = "live"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    DONE = "done"
+    VOIDED = "voided"
+    LOST = "lost"
+
+
+STATES: dict[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.LIVE: frozenset(
+        {LeaseState.EXPIRED, LeaseState.RELEASED, LeaseState.DONE, LeaseState.VOIDED, LeaseState.LOST}
+    ),
+    LeaseState.EXPIRED: frozenset(),
+    LeaseState.RELEASED: frozenset(),
+    LeaseState.DONE: frozenset(),
+    LeaseState.VOIDED: frozenset(),
+    LeaseState.LOST: frozenset(),
+}
+
+END_REASON: dict[LeaseState, Reason] = {
+    LeaseState.EXPIRED: Reason.LEASE_EXPIRED,
+    LeaseState.RELEASED: Reason.LEASE_RELEASED,
+    LeaseState.DONE: Reason.LEASE_RELEASED,
+    LeaseState.VOIDED: Reason.LEASE_VOIDED,
+    LeaseState.LOST: Reason.INTERNAL_DEFECT,
+}
+"""What a reader that comes too late is told."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """One lease. Times are on the node's clock."""
+
+    id: str
+    blocks: Blocks
+    content: Content
+    granted: float
+    ttl_s: float
+    """Of the grant; a renewal that states none takes it."""
+    deadline: float
+    cap: float
+    """No renewal passes this time."""
+    consumers: int
+    on_abort: OnAbort
+    owner: str
+    transfer_id: str = ""
+    request_id: str = ""
+    trace: str = ""
+    after_step: int = 0
+    pushed: bool = False
+    """Its blocks are pushed, part by part: only the push opens accesses on it."""
+    labels: tuple[tuple[str, str], ...] = ()
+    state: LeaseState = LeaseState.LIVE
+    renewals: int = 0
+    last_ttl_s: float = 0.0
+    """Of the last grant or renewal."""
+    finished: set[str] = field(default_factory=set)
+    """Consumers, by engine id, that received the KV or gave up for good."""
+    received: set[str] = field(default_factory=set)
+    """Those of `finished` that received it."""
+    accesses: dict[bytes, str] = field(default_factory=dict)
+    """Accesses that stand on it, in the order of opening, and whose they are."""
+    readers: dict[str, int] = field(default_factory=dict)
+    """How many of them each consumer has."""
+    nbytes_done: int = 0
+    """Bytes that its readers say they moved."""
+    sums: tuple[bytes, ...] = ()
+    """Of its blocks, by every rank, in the order of its groups and their blocks: see `sums`. Empty: not known."""
+    trouble: str = ""
+    """Why the last consumer that failed did, for people."""
+
+    def renew(self, now: float, ttl_s: float | None) -> None:
+        """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""
+        self.last_ttl_s = self.ttl_s if ttl_s is None else ttl_s
+        self.deadline = max(self.deadline, min(now + self.last_ttl_s, self.cap))
+        self.renewals += 1
+
+    def opened(self, access_id: bytes, consumer: str) -> None:
+        """An access stands on it from now on."""
+        self.accesses[access_id] = consumer
+        self.readers[consumer] = self.readers.get(consumer, 0) + 1
+
+    def closed(self, access_id: bytes) -> None:
+        """An access no longer stands on it, if it did."""
+        consumer = self.accesses.pop(access_id, None)
+        if consumer is not None:
+            self.readers[consumer] -= 1
+            if not self.readers[consumer]:
+                del self.readers[consumer]
+
+    @property
+    def done(self) -> int:
+        """How many consumers are done."""
+        return sum(consumer not in self.readers for consumer in self.finished)
+
+    def end(self, state: LeaseState) -> None:
+        """Asserts that it was LIVE: callers look first."""
+        assert state in STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    def forget_blocks(self) -> None:
+        """Only how it ended is remembered: blocks and digests may be large."""
+        self.blocks = tuple(ids[:0] for ids in self.blocks)
+        self.sums = ()
+        self.content = Content(self.content.tokens, opaque=b"forgotten")
+
+    @property
+    def live(self) -> bool:
+        return self.state is LeaseState.LIVE
+
+
+def ended_error(state: LeaseState, lease_id: str) -> KVGrpcError:
+    """The error for somebody who needs a lease that ended."""
+    kind = InternalError if state is LeaseState.LOST else PreconditionFailed
+    return kind(
+        END_REASON[state], f"lease {lease_id} has ended ({state.value}); the KV must be computed or handed over anew"
+    )
+
+
+class LeaseTable:
+    """Live leases by id, oldest first, and how the latest ones ended."""
+
+    def __init__(self, ended_kept: int) -> None:
+        self._live: dict[str, Lease] = {}
+        self._ended: OrderedDict[str, Lease] = OrderedDict()
+        self._ended_kept = ended_kept
+
+    def add(self, lease: Lease) -> None:
+        self._live[lease.id] = lease
+
+    def known(self, lease_id: str) -> bool:
+        """Whether that id is or was in use."""
+        return lease_id in self._live or lease_id in self._ended
+
+    def find(self, lease_id: str) -> Lease | None:
+        """The lease, live or ended, or None."""
+        return self._live.get(lease_id) or self._ended.get(lease_id)
+
+    def get(self, lease_id: str) -> Lease:
+        """Raises NotFound (LEASE_NOT_FOUND)."""
+        found = self.find(lease_id)
+        if found is None:
+            raise NotFound(Reason.LEASE_NOT_FOUND, f"no lease {lease_id} here")
+        return found
+
+    def ended(self, lease: Lease) -> None:
+        """Moves an ended lease out of the live ones."""
+        del self._live[lease.id]
+        self._ended[lease.id] = lease
+        if len(self._ended) > self._ended_kept:
+            self._ended.popitem(last=False)
+
+    def take_over(self, old: "LeaseTable") -> None:
+        """The leases of a life that a defect ended are lost. Nothing is left of their blocks: those of the next life
+        are others.
+        """
+        for lease in old:
+            gone = Content(lease.content.tokens, opaque=b"forgotten")
+            self._ended[lease.id] = replace(
+                lease, state=LeaseState.LOST, blocks=(), content=gone, sums=(), accesses={}, readers={}
+            )
+        while len(self._ended) > self._ended_kept:
+            self._ended.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._live.values())

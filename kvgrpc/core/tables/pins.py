@@ -1,0 +1,155 @@
+"""Pins: why a block may not be reused.
+
+A block is reusable when it has no pin. Read pins (LEASE, ACCESS) share; a TARGET or QUARANTINE is alone on its block.
+The table is the only place that knows; leases, transfers and accesses add and drop their pins here, and `check` proves
+that counts and owners agree.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from kvgrpc.core.values.descriptors import Blocks, Ids
+from kvgrpc.errors import PreconditionFailed, Reason
+
+
+class PinKind(Enum):
+    """Why a block is pinned."""
+
+    # As in `timers.Timer`.
+    __hash__ = object.__hash__
+
+    LEASE = "lease"
+    TARGET = "target"
+    ACCESS = "access"
+    QUARANTINE = "quarantine"
+
+
+EXCLUSIVE = frozenset({PinKind.TARGET, PinKind.QUARANTINE})
+
+
+@dataclass(frozen=True, eq=False)
+class Pin:
+    """The pins of one owner of one kind."""
+
+    owner: str
+    kind: PinKind
+    blocks: Blocks
+    since: float
+
+
+class PinTable:
+    """All pins of one pool. `blocks` is the number of blocks of each group."""
+
+    def __init__(self, blocks: tuple[int, ...]) -> None:
+        self._pins: dict[tuple[str, PinKind], Pin] = {}
+        self._shared = [np.zeros(n, dtype=np.int32) for n in blocks]
+        self._exclusive = [np.zeros(n, dtype=bool) for n in blocks]
+        self.quarantined = [0] * len(blocks)
+        """Blocks of each group that are in quarantine; to be read only."""
+        self.quarantines = 0
+        """How many pins ever became quarantines; to be read only."""
+
+    def check_free_for(self, kind: PinKind, blocks: Blocks) -> None:
+        """Raises PreconditionFailed (BLOCK_PINNED) when a pin of `kind` would conflict. Changes nothing."""
+        for group, ids in enumerate(blocks):
+            taken = self._exclusive[group][ids]
+            if kind in EXCLUSIVE:
+                taken = taken | (self._shared[group][ids] > 0)
+            if taken.any():
+                block = int(ids[int(np.argmax(taken))])
+                holders = ", ".join(f"{p.kind.value} {p.owner}" for p in self.of_block(group, block))
+                raise PreconditionFailed(Reason.BLOCK_PINNED, f"block {block} of group {group} is pinned by {holders}")
+
+    def add(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
+        """Pins `blocks` (distinct ids) for `owner`, which has no such pin. Raises as `check_free_for`."""
+        assert (owner, kind) not in self._pins, f"{owner} pins twice"
+        self.check_free_for(kind, blocks)
+        self._pins[owner, kind] = Pin(owner, kind, blocks, now)
+        self._count(kind, blocks, 1)
+
+    def extend(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
+        """Pins `blocks` too for an owner that may have such a pin, on none of them. Raises as `check_free_for`."""
+        assert kind not in EXCLUSIVE
+        pin = self._pins.get((owner, kind))
+        if pin is None:
+            self.add(owner, kind, blocks, now)
+        elif any(len(ids) for ids in blocks):
+            self.check_free_for(kind, blocks)
+            joined = tuple(np.concatenate(both) for both in zip(pin.blocks, blocks, strict=True))
+            self._pins[owner, kind] = Pin(owner, kind, joined, pin.since)
+            self._count(kind, blocks, 1)
+
+    def drop(self, owner: str, kind: PinKind) -> Blocks:
+        """Removes the owner's pin of that kind; returns its blocks, or () when there was none."""
+        pin = self._pins.pop((owner, kind), None)
+        if pin is None:
+            return ()
+        self._count(kind, pin.blocks, -1)
+        return pin.blocks
+
+    def quarantine(self, owner: str, now: float) -> None:
+        """Turns the owner's TARGET into a QUARANTINE, in one step: the blocks are never free in between."""
+        pin = self._pins.pop((owner, PinKind.TARGET))
+        self._pins[owner, PinKind.QUARANTINE] = Pin(owner, PinKind.QUARANTINE, pin.blocks, now)
+        self._count_quarantined(pin.blocks, 1)
+        self.quarantines += 1
+
+    def blocks(self, owner: str, kind: PinKind) -> Blocks:
+        """What an owner has pinned so; it has such a pin."""
+        return self._pins[owner, kind].blocks
+
+    def has(self, owner: str, kind: PinKind) -> bool:
+        return (owner, kind) in self._pins
+
+    def unpinned(self, group: int, ids: Ids) -> Ids:
+        """Those of `ids` that nothing pins."""
+        kept: Ids = ids[(self._shared[group][ids] == 0) & ~self._exclusive[group][ids]]
+        return kept
+
+    def pinned_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """For every block of the group whether it has a pin."""
+        mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = (self._shared[group] > 0) | self._exclusive[group]
+        return mask
+
+    def of_block(self, group: int, block: int) -> list[Pin]:
+        """The pins on one block, oldest first. Linear in the number of pins: for people, not for the hot path."""
+        return [pin for pin in self if block in pin.blocks[group]]
+
+    def count_blocks(self, group: int, kind: PinKind) -> int:
+        """Distinct blocks of a group that have a pin of that kind. Linear in the number of pins."""
+        parts = [pin.blocks[group] for pin in self._pins.values() if pin.kind is kind]
+        return len(np.unique(np.concatenate(parts))) if parts else 0
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(sorted(self._pins.values(), key=lambda pin: pin.since))
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def check(self) -> None:
+        """Asserts that the counts are those of the pins. For tests and simulators."""
+        for group, (shared, exclusive) in enumerate(zip(self._shared, self._exclusive, strict=True)):
+            listed = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+            for pin in self._pins.values():
+                listed[pin.kind in EXCLUSIVE].append(pin.blocks[group])
+            counts = [np.bincount(np.concatenate(ids), minlength=len(shared)) for ids in listed]
+            assert (counts[0] == shared).all()
+            assert (counts[1] == exclusive).all()
+            assert not (exclusive & (shared > 0)).any()
+            assert self.quarantined[group] == self.count_blocks(group, PinKind.QUARANTINE)
+
+    def _count_quarantined(self, blocks: Blocks, step: int) -> None:
+        for group, ids in enumerate(blocks):
+            self.quarantined[group] += step * len(ids)
+
+    def _count(self, kind: PinKind, blocks: Blocks, step: int) -> None:
+        if kind is PinKind.QUARANTINE:
+            self._count_quarantined(blocks, step)
+        for group, ids in enumerate(blocks):
+            if kind in EXCLUSIVE:
+                self._exclusive[group][ids] = step > 0
+            else:
+                self._shared[group][ids] += step

@@ -1,0 +1,173 @@
+"""Grants: unforgeable, relayable capabilities.
+
+A grant's token is its claims in a compact fixed encoding, followed by an HMAC-SHA256 under a key that only the issuer
+has (per incarnation, derived from the session's secret). The issuer verifies it; everybody else may read the claims
+to find the issuer, and must not believe them. Nothing outside the token is trusted by anyone.
+"""
+
+import base64
+import hmac
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
+from kvgrpc.errors import Aborted, InvalidRequest, PermissionDenied, PreconditionFailed, Reason
+
+GRANT_BYTES_MAX = 512
+"""Bound on a whole Grant message, so that it fits a header of any proxy."""
+_FIELDS_BYTES = 48
+"""What the Grant message takes beside the token, engine id, address and lease id: numbers, tags and lengths."""
+_VERSION = 1
+_MAC_BYTES = 32
+_HEAD = struct.Struct("<BBBQIII")
+
+
+class Access(IntEnum):
+    """What a grant allows; the numbers are those of the wire."""
+
+    READ = 1
+    WRITE = 2
+
+
+class OnAbort(IntEnum):
+    """What a consumer's abort means for the source; the numbers are those of the wire."""
+
+    RELEASE = 1
+    KEEP = 2
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a grant says."""
+
+    access: Access
+    engine_id: str
+    incarnation: int
+    address: str
+    lease_id: str
+    transfer_key: bytes
+    ttl_s: float
+    """At minting; a hint."""
+    block_count: int
+    token_count: int
+    on_abort: OnAbort = OnAbort.RELEASE
+    tenant: str = ""
+
+
+def signing_key(secret: bytes) -> bytes:
+    """The grant key of a session, from its secret."""
+    return hmac.digest(secret, b"kvgrpc grant key v1", "sha256")
+
+
+def mint(claims: Claims, key: bytes) -> bytes:
+    """The token of `claims`. Raises InvalidRequest when ids and address are too long for one."""
+    head = _HEAD.pack(
+        _VERSION,
+        claims.access,
+        claims.on_abort,
+        claims.incarnation,
+        min(int(claims.ttl_s * 1000), 0xFFFFFFFF),
+        claims.block_count,
+        claims.token_count,
+    )
+    texts = (claims.engine_id, claims.address, claims.lease_id, claims.tenant)
+    fields = [text.encode() for text in texts] + [claims.transfer_key]
+    if any(len(field) > 255 for field in fields):
+        raise InvalidRequest(Reason.INVALID_FIELD, "a grant's ids and address have at most 255 bytes each")
+    payload = head + b"".join(bytes([len(field)]) + field for field in fields)
+    token = payload + hmac.digest(key, payload, "sha256")
+    message_bytes = len(token) + sum(len(field) for field in fields[:3]) + _FIELDS_BYTES
+    if message_bytes > GRANT_BYTES_MAX:
+        raise InvalidRequest(
+            Reason.INVALID_FIELD,
+            f"engine id, address, tenant and transfer key are too long: they make a grant of {message_bytes} bytes, "
+            f"the limit is {GRANT_BYTES_MAX}",
+        )
+    return token
+
+
+def read_claims(token: bytes) -> Claims:
+    """What the token says, unverified. Raises InvalidRequest (GRANT_INVALID) when it is not a token."""
+    payload = token[:-_MAC_BYTES]
+    try:
+        version, access, on_abort, incarnation, ttl_ms, blocks, tokens = _HEAD.unpack_from(payload)
+        fields = []
+        at = _HEAD.size
+        for _ in range(5):
+            end = at + 1 + payload[at]
+            fields.append(payload[at + 1 : end])
+            at = end
+        if version != _VERSION or at != len(payload) or len(fields[4]) < TRANSFER_KEY_BYTES_MIN:
+            raise ValueError("wrong version or length")
+        engine_id, address, lease_id, tenant = (field.decode() for field in fields[:4])
+        return Claims(
+            Access(access), engine_id, incarnation, address, lease_id, fields[4], ttl_ms / 1000, blocks, tokens,
+            OnAbort(on_abort), tenant,
+        )  # fmt: skip
+    except (struct.error, IndexError, ValueError) as error:
+        raise InvalidRequest(
+            Reason.GRANT_INVALID, "this is not a kvgrpc grant; relay the bytes of Grant.token unchanged"
+        ) from error
+
+
+def verify(token: bytes, key: bytes, engine_id: str, incarnation: int, access: Access) -> Claims:
+    """The claims of a token that this engine issued in this incarnation for this kind of access.
+
+    Raises InvalidRequest (GRANT_INVALID), PermissionDenied (GRANT_FOREIGN, GRANT_INVALID), Aborted
+    (INCARNATION_CHANGED) or PreconditionFailed (GRANT_WRONG_ACCESS).
+    """
+    claims = read_claims(token)
+    if claims.engine_id != engine_id:
+        raise PermissionDenied(
+            Reason.GRANT_FOREIGN, f"the grant was issued by engine {claims.engine_id}, this is {engine_id}"
+        )
+    if claims.incarnation != incarnation:
+        raise Aborted(
+            Reason.INCARNATION_CHANGED,
+            f"engine {engine_id} restarted since the grant was made; start over from the hand-over",
+        )
+    expected = hmac.digest(key, token[:-_MAC_BYTES], "sha256")
+    if not hmac.compare_digest(expected, token[-_MAC_BYTES:]):
+        raise PermissionDenied(Reason.GRANT_INVALID, "the grant's signature does not match")
+    if claims.access is not access:
+        raise PreconditionFailed(
+            Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.name} grant; a {access.name} grant is needed"
+        )
+    return claims
+
+
+def to_json(token: bytes) -> dict[str, bool | int | str | list[int]]:
+    """The grant as the `kv_transfer_params` object that today's routers relay.
+
+    Only `kvgrpc_grant` is read back; the other fields have the names that such routers look at.
+    """
+    claims = read_claims(token)
+    host, _, port = claims.address.rpartition(":")
+    if not port.isdecimal():
+        host, port = claims.address, "0"
+    return {
+        "do_remote_prefill": claims.access is Access.READ,
+        "do_remote_decode": claims.access is Access.WRITE,
+        "remote_engine_id": claims.engine_id,
+        "remote_request_id": claims.lease_id,
+        "remote_host": host,
+        "remote_port": int(port),
+        "remote_block_ids": [],
+        "remote_num_tokens": claims.token_count,
+        "kvgrpc_grant": base64.urlsafe_b64encode(token).decode(),
+    }
+
+
+def from_json(params: Mapping[str, object]) -> bytes:
+    """The token in a `kv_transfer_params` object. Raises InvalidRequest (GRANT_INVALID) when there is none."""
+    text = params.get("kvgrpc_grant")
+    if not isinstance(text, str):
+        raise InvalidRequest(Reason.GRANT_INVALID, "kv_transfer_params has no kvgrpc_grant")
+    try:
+        token = base64.b64decode(text.encode(), altchars=b"-_", validate=True)
+    except ValueError as error:
+        raise InvalidRequest(Reason.GRANT_INVALID, "kvgrpc_grant is not base64") from error
+    read_claims(token)
+    return token

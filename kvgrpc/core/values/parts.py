@@ -1,0 +1,312 @@
+"""The parts of a push: what its source has handed over so far, block by block and layer by layer.
+
+Parts of one epoch have no order between layers, but within a layer each one goes on where the one before stopped. So
+two numbers say all: the blocks of each group in token order, and how many of them each layer has. Both sides keep them:
+the source to refuse a part that overlaps, leaves a gap or comes after the last one; the destination because it believes
+nothing unchecked. A block is listed by one part, and by its place in that order known to all others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kvgrpc.core.values.calls import LayerRange, ReadyPart
+from kvgrpc.core.values.chunks import Chunk
+from kvgrpc.core.values.descriptors import Blocks, Ids, check_ids, holds
+from kvgrpc.core.values.layout import Group, PoolLayout
+from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
+
+PARTS_MAX = 16_384
+"""Parts of one epoch: 128 layers in 128 pieces."""
+SPANS_MAX = 131_072
+"""Rows of all of them, one for each group of a part."""
+BATCH_PARTS = 512
+"""Parts of one call between leads, and of one round of bytes: more would hold up their loops."""
+BATCH_SPANS = 4_096
+"""Rows of these, unless one part alone has more."""
+_NONE: Ids = np.empty(0, dtype=np.int64)
+
+
+class Span(NamedTuple):
+    """`length` blocks of a group from position `start` on; no earlier part lists the last `new` of them."""
+
+    group: int
+    start: int
+    length: int
+    new: int
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part: blocks of some groups, in `layers` (None: all)."""
+
+    number: int
+    spans: tuple[Span, ...]
+    layers: LayerRange | None
+    last: bool
+    after_step: int = 0
+
+
+class Parts:
+    """The parts of one epoch, of a prompt of `tokens` tokens in the pool of the source: of `most` blocks in all."""
+
+    def __init__(self, pool: PoolLayout, tokens: int, most: int) -> None:
+        self.tokens = tokens
+        self._pool = pool
+        self._most = most
+        self._parts: list[Part] = []
+        self._spans = 0
+        self._table: list[Ids] = [_NONE for _ in pool.groups]
+        """The blocks of each group, in token order."""
+        self._handed = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
+        """How many of them each layer has."""
+        self._sound: set[LayerRange] = set()
+        """Ranges of layers that parts have: they cut no region."""
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def complete(self) -> bool:
+        """The last part is there."""
+        return bool(self._parts) and self._parts[-1].last
+
+    @property
+    def blocks(self) -> Blocks:
+        """All blocks so far."""
+        return tuple(self._table)
+
+    def between(self, number: int, end: int) -> list[Part]:
+        """The parts from one number on, up to another."""
+        return self._parts[number:end]
+
+    def batch(self, number: int) -> list[Part]:
+        """The parts from that number on, as many as one call between leads takes, or one round of bytes."""
+        spans = 0
+        found = self._parts[number : number + BATCH_PARTS]
+        for i, part in enumerate(found):
+            spans += len(part.spans)
+            if i and spans > BATCH_SPANS:
+                return found[:i]
+        return found
+
+    def listed(self, parts: Sequence[Part]) -> Blocks:
+        """The blocks that these parts, one after the other, list before all others."""
+        firsts, counts = [0] * len(self._table), [0] * len(self._table)
+        for part in parts:
+            for group, start, count, new in part.spans:
+                if new and not counts[group]:
+                    firsts[group] = start + count - new
+                counts[group] += new
+        return tuple(ids[first : first + count] for ids, first, count in zip(self._table, firsts, counts, strict=True))
+
+    def row(self, part: Part) -> ReadyPart:
+        """What the source says of a part."""
+        known = [0] * (max((span.group for span in part.spans), default=-1) + 1)
+        for group, _, count, new in part.spans:
+            known[group] = count - new
+        while known and not known[-1]:
+            known.pop()
+        blocks = tuple((i, ids) for i, ids in enumerate(self.listed([part])) if len(ids))
+        return ReadyPart(part.number, blocks, tuple(known), part.layers, part.last)
+
+    def check(self, blocks: Blocks, layers: LayerRange | None, *, last: bool, after_step: int = 0) -> Part:
+        """The next part, if it may be that; changes nothing. `blocks` are all of it, also those that are known.
+
+        Raises InvalidRequest (INVALID_FIELD, BLOCK_DUPLICATE), OutOfRange (LIMIT_EXCEEDED) or PreconditionFailed
+        (CONTENT_RANGE, TRANSFER_ENDED after the last part). CONTENT_RANGE is also for a last part with something
+        missing.
+        """
+        self._check_goes_on(layers)
+        known = []
+        for i, (ids, table) in enumerate(zip(blocks, self._table, strict=True)):
+            start = self._start(i, layers) if len(ids) else 0
+            there = table[start : start + len(ids)]
+            new = ids[len(there) :]
+            if not (there == ids[: len(there)]).all() or (len(new) and len(table) and np.isin(new, table).any()):
+                raise _overlaps(i)
+            known.append(len(there))
+        new_counts = [len(ids) - count for ids, count in zip(blocks, known, strict=True)]
+        return self._checked(known, new_counts, layers, last=last, after_step=after_step)
+
+    def add(self, part: Part, blocks: Blocks) -> None:
+        """Takes a part that was checked. `blocks`: of each group, the last of them are its new ones."""
+        assert part.number == len(self._parts), "a part is checked and taken in one step"
+        self._parts.append(part)
+        self._spans += len(part.spans)
+        if part.layers is not None:
+            self._sound.add(part.layers)
+        for group, _, _, new in part.spans:
+            if new:
+                self._table[group] = np.concatenate((self._table[group], blocks[group][-new:]))
+        _cover(self._handed, self._pool.groups, part)
+
+    def extend(self, rows: Sequence[ReadyPart]) -> None:
+        """Takes parts as their source says them, all or none. Raises as `check`, OutOfRange (BLOCK_OUT_OF_RANGE) and
+        InvalidRequest (GROUP_MISMATCH).
+        """
+        count, spans, table = len(self._parts), self._spans, list(self._table)
+        handed = [counts.copy() for counts in self._handed]
+        try:
+            for row in rows:
+                self._take(row)
+            for i, (before, ids) in enumerate(zip(table, self._table, strict=True)):
+                if len(ids) > len(before):
+                    check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}")
+        except KVGrpcError:
+            del self._parts[count:]
+            self._spans, self._table, self._handed = spans, table, handed
+            raise
+
+    def chunks(self, parts: Sequence[Part], target: Blocks, tokens: int) -> list[Chunk]:
+        """What these parts move into a target: of each group its last blocks of the first `tokens` tokens."""
+        nothing = [_NONE] * len(self._table)
+        ends = [group.blocks_of(tokens) for group in self._pool.groups]
+        found = []
+        for part in parts:
+            source, destination = nothing.copy(), nothing.copy()
+            for group, start, count, _ in part.spans:
+                end = ends[group]
+                skip = end - len(target[group])
+                low, high = max(start, skip), min(start + count, end)
+                if low < high:
+                    source[group] = self._table[group][low:high]
+                    destination[group] = target[group][low - skip : high - skip]
+            found.append(Chunk(tuple(source), tuple(destination), part.layers))
+        return found
+
+    def _take(self, row: ReadyPart) -> None:
+        groups = len(self._table)
+        if row.number != len(self._parts):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(self._parts)} comes before part {row.number}")
+        blocks = [_NONE] * groups
+        for group, ids in row.blocks:
+            if not 0 <= group < groups or len(blocks[group]):
+                wrong = "is listed twice" if group < groups else f"does not exist; the pool has {groups}"
+                raise InvalidRequest(Reason.GROUP_MISMATCH, f"part {row.number}: group {group} {wrong}")
+            blocks[group] = ids
+        if len(row.known) > groups:
+            raise InvalidRequest(Reason.GROUP_MISMATCH, f"part {row.number} knows {len(row.known)} groups of {groups}")
+        self._check_goes_on(row.layers)
+        known = [*row.known, *[0] * (groups - len(row.known))]
+        self.add(self._checked(known, [len(ids) for ids in blocks], row.layers, last=row.last), tuple(blocks))
+
+    def _checked(
+        self, known: Sequence[int], new: Sequence[int], layers: LayerRange | None, *, last: bool, after_step: int = 0
+    ) -> Part:
+        """The next part, of so many blocks that earlier ones list, and so many others."""
+        spans = []
+        for i, (there, others) in enumerate(zip(known, new, strict=True)):
+            if there or others:
+                start, listed = self._start(i, layers), len(self._table[i])
+                self._check_end(i, start + there + others)
+                if start + there > listed or (others and start + there < listed):
+                    raise _overlaps(i)
+                spans.append(Span(i, start, there + others, others))
+        if not spans and not last:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"part {len(self._parts)} has no blocks")
+        self._check_room(len(spans), sum(new))
+        part = Part(len(self._parts), tuple(spans), layers, last, after_step)
+        if last:
+            self._check_whole(part)
+        return part
+
+    def _check_room(self, spans: int, blocks: int) -> None:
+        total = sum(map(len, self._table)) + blocks
+        if total > self._most:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one push; the limit is {self._most}")
+        if len(self._parts) >= PARTS_MAX or self._spans + spans > SPANS_MAX:
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED, f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all"
+            )
+
+    def _check_goes_on(self, layers: LayerRange | None) -> None:
+        """Raises unless there may be a part of these layers."""
+        if self.complete:
+            raise PreconditionFailed(Reason.TRANSFER_ENDED, "the last part of this push was handed over already")
+        if layers is None or layers in self._sound:
+            return
+        most = max(group.layers for group in self._pool.groups)
+        if layers[0] < 0 or layers[1] < 1 or sum(layers) > most:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"layers {layers[0]} +{layers[1]} are not within the {most}")
+        for region in self._pool.regions:
+            holds(region, layers)
+
+    def _start(self, i: int, layers: LayerRange | None) -> int:
+        """The position at which the blocks of a group go on."""
+        first, end = _span(self._pool.groups[i], layers)
+        handed = self._handed[i][first:end]
+        if not len(handed):
+            raise InvalidRequest(Reason.INVALID_FIELD, f"group {i} has none of these layers, but lists blocks")
+        start = int(handed[0])
+        if not (handed == start).all():
+            raise _overlaps(i)
+        return start
+
+    def _check_end(self, i: int, end: int) -> None:
+        most = self._pool.groups[i].blocks_of(self.tokens)
+        if end > most:
+            raise PreconditionFailed(
+                Reason.CONTENT_RANGE, f"group {i}: {end} blocks were handed over; {self.tokens} tokens fill {most}"
+            )
+
+    def _check_whole(self, part: Part) -> None:
+        handed = [counts.copy() for counts in self._handed]
+        _cover(handed, self._pool.groups, part)
+        for i, (group, counts) in enumerate(zip(self._pool.groups, handed, strict=True)):
+            needed = group.blocks_of(self.tokens)
+            if (counts != needed).any():
+                layer = int(np.argmax(counts != needed))
+                raise PreconditionFailed(
+                    Reason.CONTENT_RANGE,
+                    f"group {i}: layer {layer} has {int(counts[layer])} of {needed} blocks after the last part",
+                )
+
+
+class Progress:
+    """How far the parts of one epoch have moved to one destination, which takes the first `tokens` tokens."""
+
+    def __init__(self, pool: PoolLayout, tokens: int) -> None:
+        self._groups = pool.groups
+        self._tokens = tokens
+        self._moved = [np.zeros(group.layers, dtype=np.int64) for group in pool.groups]
+        """How many blocks of each layer were settled."""
+        self._settled = 0
+        """How many parts were settled."""
+
+    def settle(self, parts: Parts, count: int) -> None:
+        """The first `count` parts have moved, and both sides held."""
+        for part in parts.between(self._settled, count):
+            _cover(self._moved, self._groups, part)
+        self._settled = count
+
+    @property
+    def layers_done(self) -> tuple[LayerRange, ...]:
+        """The layers of which every block has moved, as ranges."""
+        done = np.ones(max(group.layers for group in self._groups), dtype=bool)
+        for group, moved in zip(self._groups, self._moved, strict=True):
+            done[: group.layers] &= moved >= group.blocks_of(self._tokens)
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], done.view(np.int8), [0]))))
+        return tuple((int(first), int(end - first)) for first, end in zip(edges[::2], edges[1::2], strict=True))
+
+
+def _overlaps(group: int) -> InvalidRequest:
+    return InvalidRequest(
+        Reason.BLOCK_DUPLICATE,
+        f"group {group}: the part overlaps earlier ones: its blocks must follow those of the same layers",
+    )
+
+
+def _span(group: Group, layers: LayerRange | None) -> LayerRange:
+    """First and end of the layers of a group that a range names."""
+    if layers is None:
+        return 0, group.layers
+    return min(layers[0], group.layers), min(sum(layers), group.layers)
+
+
+def _cover(counts: list[Ids], groups: Sequence[Group], part: Part) -> None:
+    for group, start, count, _ in part.spans:
+        first, end = _span(groups[group], part.layers)
+        counts[group][first:end] = start + count

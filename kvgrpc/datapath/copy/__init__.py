@@ -1,0 +1,1 @@
+"""Copy: the loops that move bytes and sum them up."""

@@ -1,0 +1,303 @@
+"""The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them.
+
+What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
+sums up what it has just copied (`SummingRemote`). By others the posting moves in slices, if they can (`SlicingRemote`),
+each summed up beside the next.
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Ids, Runs
+from kvgrpc.core.values.endpoints import Segment
+from kvgrpc.datapath.base import Memory, Posting
+from kvgrpc.datapath.copy.crc32c import Plan, Summer, Sums as Values
+from kvgrpc.datapath.reports import Summed
+from kvgrpc.errors import KVGrpcError
+
+Work = Callable[[], None]
+SLICE_BYTES = 64 << 20
+"""Of a posting: what NIXL gets at once anyway."""
+ARRIVED_BYTES = 8 << 20
+"""Of the last slices of a posting: a millisecond of copying. The fewer slices the faster the copy: each is half of what
+is left, so that nearly all is summed up when the last one comes. See docs/performance.md for others.
+"""
+
+_log = logging.getLogger(__name__)
+
+
+def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
+    """The same sums in the order of where they begin, and the place of each among those given.
+
+    Blocks of a request lie anywhere in a pool. From there 16 KB blocks are summed up at 6 GB/s, and at 8 in order; at
+    20 where they are neighbours. Sums over different numbers of pieces keep their order.
+    """
+    count = len(pieces.counts)
+    each = len(pieces.offsets) // max(count, 1)
+    if not each or len(pieces.offsets) != count * each or (pieces.counts != each).any():
+        return pieces, np.arange(count)
+    offsets, nbytes = pieces.offsets.reshape(count, each), pieces.nbytes.reshape(count, each)
+    places: Ids = np.argsort(offsets[:, 0], kind="stable")
+    return Pieces(offsets[places].ravel(), nbytes[places].ravel(), pieces.counts), places
+
+
+class Sums:
+    """Sums up what it is asked for; `report` gets one Summed for each, from any thread."""
+
+    def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[Summed], None]) -> None:
+        self._memory = memory
+        self._report = report
+        self.width = threads
+        self._threads = ThreadPoolExecutor(threads, f"kvgrpc-sum-{rank}")
+        self._summer: Summer | None = None
+
+    def start(self, name: str, pieces: Pieces) -> None:
+        """Never blocks. Pieces that do not lie in the memory are an error of the report."""
+        try:
+            summer = self._made()
+            pieces, places = in_order_of_addresses(pieces)
+            values = _zeros(pieces)
+            plan = summer.plan(pieces, values)
+        except KVGrpcError as error:
+            self._report(Summed(name, b"", error.message))
+            return
+        works = [partial(plan.sum, first, end) for first, end in plan.slices]
+        job = Job(name, values, len(works), self._report, places)
+        left = iter(works)
+        for _ in range(self.width):
+            self._later(job.name, self._turn, job, left)
+
+    def arrival(self, name: str, pieces: Pieces) -> "Arrival | None":
+        """What a posting brings; reported when all of it was summed up, and not if it fails. None, and reported at
+        once, where nothing can be summed up.
+        """
+        try:
+            return Arrival(name, pieces, self._made(), self, self._report)
+        except KVGrpcError as error:
+            self._report(Summed(name, b"", error.message))
+            return None
+
+    def submit(self, job: "Job", work: Work) -> None:
+        """Does a piece of work after all that was submitted before."""
+        self._later(job.name, job.run, work)
+
+    def _turn(self, job: "Job", left: Iterator[Work]) -> None:
+        """One piece of work, and later the next: what has arrived meanwhile comes between the two."""
+        work = next(left, None)
+        if work is not None:
+            job.run(work)
+            self._later(job.name, self._turn, job, left)
+
+    def _later(self, name: str, do: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._threads.submit(do, *arguments)
+        except RuntimeError:  # closed: nobody is left to care
+            _log.debug("the rank is closed; %s is not summed up", name)
+
+    def close(self) -> None:
+        """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _made(self) -> Summer:
+        self._summer = self._summer or Summer(self._memory.segments)
+        return self._summer
+
+
+class Arrival:
+    """Sums of the blocks that one posting brings. Used by the mover's thread only: one of `together` and `slices`."""
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Pieces,
+        summer: Summer,
+        sums: Sums,
+        report: Callable[[Summed], None],
+    ) -> None:
+        self._name = name
+        self._pieces = pieces
+        self._summer = summer
+        self._sums = sums
+        self._report = report
+
+    def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
+        """The work of copying and summing up at once, for who can address the source.
+
+        None where the runs are not just what is to be summed up. Raises DataPathFailed for pieces out of range.
+        """
+        offsets = sources_of(self._pieces, runs)
+        if offsets is None:
+            return None
+        values = _zeros(self._pieces)
+        plan = self._summer.plan(self._pieces, values, offsets, source)
+        works: list[Work] = [partial(plan.sum, first, end) for first, end in plan.slices]
+        return Job(self._name, values, len(works), self._report), works
+
+    def slices(self, runs: Runs) -> "Slices":
+        """The same bytes in slices of whole sums. Raises DataPathFailed for pieces out of range."""
+        self._summer.check(self._pieces)
+        return Slices(self._name, self._pieces, runs, self._summer, self._sums, self._report)
+
+
+class Slices:
+    """A posting that moves slice by slice, each summed up beside the next. Made and used by the mover's thread only."""
+
+    def __init__(
+        self, name: str, pieces: Pieces, runs: Runs, summer: Summer, sums: Sums, report: Callable[[Summed], None]
+    ) -> None:
+        sources, bounds = sources_of(pieces, runs), [0, len(pieces.counts)]
+        self.runs = runs
+        """What is to be moved, in this order."""
+        self.ends = [runs.total_bytes]
+        """Slice i is there when so many bytes of `runs` are."""
+        if sources is not None and len(sources):
+            bounds = _bounds(pieces, ARRIVED_BYTES)
+            self.runs, self.ends = _joined(Runs(sources, pieces.offsets, pieces.nbytes), pieces.counts, bounds)
+        self._left = dict(enumerate(itertools.pairwise(bounds)))
+        """The numbers of the sums of those slices that are not there yet."""
+        self._summer = summer
+        self._sums = sums
+        self._pieces = pieces
+        self._values = _zeros(pieces)
+        self._plan: Plan | None = None
+        self._planning = threading.Lock()
+        self._job = Job(name, self._values, len(self.ends) - 1 + sums.width, report)
+
+    def arrived(self, number: int) -> None:
+        """That slice is there. The sums of the last one are for all threads: nothing moves beside them."""
+        first, end = self._left.pop(number)
+        threads = self._sums.width if number == len(self.ends) - 1 else 1
+        bounds = [first + (end - first) * i // threads for i in range(threads + 1)]
+        for some in itertools.pairwise(bounds):
+            self._sums.submit(self._job, partial(self._sum, *some))
+
+    def all_there(self) -> None:
+        """The posting is over: what nobody has heard of is there, too."""
+        for number in [*self._left]:
+            self.arrived(number)
+
+    def _sum(self, first: int, end: int) -> None:
+        """Planned here, and once: the mover needs the interpreter for what it does between two slices."""
+        with self._planning:
+            self._plan = self._plan or self._summer.plan(self._pieces, self._values)
+        self._plan.sum_numbers(first, end)
+
+
+def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
+    """Where each piece comes from; None unless the runs bring just these pieces, none of them in two."""
+    if np.array_equal(pieces.offsets, runs.dst) and np.array_equal(pieces.nbytes, runs.nbytes):
+        return runs.src
+    if not len(runs) or runs.total_bytes != int(pieces.nbytes.sum()):
+        return None
+    # Both in order: to look up thousands of offsets in an order of their own takes six times as long.
+    order = np.argsort(runs.dst)
+    if _in_order(pieces.offsets):
+        run = order[np.searchsorted(runs.dst[order], pieces.offsets, side="right") - 1]
+    else:
+        wanted = np.argsort(pieces.offsets)
+        run = np.empty(len(wanted), dtype=np.int64)
+        run[wanted] = order[np.searchsorted(runs.dst[order], pieces.offsets[wanted], side="right") - 1]
+    skipped = pieces.offsets - runs.dst[run]
+    if ((skipped < 0) | (skipped + pieces.nbytes > runs.nbytes[run])).any():
+        return None
+    sources: Ids = runs.src[run] + skipped
+    return sources
+
+
+def _in_order(offsets: Ids) -> bool:
+    """What takes a tenth of the time that sorting does."""
+    return bool((offsets[1:] >= offsets[:-1]).all())
+
+
+def _zeros(pieces: Pieces) -> Values:
+    return np.zeros(len(pieces.counts), dtype=np.uint32)
+
+
+def _bounds(pieces: Pieces, least: int) -> list[int]:
+    """Numbers of sums, of which each two bound a slice: of half of the bytes that are left, at most SLICE_BYTES, or of
+    about `least`, the last one of up to half as many more, so that none is much smaller.
+    """
+    ends = np.concatenate(([0], np.cumsum(pieces.nbytes)))[np.cumsum(pieces.counts)]
+    found, taken = [0], 0
+    while found[-1] < len(ends):
+        left = int(ends[-1]) - taken
+        most = min(max(left // 2, least), SLICE_BYTES) if left > 1.5 * least else left
+        found.append(max(int(np.searchsorted(ends, taken + most, side="right")), found[-1] + 1))
+        taken = int(ends[found[-1] - 1])
+    return found
+
+
+def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]]:
+    """The same bytes, slice by slice, within each in the order of where they go and in as few runs as possible; and the
+    bytes after which each slice ends. `runs` are as many as pieces; `bounds` are numbers of sums.
+    """
+    pieces = np.concatenate(([0], np.cumsum(counts)))[bounds]
+    src, dst, nbytes = runs.src, runs.dst, runs.nbytes
+    if not _in_order(dst):
+        order = np.concatenate([first + np.argsort(dst[first:end]) for first, end in itertools.pairwise(pieces)])
+        src, dst, nbytes = src[order], dst[order], nbytes[order]
+    ends = np.concatenate(([0], np.cumsum(nbytes)))
+    goes_on = (src[1:] == (src + nbytes)[:-1]) & (dst[1:] == (dst + nbytes)[:-1])
+    goes_on[pieces[1:-1] - 1] = False
+    first = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+    return Runs(src[first], dst[first], np.diff(ends[np.append(first, len(src))])), ends[pieces[1:]].tolist()
+
+
+class Job:
+    """What was asked for once, in pieces of work. Without any it is over when it is made."""
+
+    def __init__(
+        self, name: str, values: Values, works: int, report: Callable[[Summed], None], places: Ids | None = None
+    ) -> None:
+        self.name = name
+        self.error = ""
+        self._values = values
+        """What the work fills; sum i is the one that was asked for as number `places[i]`; None: as number i."""
+        self._left = works
+        self._report = report
+        self._places = places
+        self._lock = threading.Lock()
+        if not works:
+            report(Summed(name, self._in_order()))
+
+    def run(self, work: Work) -> None:
+        """One piece of it; the last one to end reports."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it fails these sums only
+            _log.exception("%s could not be summed up", self.name)
+            self.error = self.error or f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._report(Summed(self.name, b"" if self.error else self._in_order(), self.error))
+
+    def _in_order(self) -> bytes:
+        """In the order in which they were asked for; uint32, little-endian."""
+        values = self._values.astype("<u4")
+        if self._places is not None:
+            values[self._places] = self._values
+        return values.tobytes()
+
+
+@runtime_checkable
+class SummingRemote(Protocol):
+    """A `Remote` whose peer's memory this process can address: it sums up what it has just copied."""
+
+    @property
+    def source(self) -> Sequence[Segment]:
+        """The peer's memory, by addresses of this process."""
+        ...
+
+    def read_and_sum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
+        """As `Remote.read` of the runs that this was made of (`Arrival.together`), which copies them, too."""
+        ...

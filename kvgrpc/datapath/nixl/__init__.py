@@ -1,0 +1,1 @@
+"""NIXL: the path between hosts and devices, through one agent a rank."""

@@ -1,0 +1,282 @@
+"""One posting of data path `nixl`: runs cut into slices, each one transfer of NIXL's, and when that is over.
+
+Knows no NIXL: what it needs of it is `Connection` and `Transfer`.
+"""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.values.endpoints import MemoryKind, Segment
+from kvgrpc.datapath.base import DataPathFailed, PostingState
+from kvgrpc.datapath.host.addresses import Rows
+
+# What is posted at once. Within one host UCX copies inside the posting call, without the interpreter
+# lock (CMA: 3 to 11 GB/s, 3 to 7 us a row), over TCP it takes all that has arrived: these bound how
+# long a call lasts, to some 30 ms by CMA, and so how late another posting or a cancel is looked at.
+# At 16 MB the calls took 8 % longer than one of all bytes, at 64 MB 2 to 7 %.
+SLICE_BYTES = 64 << 20
+SLICE_ROWS = 4096
+# So that a network does not wait for the next poll.
+SLICES_IN_FLIGHT = 2
+
+MEMORY_TYPES = ("DRAM", "VRAM")
+"""NIXL's names: memory of the host, memory of a GPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """Descriptors of one transfer: [n, 3] of (address, bytes, device), and NIXL's memory types."""
+
+    own: NDArray[np.uint64]
+    own_type: str
+    peer: NDArray[np.uint64]
+    peer_type: str
+    part: int = 0
+    """The slice of the caller's that it belongs to."""
+
+
+# What can become of a posting that broke: the least that is proved first.
+_PROVED = (PostingState.PENDING, PostingState.UNPROVED, PostingState.FAILED)
+
+
+class _Place(NamedTuple):
+    """A kind of memory, as NIXL tells them apart."""
+
+    memory_type: str
+    device: int
+
+
+class Transfer(Protocol):
+    """One slice in NIXL's hands."""
+
+    def post(self) -> tuple[PostingState, str]:
+        """Starts it; it may be over when this returns. The text says why it FAILED."""
+        ...
+
+    def check(self) -> tuple[PostingState, str]:
+        """Gives NIXL a turn and asks; never blocks."""
+        ...
+
+    def release(self) -> None:
+        """Only after its end: NIXL releases a running transfer too, and its bytes still arrive."""
+        ...
+
+
+class Connection(Protocol):
+    """An agent and one peer of it."""
+
+    @property
+    def lock(self) -> threading.RLock: ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether the agent is no more."""
+        ...
+
+    def prepare(self, piece: Slice, operation: Operation) -> Transfer:
+        """Raises DataPathFailed; nothing has started then."""
+        ...
+
+    def broke(self, error: str, operation: Operation) -> PostingState:
+        """A transfer ended with an error. Returns what that makes of its posting: see NixlPosting."""
+        ...
+
+    def after_close(self, operation: Operation) -> PostingState:
+        """What the end of the agent makes of a posting: see NixlPosting."""
+        ...
+
+
+class NixlPosting:
+    """Implements `Posting`.
+
+    What an error of NIXL means was found by experiment (NIXL 1.5.1, UCX 1.23, host memory; TCP and
+    CMA): the peer killed, its agent closed, connections cut while the peer ran or was stopped. Each
+    time all postings on that peer ended with an error in the same poll, and UCX had dropped the
+    connection's requests before it reported. This process touches its own memory inside its own calls
+    only, so that is at rest then. What else it means:
+
+    * READ: not a byte changed later: an error is FAILED.
+    * WRITE over CMA: this process writes into the peer's memory inside its own calls: FAILED, too.
+    * WRITE over TCP: bytes that have left are written by the peer's process when it gets to them, in
+      every trial with a peer that was stopped for a moment, also after this agent's end: UNPROVED.
+    * Elsewhere (an RDMA adapter reads and writes by itself, and a GPU's copies are its own) nobody has
+      shown anything: the posting stays PENDING with `error` set, until the path is closed. That makes
+      a READ FAILED and a WRITE UNPROVED.
+
+    DONE of a WRITE is the peer's acknowledgement over TCP; over CMA the bytes are there, though the
+    peer may be stopped. Else a stopped peer is no error: PENDING until it goes on. NIXL has no cancel.
+
+    DONE has one hole: NIXL keeps no request of a list but the last, so where a peer unmaps part of
+    its memory during a read over CMA, those bytes are missing and nothing says so. Memory that was
+    offered must stay mapped while it may be read.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        slices: Iterator[Slice],
+        wake: Callable[[], None],
+        operation: Operation = Operation.READ,
+        arrived: Callable[[int], None] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._operation = operation
+        self._slices = slices
+        self._next = next(slices, None)
+        self._wake = wake
+        self._arrived = arrived
+        self._there: list[int] = []
+        """Parts of which `arrived` does not know."""
+        self._running: dict[Transfer, int] = {}
+        """With the part that each belongs to."""
+        self._state = PostingState.PENDING
+        self._error = ""
+        self._end = PostingState.FAILED
+        """What it becomes if it breaks."""
+
+    @property
+    def error(self) -> str:
+        """Why it FAILED or is UNPROVED or, while PENDING, why it will not end by itself; else empty."""
+        return self._error
+
+    def poll(self) -> PostingState:
+        with self._connection.lock:
+            if self._state is PostingState.PENDING:
+                if self._connection.closed:
+                    self._drop()
+                self._check()
+                self._post()
+                if not self._next:
+                    self._tell()
+                self._conclude()
+            return self._state
+
+    def _drop(self) -> None:
+        if self._end is PostingState.PENDING or self._running:
+            self._end = self._connection.after_close(self._operation)
+        self._running.clear()
+        self._error = self._error or "the data path was closed"
+
+    def _check(self) -> None:
+        for transfer in list(self._running):
+            self._update(transfer, *transfer.check())
+
+    def _post(self) -> None:
+        while self._next and not self._error and len(self._running) < SLICES_IN_FLIGHT:
+            try:
+                transfer = self._connection.prepare(self._next, self._operation)
+            except DataPathFailed as error:
+                self._error = error.message
+                return
+            self._running[transfer] = self._next.part
+            self._next = next(self._slices, None)
+            self._tell()
+            state, error_text = transfer.post()
+            self._update(transfer, state, error_text)
+            if state is PostingState.DONE:
+                # Copied within the call. Others get a turn before the next slice.
+                if self._next:
+                    self._wake()
+                return
+
+    def _update(self, transfer: Transfer, state: PostingState, error: str) -> None:
+        if state is PostingState.PENDING:
+            return
+        part = self._running.pop(transfer)
+        transfer.release()
+        is_next = self._next is not None and self._next.part == part
+        if state is PostingState.DONE and not is_next and part not in self._running.values():
+            self._there.append(part)
+        if state is PostingState.FAILED:
+            self._error = self._error or error
+            self._end = min(self._end, self._connection.broke(error, self._operation), key=_PROVED.index)
+
+    def _tell(self) -> None:
+        """Just before a slice is posted: who hears it needs the interpreter, and this thread does so no more then."""
+        there, self._there = self._there, []
+        for part in there:
+            if self._arrived is not None:
+                self._arrived(part)
+
+    def _conclude(self) -> None:
+        if self._running:
+            return
+        if self._error:
+            self._state = self._end
+        elif not self._next:
+            self._state = PostingState.DONE
+
+
+def by_type(segments: Sequence[Segment]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
+    """What NIXL registers: for each of its memory types (address, bytes, device)."""
+    for memory_type in MEMORY_TYPES:
+        rows = [(s.address, s.nbytes, s.device) for s in segments if _place(s).memory_type == memory_type]
+        if rows:
+            yield memory_type, rows
+
+
+def slices(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment], ends: Sequence[int] = ()) -> Iterator[Slice]:
+    """Rows (own address, peer's address, bytes of at most SLICE_BYTES) in slices, of which none goes past an end of
+    `ends` of the bytes in their order, where a row ends, too.
+
+    Each is of one kind of memory on either side, which is all that a transfer of NIXL's can be.
+    """
+    if len(ends) < 2:
+        yield from _of_one_kind(rows, own, peer)
+        return
+    bounds = np.searchsorted(np.cumsum(rows[:, 2]), ends, side="right").tolist()
+    for part, (first, end) in enumerate(itertools.pairwise([0, *bounds])):
+        for piece in _of_one_kind(rows[first:end], own, peer):
+            yield replace(piece, part=part)
+
+
+def _of_one_kind(rows: Rows, own: Sequence[Segment], peer: Sequence[Segment]) -> Iterator[Slice]:
+    for own_place, mine in _by_place(rows, 0, own):
+        for peer_place, both in _by_place(mine, 1, peer):
+            yield from _cut(both, own_place, peer_place)
+
+
+def _place(segment: Segment) -> _Place:
+    return _Place(MEMORY_TYPES[segment.kind is MemoryKind.CUDA], segment.device)
+
+
+def _by_place(rows: Rows, column: int, segments: Sequence[Segment]) -> Iterator[tuple[_Place, Rows]]:
+    """The rows whose address in `column` is in memory of each kind; one kind costs no look at them."""
+    places = [_place(segment) for segment in segments]
+    kinds = list(dict.fromkeys(places))
+    if len(kinds) == 1:
+        yield kinds[0], rows
+        return
+    begins = np.array([segment.address for segment in segments], dtype=np.int64)
+    order = np.argsort(begins)
+    segment = order[np.searchsorted(begins[order], rows[:, column], side="right") - 1]
+    kind = np.array([kinds.index(place) for place in places])[segment]
+    for i, place in enumerate(kinds):
+        some = rows[kind == i]
+        if len(some):
+            yield place, some
+
+
+def _cut(rows: Rows, own: _Place, peer: _Place) -> Iterator[Slice]:
+    ends = rows[:, 2].cumsum()
+    first = taken = 0
+    while first < len(rows):
+        end = min(int(ends.searchsorted(taken + SLICE_BYTES, side="right")), first + SLICE_ROWS)
+        some = rows[first:end]
+        yield Slice(
+            _descriptors(some, 0, own.device), own.memory_type, _descriptors(some, 1, peer.device), peer.memory_type
+        )
+        first, taken = end, int(ends[end - 1])
+
+
+def _descriptors(rows: Rows, column: int, device: int) -> NDArray[np.uint64]:
+    made = np.empty((len(rows), 3), dtype=np.uint64)
+    made[:, 0], made[:, 1], made[:, 2] = rows[:, column], rows[:, 2], device
+    return made

@@ -1,0 +1,188 @@
+"""The lives of an engine: its sessions, one lead after the other.
+
+Where the lead is the engine's own, its death begins a succession (`LeadRestart`), of which every `flush` and `poll`
+does what can be done at once. Transfers of the life before fail at its beginning and come back at its end.
+"""
+
+import math
+import select
+import time
+from contextlib import suppress
+from typing import Any
+
+from kvgrpc.engine.connection import LeadDied, SessionOver
+from kvgrpc.engine.events import BlocksReturned, Event, Received
+from kvgrpc.engine.handles import Handle, Pull
+from kvgrpc.engine.launch import LeadProcess
+from kvgrpc.engine.lead_restart import Attached, LeadRestart
+from kvgrpc.engine.session import Session
+from kvgrpc.engine.steps import Steps
+from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.errors import Reason, Unavailable
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.description import limits_from_proto
+from kvgrpc.wire.session import step_report
+
+RETRY_DELAY_S = 1.0
+"""A new lead takes about as long to serve."""
+
+
+class Sessions:
+    """What an engine says to its lead, and is told by it."""
+
+    def __init__(self, attached: Attached) -> None:
+        self.page = VoidPage()
+        self._events: list[Event] = []
+        self._lost: list[Handle] = []
+        """Transfers that ended with a lead, until their memory is proved to be at rest."""
+        self._steps = Steps()
+        self._succession: LeadRestart | None = None
+        self._readable = select.epoll()
+        self._watched = -1
+        self._begin(attached)
+
+    def survive(self, lead: LeadProcess, request: session_pb2.AttachRequest, relaunches: int) -> None:
+        """From now on the lead, which is the engine's own, is replaced when it dies."""
+        self._succession = LeadRestart(lead, request, relaunches, self._watch)
+
+    def ask(self, handle: Handle | None, traceparent: str = "", **request: Any) -> session_pb2.Call:
+        """As `Session.ask`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        return self._now().ask(handle, traceparent, **request)
+
+    def ask_for(self, pull: Pull, traceparent: str, **request: Any) -> None:
+        """As `Session.ask_for`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        self._now().ask_for(pull, traceparent, **request)
+
+    def mint(self) -> str:
+        """A new lease id."""
+        return self._session.mint()
+
+    def sign_with(self) -> bytes:
+        """The key of grants. Raises Unavailable (ENGINE_LOST) while there is no lead: nobody would honour one."""
+        return self._now().grant_key
+
+    def step_done(self, step: int, layers: tuple[int, int] | None) -> None:
+        """For the lead, and for those after it."""
+        self._steps.done(step, layers)
+        if not self._between():
+            self._session.say(step_done=step_report(step, layers))
+
+    def wait(self, **request: Any) -> session_pb2.CallAnswer:
+        """As `Session.wait`. Raises Unavailable (ENGINE_LOST) while there is no lead."""
+        try:
+            return self._now().wait(**request)
+        except LeadDied as error:
+            self._lose(error)
+            raise _between_leads() from error
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Sends what is queued; what happened, waiting so long for the first event. Raises LeadDied."""
+        deadline = time.monotonic() + timeout_s
+        self.flush()
+        while not self._events and self._read(deadline - time.monotonic()):
+            pass
+        events, self._events[:] = self._events[:], []
+        self._session.told()
+        for event in events:
+            if isinstance(event, Received | BlocksReturned):
+                event.transfer.over = True
+        return events
+
+    def flush(self) -> None:
+        """Sends what is queued. Raises LeadDied."""
+        if self._succession is not None:
+            self._succession.check()
+        if self._between():
+            self._advance()
+            return
+        try:
+            self._session.flush()
+        except LeadDied as error:
+            self._lose(error)
+
+    def fileno(self) -> int:
+        """Readable when `poll` has something to do."""
+        return -1 if self._readable.closed else self._readable.fileno()
+
+    @property
+    def lead_pid(self) -> int:
+        return self._session.connection.lead_pid
+
+    def close(self) -> None:
+        """Ends the session, and a lead that is replaced. Idempotent."""
+        self._readable.close()
+        self._session.connection.close()
+        self.page.close()
+        if self._succession is not None:
+            self._succession.close()
+
+    # -- from one lead to the next
+
+    def _begin(self, attached: Attached) -> None:
+        connection, answer, page = attached
+        self.incarnation = answer.header.incarnation
+        self.address = answer.address
+        self.limits = limits_from_proto(answer.limits)
+        self.page.begin(page, answer.void_slots)
+        self._session = Session(connection, answer, self.page, self._events)
+        for step, layers in self._steps:
+            self._session.say(step_done=step_report(step, layers))
+        self._watch(connection.fileno())
+
+    def _read(self, timeout_s: float) -> bool:
+        """Takes in what comes; False when there is no time left."""
+        if self._between():
+            assert self._succession is not None
+            wait_s = max(min(timeout_s, self._succession.left_s()), 0.0)
+            self._readable.poll(math.ceil(wait_s * 1000) / 1000)
+            self._advance()
+            return timeout_s > 0
+        try:
+            return self._session.read(timeout_s)
+        except LeadDied as error:
+            self._lose(error)
+            return True
+
+    def _lose(self, error: LeadDied) -> None:
+        """The lead died: the next one is on its way. Raises LeadDied where there will be none."""
+        if self._succession is None or self.fileno() < 0:
+            raise error
+        try:
+            if isinstance(error, SessionOver):
+                raise error
+            self._lost += self._session.lose(error.message)
+        except SessionOver as over:
+            self._succession.give_up(over.message)
+        self.page.close()
+        self._succession.begin(error)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Does what can be done at once for the next life."""
+        assert self._succession is not None
+        attached = self._succession.step()
+        if attached is not None:
+            self._begin(attached)
+            self._events += [BlocksReturned(handle) for handle in self._lost]
+            self._lost.clear()
+
+    def _between(self) -> bool:
+        return self._succession is not None and self._succession.under_way
+
+    def _now(self) -> Session:
+        if self._between():
+            raise _between_leads()
+        return self._session
+
+    def _watch(self, fd: int) -> None:
+        """The one descriptor whose news matter now."""
+        with suppress(OSError, ValueError):
+            self._readable.unregister(self._watched)
+        self._watched = fd
+        if fd >= 0:
+            self._readable.register(fd, select.EPOLLIN)
+
+
+def _between_leads() -> Unavailable:
+    what = "the lead of this engine died, and the next one is being started"
+    return Unavailable(Reason.ENGINE_LOST, what, retry_delay_s=RETRY_DELAY_S)

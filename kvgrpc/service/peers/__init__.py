@@ -1,0 +1,1 @@
+"""Peers: the channels to other leads, and how their errors come back."""

@@ -1,0 +1,399 @@
+"""Calls to other leads: the handshake, accesses, renewals, and the liveness stream of each pair.
+
+Every call has a deadline; every failure comes back to the node as a typed event. An address that is not on the dial
+list is never dialled.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.errors import (
+    Aborted,
+    Exhausted,
+    KVGrpcError,
+    OutOfRange,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service import telemetry
+from kvgrpc.service.peers.channel import PeerChannel
+from kvgrpc.service.peers.errors import bounded, dial_failure, failure_of, readable
+from kvgrpc.service.peers.stream import Answered
+from kvgrpc.service.runner import Runner
+from kvgrpc.v1 import (
+    common_pb2,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    handshake_pb2,
+    handshake_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+)
+from kvgrpc.wire import accesses, description
+from kvgrpc.wire.values import core_reason, grant
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+CALL_TIMEOUT_S = 5.0
+"""For calls that the peer answers at once; above any pause of a healthy lead."""
+HANG_UP_GRACE_S = 2.0
+"""A channel that is given up lets calls under way finish: closings must not be lost."""
+ENVELOPE_BYTES = 1_024
+"""What a stream adds to a call."""
+STOP_GRACE_S = 0.1
+"""The same, when this server stops: its peers notice its end anyway."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of PeerService."""
+
+    method: str
+    peer: str
+    trace: str
+    timeout_s: float = CALL_TIMEOUT_S
+
+
+_FIELDS = {
+    "OpenAccess": "open_access",
+    "SettleAccess": "settle_access",
+    "CloseAccess": "close_access",
+    "PartsReady": "parts_ready",
+    "ChecksumBlocks": "checksum_blocks",
+}
+"""Where a call stands in a PeerCall."""
+
+
+class PeerChannels:
+    """The PeerPort of a lead."""
+
+    def __init__(
+        self, runner: Runner, limits: Limits, may_dial: Callable[[str], bool], channel_options: list[tuple[str, Any]]
+    ) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._may_dial = may_dial
+        self._options = channel_options
+        self._channels: dict[str, PeerChannel] = {}
+        """By peer key."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hanging_up: set[asyncio.Task[None]] = set()
+
+    # -- the port
+
+    def dial(self, action: actions.Dial) -> None:
+        self._spawn(self._dial(action, self._runner.node.state.incarnation))
+
+    def hang_up(self, peer: str) -> None:
+        channel = self._channels.pop(peer, None)
+        if channel is not None:
+            self._hanging_up.add(self._spawn(channel.close(HANG_UP_GRACE_S)))
+
+    def end_life(self, kept: Collection[str]) -> None:
+        """This life is over, and peers learn it: liveness ends. `kept` peers are hung up by `close_last`."""
+        for peer, channel in list(self._channels.items()):
+            channel.end_liveness()
+            if peer not in kept:
+                self.hang_up(peer)
+
+    async def close_last(self, kept: Collection[str], sends: Iterable[actions.SendClose]) -> None:
+        """Closes accesses of the life that is over, and hangs up; lets peers answer for the usual grace."""
+        before = set(self._hanging_up)
+        for send in sends:
+            self.close_access(send)
+        for peer in kept:
+            self.hang_up(peer)
+        if ends := self._hanging_up - before:
+            await asyncio.wait(ends, timeout=HANG_UP_GRACE_S)
+
+    def renew_leases(self, action: actions.SendRenew) -> None:
+        self._spawn(self._renew(action))
+
+    async def stop(self) -> None:
+        """Ends all streams and channels."""
+        channels = list(self._channels.values())
+        self._channels.clear()
+        for task in self._tasks - self._hanging_up:
+            task.cancel()
+        if self._hanging_up:  # closings that were sent just now
+            await asyncio.wait(self._hanging_up, timeout=STOP_GRACE_S)
+        for task in self._hanging_up:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close(STOP_GRACE_S) for channel in channels), return_exceptions=True)
+
+    # -- the handshake
+
+    async def _dial(self, action: actions.Dial, life: int) -> None:
+        """`life`: ours, that wants to know the peer. With its end nobody waits any more."""
+        address = action.address
+        if not self._may_dial(address):
+            error = PermissionDenied(
+                Reason.DIAL_REFUSED, f"{address} is not on this server's dial list (setting dial_allow)"
+            )
+            self._runner.feed(events.DialFailed(address, error))
+            return
+        channel = PeerChannel(address, self._options, self._runner, self._limits)
+        try:
+            peer, endpoints = await self._handshake(channel, action)
+            channel.peer = peer_key(peer.engine_id, peer.incarnation)
+            await channel.start_liveness()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for the end of its dial
+            await channel.channel.close()
+            if self._runner.node.state.incarnation == life:
+                self._runner.feed(events.DialFailed(address, dial_failure(address, error)))
+            return
+        if self._runner.node.state.incarnation != life:
+            await channel.close(0)
+            return
+        old = self._channels.pop(channel.peer, None)
+        if old is not None:
+            self._spawn(old.close(HANG_UP_GRACE_S))
+        self._channels[channel.peer] = channel
+        channel.stream.start()
+        self._runner.feed(events.PeerAnswered(address, peer, endpoints))
+
+    async def _handshake(
+        self, channel: PeerChannel, action: actions.Dial
+    ) -> tuple[EngineDescription, tuple[RankEndpoint, ...]]:
+        here = self._runner.node.state.pool
+        channel.caller.CopyFrom(peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation))
+        request = handshake_pb2.HandshakeRequest(
+            engine=description.engine_to_proto(here),
+            endpoints=[description.endpoint_to_proto(endpoint) for endpoint in action.endpoints],
+            expected_engine_id=action.expected_engine_id,
+        )
+        stub = handshake_pb2_grpc.HandshakeServiceStub(channel.channel)
+        trace, ended = telemetry.client_call("kvgrpc.v1.HandshakeService/Handshake", action.trace, channel.address)
+        try:
+            reply = bounded(
+                await stub.Handshake(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace)),
+                channel.address,
+            )
+        except (grpc.aio.AioRpcError, KVGrpcError) as error:
+            ended(error)
+            raise
+        ended(None)
+        try:
+            peer = description.engine_from_proto(reply.engine, "engine")
+            endpoints = description.endpoints_from_proto(reply.endpoints)
+        except KVGrpcError as error:
+            raise PreconditionFailed(
+                Reason.PEER_FAILED, f"{channel.address} describes itself badly: {error}"
+            ) from error
+        return peer, endpoints
+
+    # -- accesses
+
+    def open_access(self, action: actions.SendOpen) -> None:
+        limit = self._limits.blocks_per_request
+        call = _Call("OpenAccess", action.peer, action.trace, self._limits.open_wait_s + 2.0)
+
+        def answered(result: events.Opened | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.AccessAnswered(action.opening.access_id, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.open_request(self._caller(action.peer), action.opening),
+            lambda reply: accesses.opened(reply, limit),
+            answered,
+        )
+
+    def settle_access(self, action: actions.SendSettle) -> None:
+        call = _Call("SettleAccess", action.peer, action.trace)
+
+        def answered(result: Verdict | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable)
+            self._runner.feed(events.SettleAnswered(action.settling.access_id, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.settle_request(self._caller(action.peer), action.settling),
+            accesses.verdict,
+            answered,
+        )
+
+    def close_access(self, action: actions.SendClose) -> None:
+        call = _Call("CloseAccess", action.peer, action.trace)
+
+        def request(channel: PeerChannel) -> peer_pb2.CloseAccessRequest:
+            # A life that ends closes its accesses: the present one may have no engine any more.
+            engine_id = channel.caller.engine_id or self._caller(action.peer).engine_id
+            caller = peer_pb2.Caller(engine_id=engine_id, incarnation=action.incarnation)
+            return accesses.close_request(caller, action.closing)
+
+        def answered(result: bool | KVGrpcError) -> None:
+            known = not isinstance(result, KVGrpcError) or result.reason is Reason.NO_HANDSHAKE
+            self._runner.feed(events.CloseAnswered(action.closing.access_id, known, action.closing.quiesced))
+
+        self._ask(call, request, lambda _: True, answered)
+
+    def parts_ready(self, action: actions.SendParts) -> None:
+        call = _Call("PartsReady", action.peer, action.trace)
+
+        def answered(result: KVGrpcError | None) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.PartsAnswered(action.access_id, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.parts_request(self._caller(action.peer), action.access_id, action.parts),
+            lambda _: None,
+            answered,
+        )
+
+    def checksum_blocks(self, action: actions.SendChecksums) -> None:
+        call = _Call("ChecksumBlocks", action.peer, action.trace, self._limits.transfer_timeout_s)
+
+        def answered(result: tuple[bytes, ...] | KVGrpcError) -> None:
+            retryable = isinstance(result, Unavailable | Exhausted)
+            self._runner.feed(events.ChecksumsAnswered(action.name, action.number, result, retryable))
+
+        self._ask(
+            call,
+            lambda _: accesses.checksum_request(self._caller(action.peer), action.access_id, action.blocks),
+            accesses.checksums,
+            answered,
+        )
+
+    def register_push(self, action: actions.SendRegister) -> None:
+        self._spawn(self._register(action))
+
+    async def _register(self, action: actions.SendRegister) -> None:
+        """RegisterPush at the source: a call of the public API, which a router may make in our place."""
+        request = handoff_pb2.RegisterPushRequest(grant=grant(action.token), request_id=action.request_id)
+        error: KVGrpcError | None = None
+        trace, ended = telemetry.client_call("kvgrpc.v1.HandoffService/RegisterPush", action.trace, action.peer)
+        try:
+            stub = handoff_pb2_grpc.HandoffServiceStub(self._channel(action.peer).channel)
+            reply = await stub.RegisterPush(request, timeout=CALL_TIMEOUT_S, metadata=telemetry.metadata(trace))
+            readable(reply, action.peer)
+        except Exception as failed:  # noqa: BLE001 - whatever it is, the transfer waits for it
+            error = failure_of(failed, "RegisterPush")
+        ended(error)
+        self._runner.feed(
+            events.RegisterAnswered(action.transfer_id, error, isinstance(error, Unavailable | Exhausted))
+        )
+
+    def _ask(
+        self,
+        call: "_Call",
+        request: Callable[[PeerChannel], Any],
+        convert: Callable[[Any], _T],
+        then: Callable[[_T | KVGrpcError], None],
+    ) -> None:
+        """Makes a call of PeerService, over the stream to that peer if there is one. `then` gets what came of it.
+
+        By the channel that is there now: what comes next may be to hang up.
+        """
+        try:
+            channel = self._channel(call.peer)
+            message = request(channel)
+            self._check_size(call, message)
+        except KVGrpcError as error:
+            then(error)
+            return
+        trace, ended = telemetry.client_call(f"kvgrpc.peer.v1.PeerService/{call.method}", call.trace, call.peer)
+
+        def answered(reply: Any | KVGrpcError) -> None:
+            result: _T | KVGrpcError
+            try:
+                result = reply if isinstance(reply, KVGrpcError) else convert(bounded(reply, call.peer))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the node waits for an answer
+                result = failure_of(error, call.method)
+            ended(result if isinstance(result, KVGrpcError) else None)
+            then(result)
+
+        if channel.stream.usable:
+            row = peer_pb2.PeerCall(traceparent=trace)
+            getattr(row, _FIELDS[call.method]).CopyFrom(message)
+            channel.stream.call(row, call.timeout_s, answered)
+        else:
+            channel.stream.start()
+            self._spawn(self._call_alone(channel, call, message, trace, answered))
+
+    def _check_size(self, call: "_Call", message: Any) -> None:
+        """Raises OutOfRange for a call that no lead takes: over a stream it would take all other calls with it."""
+        nbytes, most = message.ByteSize(), self._limits.message_bytes - ENVELOPE_BYTES
+        if nbytes > most:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{call.method} would have {nbytes} bytes; the limit is {most}")
+
+    async def _call_alone(
+        self, channel: PeerChannel, call: "_Call", message: Any, trace: str, answered: Answered
+    ) -> None:
+        metadata = telemetry.metadata(trace)
+        try:
+            reply = await getattr(channel.stub, call.method)(message, timeout=call.timeout_s, metadata=metadata)
+        except Exception as error:  # noqa: BLE001 - as in _ask
+            typed = failure_of(error, call.method)
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                typed = Unavailable(Reason.PEER_UNREACHABLE, f"{call.peer} did not answer {call.method} in time")
+            answered(typed)
+        else:
+            answered(reply)
+
+    async def _renew(self, action: actions.SendRenew) -> None:
+        refs = [lease_pb2.LeaseRef(grant=common_pb2.Grant(token=token)) for _, token in action.rows]
+        try:
+            channel = self._channel(action.peer)
+            stub = lease_pb2_grpc.LeaseServiceStub(channel.channel)
+            reply = bounded(
+                await stub.RenewLeases(lease_pb2.RenewLeasesRequest(leases=refs), timeout=CALL_TIMEOUT_S), action.peer
+            )
+        except (grpc.aio.AioRpcError, KVGrpcError):
+            return  # asked again at the next third of the TTL; liveness and settle notice what matters
+        for (transfer_id, _), row in zip(action.rows, reply.leases, strict=False):
+            error = None
+            if row.reason:
+                error = Aborted(core_reason(row.reason), "the source no longer holds the blocks")
+            self._runner.feed(events.RenewAnswered(transfer_id, error))
+
+    # -- channels
+
+    def _channel(self, peer: str) -> PeerChannel:
+        """The channel to a peer; one that dialled us is dialled back at the address that it gave."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            return channel
+        known = self._runner.node.state.peers.get(peer)
+        address = known.description.address if known else ""
+        if not address or not self._may_dial(address):
+            raise PermissionDenied(Reason.DIAL_REFUSED, f"peer {peer} has no address that this server may dial")
+        channel = PeerChannel(address, self._options, self._runner, self._limits, peer)
+        self._channels[peer] = channel
+        return channel
+
+    def _caller(self, peer: str) -> peer_pb2.Caller:
+        here = self._runner.node.state.description
+        if here is None:
+            raise Unavailable(Reason.NO_POOL, f"no engine is attached; {peer} cannot be asked")
+        return peer_pb2.Caller(engine_id=here.engine_id, incarnation=here.incarnation)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._hanging_up.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a call to a peer failed", exc_info=task.exception())

@@ -1,0 +1,148 @@
+"""AdminService: how the server is, who its peers are, who pins what."""
+
+import logging
+
+import numpy as np
+
+from kvgrpc.core import actions
+from kvgrpc.core.node import Node
+from kvgrpc.core.tables.pins import Pin, PinKind
+from kvgrpc.core.tables.transfers import State
+from kvgrpc.core.values.descriptors import check_ids
+from kvgrpc.errors import note
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.admission import admission
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.pages import page
+from kvgrpc.v1 import admin_pb2, admin_pb2_grpc
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.description import peer_to_proto
+from kvgrpc.wire.values import duration, pool_blocks
+
+_log = logging.getLogger(__name__)
+
+
+class AdminService(admin_pb2_grpc.AdminServiceServicer):
+    """Reads the node's state, and gets memory out of quarantine."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, trace: str) -> admin_pb2.GetStatusResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state, now = lead.node.state, lead.runner.now
+        open_to, why = admission(lead)
+        oldest = next(iter(sorted(state.transfers.unfinished(), key=lambda t: t.created)), None)
+        return admin_pb2.GetStatusResponse(
+            header=lead.header(),
+            admission=open_to,
+            admission_reason=why,
+            uptime=duration(now - state.began),
+            engine_attached=state.attached,
+            counts=_counts(lead),
+            oldest_transfer_id=oldest.id if oldest else "",
+            oldest_transfer_age=duration(now - oldest.created) if oldest else None,
+            progress_age=duration(lead.progress_age_s()),
+            version=lead.version,
+        )
+
+    @unary
+    async def ListPeers(self, request: admin_pb2.ListPeersRequest, trace: str) -> admin_pb2.ListPeersResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        found = page(
+            lead,
+            request,
+            state.peers.values(),
+            lambda peer: (state.began - peer.since, peer.key),
+            lambda peer: peer_to_proto(lead.node.peer(peer)),
+        )
+        return admin_pb2.ListPeersResponse(header=found.header, peers=found.rows, next_page_token=found.next_page_token)
+
+    @unary
+    async def ListPins(self, request: admin_pb2.ListPinsRequest, trace: str) -> admin_pb2.ListPinsResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        pins = list(state.pins)
+        if request.HasField("block"):
+            groups = state.pool.pool.groups
+            check_ids(np.array([request.block.group]), len(groups), "block.group")
+            check_ids(np.array([request.block.block]), groups[request.block.group].blocks, "block")
+            pins = state.pins.of_block(request.block.group, request.block.block)
+        found = page(
+            lead,
+            request,
+            pins,
+            lambda pin: (pin.since - state.began, f"{pin.owner} {pin.kind.value}"),
+            lambda pin: _pin(lead.node, pin, lead.runner.now),
+        )
+        return admin_pb2.ListPinsResponse(header=found.header, pins=found.rows, next_page_token=found.next_page_token)
+
+    @unary
+    async def ReleaseQuarantine(
+        self, request: admin_pb2.ReleaseQuarantineRequest, trace: str
+    ) -> admin_pb2.ReleaseQuarantineResponse:
+        header, answer = await self._lead.ask(
+            actions.QuarantineReleased,
+            "ReleaseQuarantine",
+            request,
+            trace,
+            lambda call: requests.release_quarantine(request, call),
+        )
+        if request.force:
+            _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, note(request.message))
+        return admin_pb2.ReleaseQuarantineResponse(
+            header=header,
+            released_blocks=answer.released,
+            left_blocks=answer.left,
+            memory_generation=answer.memory_generation,
+        )
+
+
+def _counts(lead: Lead) -> admin_pb2.Counts:
+    node, state = lead.node, lead.node.state
+    counts = state.transfers.counts
+    groups = range(len(state.pool.pool.groups)) if state.description else range(0)
+    return admin_pb2.Counts(
+        transfers_pending=counts[State.PENDING],
+        transfers_active=counts[State.ACTIVE],
+        transfers_succeeded=counts[State.SUCCEEDED],
+        transfers_failed=counts[State.FAILED],
+        transfers_cancelled=counts[State.CANCELLED],
+        leases=len(state.leases),
+        open_accesses=sum(peer.open_accesses for peer in node.peers()),
+        pinned_blocks=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
+        quarantined_blocks=sum(state.pins.quarantined),
+        bytes_received=state.bytes_received,
+        defects=lead.runner.defects,
+    )
+
+
+def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
+    """A pin with what its owner knows of the request."""
+    state = node.state
+    request_id = peer = trace = missing = ""
+    if pin.kind is PinKind.LEASE:
+        lease = state.leases.get(pin.owner)
+        request_id, trace = lease.request_id, lease.trace
+    elif pin.owner.startswith("a-"):
+        access = state.accesses[bytes.fromhex(pin.owner.removeprefix("a-"))]
+        request_id, peer = access.opening.request_id, access.consumer
+    elif transfer := state.transfers.find(pin.owner.partition("#")[0]):
+        request_id, peer, trace = transfer.request_id, transfer.peer_engine_id, transfer.trace
+        # Not only of a QUARANTINE: an ACCESS keeps the blocks of a push that is over while our own posting reads them.
+        missing = node.missing_proof(transfer.id)
+    return admin_pb2.Pin(
+        kind=answers.PIN_KINDS[pin.kind],
+        owner=pin.owner,
+        request_id=request_id,
+        peer_engine_id=peer,
+        age=duration(now - pin.since),
+        blocks=pool_blocks(pin.blocks),
+        missing_proof=missing,
+        trace_id=answers.trace_id(trace),
+    )

@@ -1,0 +1,205 @@
+"""The answering side of a stream of calls between leads (PeerService.Converse).
+
+Calls are fed to the node in the order in which they come; most are answered before the next one is looked at, and one
+that has to wait holds up nobody. What is known at once goes out in one message.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from kvgrpc.core import actions, events
+from kvgrpc.errors import Exhausted, InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.peer.v1 import peer_pb2
+from kvgrpc.service import telemetry
+from kvgrpc.service.lead import ANONYMOUS, Lead
+from kvgrpc.service.rpc.method import check_request
+from kvgrpc.v1.common_pb2 import ResponseHeader
+from kvgrpc.wire import accesses, answers, fields, requests
+from kvgrpc.wire.accesses import call_error
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX = 4_096
+"""Calls of one stream that may wait for their answer."""
+MESSAGE_BYTES = 1 << 20
+"""Answers that go out together; far below what a message may have, since one of them may be long."""
+TURN_S = 0.005
+"""Calls of one message are handled for so long without a pause: they may be thousands."""
+
+
+@dataclass(frozen=True)
+class _Method:
+    """One kind of call: to the core's event, and from its answer into the reply."""
+
+    name: str
+    to_event: Callable[[Lead, Any, events.Call], events.Event]
+    put_reply: Callable[[ResponseHeader, Any, Any], None]
+
+
+def put_openings(header: ResponseHeader, answer: actions.Openings, into: peer_pb2.OpenAccessResponse) -> None:
+    """OpenAccess."""
+    into.header.CopyFrom(header)
+    answers.openings(answer, into)
+
+
+def put_verdicts(header: ResponseHeader, answer: actions.Verdicts, into: peer_pb2.SettleAccessResponse) -> None:
+    """SettleAccess."""
+    into.header.CopyFrom(header)
+    into.results.extend(answers.verdicts(answer))
+
+
+def put_closings(header: ResponseHeader, answer: actions.Closings, into: peer_pb2.CloseAccessResponse) -> None:
+    """CloseAccess."""
+    into.header.CopyFrom(header)
+    into.results.extend([peer_pb2.ClosedAccess(was_open=was_open) for was_open in answer.rows])
+
+
+def put_widened(header: ResponseHeader, _: actions.Widened, into: peer_pb2.PartsReadyResponse) -> None:
+    """PartsReady."""
+    into.header.CopyFrom(header)
+
+
+def put_checksums(header: ResponseHeader, answer: actions.Checksums, into: peer_pb2.ChecksumBlocksResponse) -> None:
+    """ChecksumBlocks."""
+    into.header.CopyFrom(header)
+    accesses.put_checksums(answer.by_rank, into)
+
+
+def open_access(lead: Lead, request: peer_pb2.OpenAccessRequest, call: events.Call) -> events.OpenAccess:
+    """OpenAccess, of a peer that is known: nothing is made of the blocks that another one names."""
+    lead.check_caller(request.caller)
+    return requests.open_access(request, call, lead.block_limit)
+
+
+def parts_ready(lead: Lead, request: peer_pb2.PartsReadyRequest, call: events.Call) -> events.PartsReady:
+    """PartsReady, likewise."""
+    lead.check_caller(request.caller)
+    return requests.parts_ready(request, call, lead.block_limit)
+
+
+def checksum_blocks(lead: Lead, request: peer_pb2.ChecksumBlocksRequest, call: events.Call) -> events.ChecksumBlocks:
+    """ChecksumBlocks, likewise."""
+    lead.check_caller(request.caller)
+    return requests.checksum_blocks(request, call, lead.block_limit)
+
+
+_METHODS = {
+    "open_access": _Method("OpenAccess", open_access, put_openings),
+    "settle_access": _Method("SettleAccess", lambda _, row, call: requests.settle_access(row, call), put_verdicts),
+    "close_access": _Method("CloseAccess", lambda _, row, call: requests.close_access(row, call), put_closings),
+    "parts_ready": _Method("PartsReady", parts_ready, put_widened),
+    "checksum_blocks": _Method("ChecksumBlocks", checksum_blocks, put_checksums),
+}
+
+
+class Conversation:
+    """One stream of one caller."""
+
+    def __init__(self, lead: Lead, context: Any) -> None:
+        self._lead = lead
+        self._context = context
+        self._messages: list[peer_pb2.ConverseResponse] = []
+        self._waiting: set[int] = set()
+        """Calls, as the node knows them."""
+        self._reading = False
+        self._sending = asyncio.Lock()
+        self._writers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serves until the caller ends the stream."""
+        await self._context.send_initial_metadata(())  # tells the caller that this server knows the method
+        try:
+            while (message := await self._lead.standing.read(self._context.read)) is not grpc.aio.EOF:
+                check_request(message)
+                self._reading = True
+                await self._take_all(message.calls)
+                self._reading = False
+                await self._write()
+                del message  # the next one may be long in coming
+        finally:
+            for writer in self._writers:
+                writer.cancel()
+            for number in list(self._waiting):
+                self._lead.runner.abandon(number)
+
+    async def _take_all(self, calls: Sequence[peer_pb2.PeerCall]) -> None:
+        """All calls of one message, with room for others between them."""
+        began = time.monotonic()
+        for call in calls:
+            self._take(call)
+            if time.monotonic() - began > TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+
+    def _take(self, call: peer_pb2.PeerCall) -> None:
+        """Feeds one call to the node; its answer comes now or later."""
+        kind = call.WhichOneof("call")
+        method = _METHODS.get(kind or "")
+        if kind is None or method is None:
+            self._fail(call.call_id, InvalidRequest(Reason.INVALID_FIELD, "this server does not know that call"))
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            self._fail(call.call_id, Exhausted(Reason.LIMIT_EXCEEDED, f"{WAITING_MAX} calls wait", retry_delay_s=0.1))
+            return
+        name = f"PeerService/{method.name}"
+        trace, ended = telemetry.server_call(name, answers.readable_trace(call.traceparent))
+        runner = self._lead.runner
+        number = runner.next_call_id()
+
+        def answered(reply: actions.Reply | KVGrpcError) -> None:
+            self._waiting.discard(number)
+            if isinstance(reply, KVGrpcError):
+                ended(reply)
+                self._fail(call.call_id, reply)
+                return
+            ended(None)
+            method.put_reply(self._lead.header(), reply.answer, getattr(self._next_answer(call.call_id), kind))
+            self._see_to_write()
+
+        self._waiting.add(number)
+        try:
+            request = getattr(call, kind)
+            fields.check(request)
+            event = method.to_event(self._lead, request, events.Call(number, ANONYMOUS, trace))
+        except KVGrpcError as error:
+            answered(error)
+        except Exception as error:  # noqa: BLE001 - no request may stop the server
+            _log.exception("%s failed", name)
+            answered(InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        else:
+            runner.submit(number, event, answered)
+
+    def _fail(self, call_id: int, error: KVGrpcError) -> None:
+        self._next_answer(call_id).error.CopyFrom(call_error(error.untraced()))
+        self._see_to_write()
+
+    def _next_answer(self, call_id: int) -> peer_pb2.PeerAnswer:
+        """An answer in the message that goes out next, to be filled in place: putting it there later would copy it."""
+        if not self._messages or self._messages[-1].ByteSize() > MESSAGE_BYTES:
+            self._messages.append(peer_pb2.ConverseResponse())
+        return self._messages[-1].answers.add(call_id=call_id)
+
+    def _see_to_write(self) -> None:
+        if not self._reading and not self._sending.locked():
+            writer = asyncio.create_task(self._write())
+            self._writers.add(writer)
+            writer.add_done_callback(self._written)
+
+    async def _write(self) -> None:
+        """Sends what is known; what comes meanwhile goes with the next message. Who reads waits until all is sent: a
+        caller that does not take its answers is to send no more calls.
+        """
+        async with self._sending:
+            while self._messages:
+                await self._context.write(self._messages.pop(0))
+
+    def _written(self, writer: asyncio.Task[None]) -> None:
+        self._writers.discard(writer)
+        if not writer.cancelled() and writer.exception() is not None:
+            _log.debug("the caller is gone before its answers", exc_info=writer.exception())

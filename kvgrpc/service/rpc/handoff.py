@@ -1,0 +1,110 @@
+"""HandoffService: handing blocks over, and pulling them."""
+
+from kvgrpc.core import actions
+from kvgrpc.errors import PermissionDenied, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
+from kvgrpc.wire import answers, requests
+from kvgrpc.wire.bounds import text
+from kvgrpc.wire.values import claims_of, grant
+
+
+class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def FinishedBlocks(
+        self, request: handoff_pb2.FinishedBlocksRequest, trace: str
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        lead = self._lead
+        if request.HasField("failure"):
+            return await self._give_up(request, trace)
+        header, answer = await lead.ask(
+            actions.HandedOver,
+            "FinishedBlocks",
+            request,
+            trace,
+            lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.FinishedBlocksResponse(
+            header=header,
+            lease=answers.lease(answer.lease),
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            grant=grant(answer.token) if answer.token else None,
+        )
+
+    async def _give_up(
+        self, request: handoff_pb2.FinishedBlocksRequest, trace: str
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.GaveUp,
+            "FinishedBlocks",
+            request,
+            trace,
+            lambda call: requests.finished_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        transfer = answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None
+        return handoff_pb2.FinishedBlocksResponse(header=header, transfer=transfer)
+
+    @unary
+    async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
+        lead = self._lead
+        if request.HasField("grant"):
+            check_dial(lead, claims_of(request.grant).address)
+        header, answer = await lead.ask(
+            actions.Pulling,
+            "PullBlocks",
+            request,
+            trace,
+            lambda call: requests.pull_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.PullBlocksResponse(
+            header=header,
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+        )
+
+    @unary
+    async def ReserveBlocks(
+        self, request: handoff_pb2.ReserveBlocksRequest, trace: str
+    ) -> handoff_pb2.ReserveBlocksResponse:
+        lead = self._lead
+        if request.source.address:
+            check_dial(lead, request.source.address)
+        header, answer = await lead.ask(
+            actions.Reserved,
+            "ReserveBlocks",
+            request,
+            trace,
+            lambda call: requests.reserve_blocks(request, call, lead.weights, lead.block_limit),
+        )
+        return handoff_pb2.ReserveBlocksResponse(
+            header=header,
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
+            grant=grant(answer.token) if answer.token else None,
+        )
+
+    @unary
+    async def RegisterPush(
+        self, request: handoff_pb2.RegisterPushRequest, trace: str
+    ) -> handoff_pb2.RegisterPushResponse:
+        lead = self._lead
+        check_dial(lead, claims_of(request.grant).address)
+        header, answer = await lead.ask(
+            actions.Registered, "RegisterPush", request, trace, lambda call: requests.register_push(request, call)
+        )
+        return handoff_pb2.RegisterPushResponse(
+            header=header, transfer=answers.transfer(answer.transfer, lead.runner.now)
+        )
+
+
+def check_dial(lead: Lead, address: str) -> None:
+    """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
+    if not lead.may_dial(text("address", address)):
+        raise PermissionDenied(
+            Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
+        )

@@ -1,0 +1,85 @@
+"""HandshakeService: who is there, and whether two engines can exchange blocks."""
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.values.compatibility import compare
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
+from kvgrpc.wire import description
+from kvgrpc.wire.bounds import text
+
+
+class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def GetCapabilities(
+        self, request: handshake_pb2.GetCapabilitiesRequest, trace: str
+    ) -> handshake_pb2.GetCapabilitiesResponse:
+        lead = self._lead
+        known = lead.node.state.description
+        engine = handshake_pb2.EngineDescription(
+            engine_id=lead.config.engine_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX
+        )
+        return handshake_pb2.GetCapabilitiesResponse(
+            header=lead.header(),
+            engine=description.engine_to_proto(known) if known else engine,
+            limits=description.limits_to_proto(lead.config.limits),
+            data_paths=[
+                handshake_pb2.DataPathStatus(name=name, available=available, why=why)
+                for name, available, why in lead.data_paths()
+            ],
+            version=lead.version,
+        )
+
+    @unary
+    async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:
+        lead = self._lead
+        peer = description.engine_from_proto(request.engine, "engine")
+        endpoints = description.endpoints_from_proto(request.endpoints)
+        header, answer = await lead.ask(
+            actions.Introduced,
+            "Handshake",
+            request,
+            trace,
+            lambda call: events.HandshakeReceived(call, peer, endpoints, request.expected_engine_id),
+        )
+        return handshake_pb2.HandshakeResponse(
+            header=header,
+            engine=description.engine_to_proto(answer.engine),
+            endpoints=[description.endpoint_to_proto(endpoint) for endpoint in answer.endpoints],
+            protocol=answer.protocol,
+            differences=[description.difference_to_proto(difference) for difference in compare(answer.engine, peer)],
+        )
+
+    @unary
+    async def CheckCompatibility(
+        self, request: handshake_pb2.CheckCompatibilityRequest, trace: str
+    ) -> handshake_pb2.CheckCompatibilityResponse:
+        lead = self._lead
+        there = description.engine_from_proto(request.engine, "engine")
+        differences = compare(lead.node.state.pool, there)
+        return handshake_pb2.CheckCompatibilityResponse(
+            header=lead.header(),
+            compatible=all(difference.bridgeable for difference in differences),
+            differences=[description.difference_to_proto(difference) for difference in differences],
+        )
+
+    @unary
+    async def ConnectPeer(
+        self, request: handshake_pb2.ConnectPeerRequest, trace: str
+    ) -> handshake_pb2.ConnectPeerResponse:
+        lead = self._lead
+        address = text("peer.address", request.peer.address)
+        header, answer = await lead.ask(
+            actions.PeerConnected,
+            "ConnectPeer",
+            request,
+            trace,
+            lambda call: events.ConnectPeer(call, address, request.peer.engine_id),
+        )
+        return handshake_pb2.ConnectPeerResponse(header=header, peer=description.peer_to_proto(answer.peer))

@@ -1,0 +1,70 @@
+"""Health of a lead's services: SERVING where calls are of use.
+
+While a server drains, or has too much memory in quarantine, only HandoffService is NOT_SERVING: it starts new work.
+What goes on needs all others, to the end. Without an engine, or with a wedged data path, nothing is SERVING.
+"""
+
+import asyncio
+from typing import Any
+
+from grpc_health.v1 import health, health_pb2
+
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.admission import BROKEN, TAKES_WORK, admission
+from kvgrpc.v1 import handoff_pb2
+
+LOOK_S = 1.0
+"""Nothing happens when a data path wedges: it is looked for."""
+
+_TAKES_WORK = handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"].full_name
+_WHOLE = ""
+
+
+class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]  # it ships no types
+    """The stock one for asyncio, with the call that it lacks: each such call would be a traceback in the log."""
+
+    async def List(self, request: health_pb2.HealthListRequest, context: Any) -> health_pb2.HealthListResponse:
+        rows = {name: health_pb2.HealthCheckResponse(status=state) for name, state in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=rows)
+
+
+class Health:
+    """Sets a health servicer as admission says. `services` are the names of the lead's own."""
+
+    def __init__(self, lead: Lead, services: tuple[str, ...]) -> None:
+        self.servicer = _Servicer()
+        self._lead = lead
+        self._services = (*services, _WHOLE)
+        self._said: dict[str, bool] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Looks from now on."""
+        self._watch = asyncio.create_task(self._look_on())
+
+    async def look(self) -> None:
+        """Sets what admission says now."""
+        now, _ = admission(self._lead)
+        for name in self._services:
+            serving = now in TAKES_WORK if name == _TAKES_WORK else now not in BROKEN
+            await self._set(name, serving)
+
+    async def stop(self) -> None:
+        """Nothing serves any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        for name in self._services:
+            await self._set(name, False)
+
+    async def _look_on(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def _set(self, name: str, serving: bool) -> None:
+        if self._said.get(name) is serving:
+            return
+        self._said[name] = serving
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.servicer.set(name, state)

@@ -1,0 +1,214 @@
+"""What every RPC method shares: telemetry round it, and typed errors out of it, also for what cannot be parsed."""
+
+import functools
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.service import heap, status, telemetry
+from kvgrpc.service.places import Method, Places
+from kvgrpc.wire import fields
+
+_log = logging.getLogger(__name__)
+WAITS = frozenset({"WaitTransfer", "PollSchedulerNews"})
+"""Unary methods that last as long as their caller likes: they count as streams."""
+STANDING_BYTES_MAX = 16_384
+"""Of a request that is kept as long as its call stands."""
+_Self = TypeVar("_Self")
+_Request = TypeVar("_Request")
+_Reply = TypeVar("_Reply")
+
+
+class Context(Protocol):
+    """What a method needs of its call."""
+
+    def invocation_metadata(self) -> Any: ...
+
+    def peer(self) -> str: ...
+
+
+def unary(
+    method: Callable[[_Self, _Request, str], Awaitable[_Reply]],
+) -> Callable[[_Self, _Request, Any], Awaitable[_Reply]]:
+    """A unary RPC from a method (self, request, traceparent)."""
+    name = _name(method)
+
+    @functools.wraps(method)
+    async def call(self: _Self, request: _Request, context: Any) -> _Reply:
+        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        try:
+            check_request(request)
+            if not telemetry.enabled():
+                return await method(self, request, traceparent)
+            with telemetry.server_span(name, traceparent) as trace:
+                return await method(self, request, trace)
+        except KVGrpcError as error:
+            await status.abort(context, error)
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception as error:  # noqa: BLE001 - no request may stop the server
+            _log.exception("%s failed", name)
+            await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        finally:
+            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            del request, context
+
+    return call
+
+
+def streaming(
+    method: Callable[[_Self, _Request, str], AsyncIterator[_Reply]],
+) -> Callable[[_Self, _Request, Any], AsyncIterator[_Reply]]:
+    """A streaming RPC from a method (self, request or requests, traceparent)."""
+    name = _name(method)
+
+    @functools.wraps(method)
+    async def call(self: _Self, request: _Request, context: Any) -> AsyncIterator[_Reply]:
+        traceparent = telemetry.traceparent_of(context.invocation_metadata())
+        requests: Any = _readable(context) if isinstance(request, AsyncIterator) else request
+        try:
+            check_request(request)
+            async for reply in method(self, requests, traceparent):
+                yield reply
+        except KVGrpcError as error:
+            await status.abort(context, error)
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception as error:  # noqa: BLE001 - no request may stop the server
+            _log.exception("%s failed", name)
+            await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+        finally:
+            # gRPC's context keeps the error that ends a call, which keeps this frame.
+            del request, requests, context
+
+    return call
+
+
+def _name(method: Callable[..., Any]) -> str:
+    service, _, rpc = method.__qualname__.rpartition(".")
+    return f"{service.removesuffix('Servicer')}/{rpc}"
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """What a message reads as that cannot be parsed."""
+
+    why: str
+
+
+class Registrar:
+    """Registers generated services at a server, so that all calls of it have their places: `standing` those that last
+    as long as their caller likes, `calls` all others. `ours` tell by themselves what cannot be parsed, which gRPC would
+    answer with UNKNOWN.
+
+    Methods are found by name when they are called. Those that gRPC knows before cost every call: its asyncio server
+    waits for the next call of each of them by itself, and walks over all of these waits whenever one of them is over.
+    """
+
+    def __init__(self, server: grpc.aio.Server, standing: Places, calls: Places, *, ours: bool = True) -> None:
+        self._server, self._standing, self._calls, self._ours = server, standing, calls, ours
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Generated code registers every service in two ways; the other one is enough."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        bounded = {name: self._bounded(name, handler) for name, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, bounded),))
+
+    def _bounded(self, name: str, handler: Any) -> Any:
+        streams = handler.request_streaming or handler.response_streaming
+        if not streams:
+            places = self._standing if name in WAITS else self._calls
+            handler = handler._replace(unary_unary=places.bounding(handler.unary_unary))
+        else:
+            kind = "stream_stream" if handler.request_streaming else "unary_stream"
+            method = _written(getattr(handler, kind))
+            method = self._standing.bounding(method if self._ours else _checked(method))
+            handler = handler._replace(**{kind: method})
+        # Of a stream of requests our services keep no request.
+        keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
+        if not self._ours and not keeps:
+            return handler
+        return handler._replace(request_deserializer=_reader(handler.request_deserializer, keeps=keeps))
+
+
+def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes], object]:
+    """Parses a request. One that is kept while its call stands is short."""
+
+    def read(data: bytes) -> object:
+        heap.read(len(data))
+        if keeps and len(data) > STANDING_BYTES_MAX:
+            return _Unreadable(f"it has {len(data)} bytes; the limit is {STANDING_BYTES_MAX}")
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return _Unreadable(str(error))
+
+    return read
+
+
+def _written(method: Callable[[Any, Any], Any]) -> Method:
+    """A streaming method, of which some are generators, as one that writes its replies by itself."""
+    if inspect.iscoroutinefunction(method):
+        return method
+
+    async def call(request: Any, context: Any) -> None:
+        try:
+            async with aclosing(method(request, context)) as replies:
+                async for reply in replies:
+                    await context.write(reply)
+                    del reply  # the next one may be long in coming
+        finally:
+            del request, context
+
+    return call
+
+
+def _checked(method: Method) -> Method:
+    """A streaming method that does not look for what cannot be parsed."""
+
+    async def call(request: Any, context: Any) -> object:
+        try:
+            if isinstance(request, AsyncIterator):
+                return await method(_legible(context), context)
+            _check_legible(request)
+            return await method(request, context)
+        finally:
+            del request, context
+
+    return call
+
+
+async def _legible(context: Any) -> AsyncIterator[Any]:
+    while (request := await context.read()) is not grpc.aio.EOF:
+        _check_legible(request)
+        yield request
+        del request  # the next one may be long in coming
+
+
+def _check_legible(request: object) -> None:
+    """Raises InvalidRequest for a message that could not be parsed."""
+    if isinstance(request, _Unreadable):
+        raise InvalidRequest(Reason.INVALID_FIELD, f"the request cannot be read: {request.why}")
+
+
+def check_request(request: object) -> None:
+    """Raises InvalidRequest for a message that could not be parsed, and what `fields.check` raises."""
+    _check_legible(request)
+    if isinstance(request, Message):
+        fields.check(request)
+
+
+async def _readable(context: Any) -> AsyncIterator[Any]:
+    """The requests of a stream. gRPC's own iterator keeps the last one, and itself, when it is left before its end."""
+    while (request := await context.read()) is not grpc.aio.EOF:
+        check_request(request)
+        yield request
+        del request  # the next one may be long in coming

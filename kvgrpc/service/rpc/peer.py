@@ -1,0 +1,133 @@
+"""PeerService: what other leads ask of this one."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import KVGrpcError, PreconditionFailed, Reason
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service import status
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import CONNECTION
+from kvgrpc.service.rpc import converse as conversation
+from kvgrpc.service.rpc.converse import Conversation, put_checksums, put_closings, put_openings, put_verdicts
+from kvgrpc.service.rpc.method import streaming, unary
+from kvgrpc.wire import requests
+
+
+class PeerService(peer_pb2_grpc.PeerServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+        self._streams: Counter[str] = Counter()
+        """Liveness streams that stand, by peer: more than one while a peer connects anew."""
+
+    @unary
+    async def OpenAccess(self, request: peer_pb2.OpenAccessRequest, trace: str) -> peer_pb2.OpenAccessResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Openings, "OpenAccess", request, trace, lambda call: conversation.open_access(lead, request, call)
+        )
+        reply = peer_pb2.OpenAccessResponse()
+        put_openings(header, answer, reply)
+        return reply
+
+    @unary
+    async def SettleAccess(self, request: peer_pb2.SettleAccessRequest, trace: str) -> peer_pb2.SettleAccessResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Verdicts, "SettleAccess", request, trace, lambda call: requests.settle_access(request, call)
+        )
+        reply = peer_pb2.SettleAccessResponse()
+        put_verdicts(header, answer, reply)
+        return reply
+
+    @unary
+    async def CloseAccess(self, request: peer_pb2.CloseAccessRequest, trace: str) -> peer_pb2.CloseAccessResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Closings, "CloseAccess", request, trace, lambda call: requests.close_access(request, call)
+        )
+        reply = peer_pb2.CloseAccessResponse()
+        put_closings(header, answer, reply)
+        return reply
+
+    @unary
+    async def PartsReady(self, request: peer_pb2.PartsReadyRequest, trace: str) -> peer_pb2.PartsReadyResponse:
+        lead = self._lead
+        header, _ = await lead.ask(
+            actions.Widened, "PartsReady", request, trace, lambda call: conversation.parts_ready(lead, request, call)
+        )
+        return peer_pb2.PartsReadyResponse(header=header)
+
+    @unary
+    async def ChecksumBlocks(
+        self, request: peer_pb2.ChecksumBlocksRequest, trace: str
+    ) -> peer_pb2.ChecksumBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Checksums,
+            "ChecksumBlocks",
+            request,
+            trace,
+            lambda call: conversation.checksum_blocks(lead, request, call),
+        )
+        reply = peer_pb2.ChecksumBlocksResponse()
+        put_checksums(header, answer, reply)
+        return reply
+
+    async def Converse(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        """Answers are written by the conversation itself, when they are known."""
+        try:
+            with self._lead.standing.one():
+                await Conversation(self._lead, context).run()
+        except KVGrpcError as error:
+            await status.abort(context, error)
+        finally:
+            del context  # as in `rpc`
+
+    @streaming
+    async def KeepLiveness(
+        self, request: AsyncIterator[peer_pb2.KeepLivenessRequest], trace: str
+    ) -> AsyncIterator[peer_pb2.KeepLivenessResponse]:
+        """Every beat is answered. Silence, or the end of the stream, makes the caller suspect. A second one of the same
+        life over the same connection takes the first one's place.
+        """
+        lead = self._lead
+        beats = aiter(request)
+        key = ""
+        try:
+            with lead.standing.one(of_life=True):
+                while True:
+                    try:
+                        async with asyncio.timeout(lead.config.limits.peer_grace_s / 2):
+                            beat = await lead.standing.read(beats.__anext__)
+                    except (StopAsyncIteration, TimeoutError):
+                        return
+                    if not key:
+                        key = peer_key(beat.caller.engine_id, beat.caller.incarnation)
+                        self._streams[key] += 1
+                        lead.standing.replace((CONNECTION.get(), key))
+                    del beat  # the next one may be long in coming
+                    self._check_known(key)
+                    lead.runner.feed(events.PeerAlive(key))
+                    yield peer_pb2.KeepLivenessResponse(header=lead.header())
+        finally:
+            self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        """A stream of that peer is over, by its end or by silence. The last one makes the peer suspect."""
+        self._streams[key] -= 1
+        if self._streams[key] <= 0:
+            del self._streams[key]
+            self._lead.runner.feed(events.PeerSilent(key))
+
+    def _check_known(self, key: str) -> None:
+        peer = self._lead.node.state.peers.get(key)
+        if peer is None or peer.state is PeerState.DEAD:
+            raise PreconditionFailed(Reason.NO_HANDSHAKE, "this life of the caller has no handshake here")

@@ -1,0 +1,120 @@
+"""PoolService: the paged pool."""
+
+from kvgrpc.core import actions
+from kvgrpc.core.tables.pins import PinKind
+from kvgrpc.core.values.descriptors import check_ids, expand_runs, holds
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.method import unary
+from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
+from kvgrpc.wire import requests
+from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
+from kvgrpc.wire.values import duration, invalid, pool_blocks
+
+READ_BYTES_MAX = 1 << 20
+
+
+class PoolService(pool_pb2_grpc.PoolServiceServicer):
+    """Convert, ask the node, convert."""
+
+    def __init__(self, lead: Lead) -> None:
+        self._lead = lead
+
+    @unary
+    async def DescribePools(self, request: pool_pb2.DescribePoolsRequest, trace: str) -> pool_pb2.DescribePoolsResponse:
+        lead = self._lead
+        engine = lead.node.state.pool
+        return pool_pb2.DescribePoolsResponse(
+            header=lead.header(), pools=[pool_to_proto(engine.pool, engine.pool_kind)]
+        )
+
+    @unary
+    async def AllocateBlocks(
+        self, request: pool_pb2.AllocateBlocksRequest, trace: str
+    ) -> pool_pb2.AllocateBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Allocated,
+            "AllocateBlocks",
+            request,
+            trace,
+            lambda call: requests.allocate_blocks(request, call),
+        )
+        remaining_s = answer.remaining_s
+        return pool_pb2.AllocateBlocksResponse(
+            header=header,
+            allocation_id=answer.allocation_id,
+            blocks=pool_blocks(answer.blocks),
+            remaining=None if remaining_s is None else duration(remaining_s),
+        )
+
+    @unary
+    async def FreeBlocks(self, request: pool_pb2.FreeBlocksRequest, trace: str) -> pool_pb2.FreeBlocksResponse:
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Freed,
+            "FreeBlocks",
+            request,
+            trace,
+            lambda call: requests.free_blocks(request, call, lead.block_limit),
+        )
+        return pool_pb2.FreeBlocksResponse(header=header, freed=pool_blocks(answer.freed))
+
+    @unary
+    async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:
+        lead = self._lead
+        lead.runner.advance()
+        state = lead.node.state
+        engine = state.pool
+        managed = engine.pool_kind is PoolKind.SERVER_MANAGED
+        rows = []
+        for index, group in enumerate(engine.pool.groups):
+            pinned = int(state.pins.pinned_mask(index).sum())
+            rows.append(
+                pool_pb2.GroupStatus(
+                    name=group.name,
+                    blocks=group.blocks,
+                    free=state.allocator.free_count(index) if managed else group.blocks - pinned,
+                    allocated=state.allocator.allocated(index) if managed else 0,
+                    pinned=pinned,
+                    leased=state.pins.count_blocks(index, PinKind.LEASE),
+                    targets=state.pins.count_blocks(index, PinKind.TARGET),
+                    quarantined=state.pins.quarantined[index],
+                )
+            )
+        return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)
+
+    @unary
+    async def ReadBlocks(self, request: pool_pb2.ReadBlocksRequest, trace: str) -> pool_pb2.ReadBlocksResponse:
+        lead = self._lead
+        lead.node.state.check_life(request.incarnation)
+        if not lead.config.read_blocks:
+            raise PreconditionFailed(
+                Reason.READ_BLOCKS_DISABLED, "this server does not hand out KV (setting read_blocks)"
+            )
+        layout = lead.node.state.pool.pool
+        if not request.HasField("blocks"):
+            raise invalid("blocks", "is required")
+        group = request.blocks.group
+        if group >= len(layout.groups):
+            raise invalid("blocks.group", f"the pool has {len(layout.groups)} groups")
+        if request.rank >= lead.node.state.pool.world_size:
+            raise invalid("rank", f"the engine has {lead.node.state.pool.world_size} ranks")
+        runs = request.blocks.blocks
+        ids = expand_runs(runs.starts, runs.counts, lead.block_limit)
+        check_ids(ids, layout.groups[group].blocks, "blocks")
+        layers = 0, layout.groups[group].layers
+        if request.HasField("layers"):
+            layers = request.layers.first, request.layers.count
+            if not 0 < layers[1] <= layout.groups[group].layers - layers[0]:
+                raise invalid("layers", f"lie within the group's {layout.groups[group].layers}, at least one")
+        regions = [r for r in layout.regions if r.group == group and holds(r, layers)]
+        total = sum(r.block_bytes for r in regions) * len(ids)
+        if total > READ_BYTES_MAX:
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} bytes in one call; the limit is {READ_BYTES_MAX}")
+        rows = []
+        for block in ids.tolist():
+            parts = [lead.read_block(request.rank, r.offset + block * r.stride_bytes, r.block_bytes) for r in regions]
+            rows.append(pool_pb2.BlockData(block=block, data=b"".join(parts)))
+        return pool_pb2.ReadBlocksResponse(header=lead.header(), blocks=rows)

@@ -1,0 +1,159 @@
+"""The gRPC server of a lead: our services, and those that every tool expects (health, reflection, channelz)."""
+
+import logging
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
+from grpc_channelz.v1 import channelz, channelz_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.peer.v1 import peer_pb2, peer_pb2_grpc
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.places import OWN, Places
+from kvgrpc.service.rpc.admin import AdminService
+from kvgrpc.service.rpc.handoff import HandoffService
+from kvgrpc.service.rpc.handshake import HandshakeService
+from kvgrpc.service.rpc.health import Health
+from kvgrpc.service.rpc.lease import LeaseService
+from kvgrpc.service.rpc.method import Registrar
+from kvgrpc.service.rpc.peer import PeerService
+from kvgrpc.service.rpc.pool import PoolService
+from kvgrpc.service.rpc.scheduler import SchedulerService
+from kvgrpc.service.rpc.transfer import TransferService
+from kvgrpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    handoff_pb2,
+    handoff_pb2_grpc,
+    handshake_pb2,
+    handshake_pb2_grpc,
+    lease_pb2,
+    lease_pb2_grpc,
+    pool_pb2,
+    pool_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
+)
+
+SERVICES = tuple(
+    file.DESCRIPTOR.services_by_name[name].full_name
+    for file, name in (
+        (handshake_pb2, "HandshakeService"),
+        (handoff_pb2, "HandoffService"),
+        (transfer_pb2, "TransferService"),
+        (lease_pb2, "LeaseService"),
+        (scheduler_pb2, "SchedulerService"),
+        (pool_pb2, "PoolService"),
+        (admin_pb2, "AdminService"),
+        (peer_pb2, "PeerService"),
+    )
+)
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+REFLECTION_V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+
+
+def channel_options(limits: Limits) -> list[tuple[str, Any]]:
+    """Options of channels between leads."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        ("grpc.max_send_message_length", limits.message_bytes),
+        ("grpc.use_local_subchannel_pool", 1),
+        # A lead that comes back is tried again soon, not after gRPC's two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+class _OthersFaults(logging.Filter):
+    """gRPC logs as errors with a traceback: an answer whose caller leaves in that very moment, and bytes that are no
+    message, of a caller or of a peer that was called. Neither is a defect, or of use to anybody.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, grpc.aio.InternalError | DecodeError):
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+            record.exc_info = None
+        return True
+
+
+_OTHERS_FAULTS = _OthersFaults()
+
+
+def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
+    """A server with all services, not yet bound; and its health."""
+    for name in ("grpc._cython.cygrpc", "grpc._common"):
+        logging.getLogger(name).addFilter(_OTHERS_FAULTS)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", limits.message_bytes),
+            # gRPC's default lets two servers share a port, unnoticed.
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            # More than these a caller's library keeps back, without an error.
+            ("grpc.max_concurrent_streams", limits.standing_per_connection + limits.calls_per_connection),
+            ("grpc.max_allowed_incoming_connections", limits.connections),
+            ("grpc.server_handshake_timeout_ms", int(limits.connect_timeout_s * 1000)),
+        ],
+        # Calls have places once their request is there; those whose request never comes end here.
+        maximum_concurrent_rpcs=limits.standing + limits.calls + 2 * OWN * limits.connections,
+    )
+    standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
+    calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
+    # Servers, as far as generated code looks at them.
+    ours = cast(grpc.aio.Server, Registrar(server, standing, calls))
+    others = cast(grpc.aio.Server, Registrar(server, standing, calls, ours=False))
+    handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
+    handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
+    transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)
+    lease_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(lead), ours)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(lead), ours)
+    pool_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(lead), ours)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(lead), ours)
+    peer_pb2_grpc.add_PeerServiceServicer_to_server(PeerService(lead), ours)
+    health = Health(lead, SERVICES)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, others)
+    channelz_pb2_grpc.add_ChannelzServicer_to_server(channelz.aio.ChannelzServicer(), others)
+    _add_reflection(others)
+    return server, health
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Reflection v1 has the messages of v1alpha under another service name, so one servicer answers both."""
+    names = (*SERVICES, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz", REFLECTION_V1, REFLECTION_V1ALPHA)
+    pool = _Symbols(descriptor_pool.Default())
+    servicer = reflection.aio.ReflectionServicer(names, pool)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    for name in (REFLECTION_V1, REFLECTION_V1ALPHA):
+        server.add_registered_method_handlers(name, {"ServerReflectionInfo": handler})
+
+
+class _Symbols:
+    """A descriptor pool that finds methods too: `grpcurl describe Service.Method` asks for them by their name."""
+
+    def __init__(self, pool: descriptor_pool.DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> Any:
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            service, _, method = symbol.rpartition(".")
+            return self._pool.FindServiceByName(service).methods_by_name[method].containing_service.file

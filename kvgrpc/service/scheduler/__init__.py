@@ -1,0 +1,1 @@
+"""Scheduler: the policy of `kvgrpc.core.policy` behind SchedulerService."""

@@ -1,0 +1,154 @@
+"""Calls of a session: the requests of the public API to events, and the node's answers to CallAnswers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvgrpc.core import actions, events
+from kvgrpc.core.moves.failures import NEXT_STEPS
+from kvgrpc.core.state import ENGINE
+from kvgrpc.core.tables.transfers import Next, Transfer
+from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.wire import answers, fields, requests, session as wire
+from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_blocks
+
+_METHODS = {
+    "finished_blocks": "FinishedBlocks",
+    "pull_blocks": "PullBlocks",
+    "reserve_blocks": "ReserveBlocks",
+    "register_push": "RegisterPush",
+    "cancel_transfer": "CancelTransfer",
+    "renew_leases": "RenewLeases",
+    "release_lease": "ReleaseLease",
+    "grant_lease": "GrantLease",
+    "allocate_blocks": "AllocateBlocks",
+    "free_blocks": "FreeBlocks",
+}
+
+
+def call_to_event(lead: Lead, call: session_pb2.Call, call_id: int) -> events.Event:
+    """The event of a call. Raises KVGrpcError."""
+    kind = call.WhichOneof("request")
+    fields.check(call)
+    if kind == "step_done":
+        return _step_done(lead, call.step_done)
+    if kind == "voided":
+        return events.Tick()  # the flags are read before every call
+    if kind is None:
+        raise InvalidRequest(Reason.INVALID_FIELD, "a call has a request that this server knows")
+    request = getattr(call, kind)
+    trace = answers.readable_trace(call.traceparent)
+    made = requests.make_call(call_id, ENGINE, trace, _METHODS[kind], request)
+    convert: dict[str, Callable[[], events.Event]] = {
+        "finished_blocks": lambda: requests.finished_blocks(request, made, lead.weights, lead.block_limit),
+        "pull_blocks": lambda: requests.pull_blocks(request, made, lead.weights, lead.block_limit),
+        "reserve_blocks": lambda: requests.reserve_blocks(request, made, lead.weights, lead.block_limit),
+        "register_push": lambda: requests.register_push(request, made),
+        "cancel_transfer": lambda: requests.cancel_transfer(request, made),
+        "renew_leases": lambda: requests.renew_leases(request, made, lead.renewal_limit),
+        "release_lease": lambda: requests.release_lease(request, made),
+        "grant_lease": lambda: requests.grant_lease(request, made, lead.weights, lead.block_limit),
+        "allocate_blocks": lambda: requests.allocate_blocks(request, made),
+        "free_blocks": lambda: requests.free_blocks(request, made, lead.block_limit),
+    }
+    return convert[kind]()
+
+
+def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
+    """The step of rank 0: the only rank that a scheduler can speak for, and only where there is no other."""
+    if lead.node.state.pool.world_size != 1:
+        raise invalid("step_done", "is for engines with one rank: each worker reports the steps of its own")
+    return wire.step_of(0, report)
+
+
+def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
+    """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that whoever
+    waits for its lease learns it. None for calls that promised no lease.
+    """
+    lease_id = call.finished_blocks.lease_id if call.HasField("finished_blocks") else ""
+    if not lease_id or call.finished_blocks.validate_only:
+        return None
+    made = events.Call(call_id, ENGINE, answers.readable_trace(call.traceparent))
+    return events.FinishedBlocks(made, call.finished_blocks.transfer_key, (), None, lease_id=lease_id)
+
+
+def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer) -> None:
+    """The answer to a call; written in place, into a message that is empty."""
+    made.call_id = call_id
+    now = lead.runner.now
+    match answer:
+        case KVGrpcError():
+            made.failure.CopyFrom(refusal(answer))
+            made.code = answer.code
+        case actions.Cancelled():
+            made.cancel_transfer.CopyFrom(
+                transfer_pb2.CancelTransferResponse(
+                    outcome=answers.OUTCOMES[answer.outcome],
+                    transfers=[answers.transfer(transfer, now) for transfer in answer.transfers],
+                )
+            )
+        case actions.Renewed():
+            made.renew_leases.CopyFrom(lease_pb2.RenewLeasesResponse(leases=answers.renewed(answer)))
+        case actions.Released():
+            made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease)))
+        case actions.Allocated() | actions.Freed():
+            _pool_answer(made, answer)
+        case _:
+            _handoff_answer(made, answer, now)
+
+
+def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float) -> None:
+    match answer:
+        case actions.HandedOver(transfer=None) if answer.token:
+            made.grant_lease.CopyFrom(
+                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
+            )
+        case actions.HandedOver():  # without a transfer: validate_only
+            made.finished_blocks.lease.CopyFrom(answers.lease(answer.lease))
+            if answer.transfer:
+                made.finished_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
+        case actions.GaveUp():
+            made.finished_blocks.CopyFrom(handoff_pb2.FinishedBlocksResponse(transfer=_transfer(answer.transfer, now)))
+        case actions.Reserved():
+            made.reserve_blocks.CopyFrom(
+                handoff_pb2.ReserveBlocksResponse(
+                    transfer=_transfer(answer.transfer, now), grant=grant(answer.token) if answer.token else None
+                )
+            )
+        case actions.Registered():
+            made.register_push.CopyFrom(handoff_pb2.RegisterPushResponse(transfer=_transfer(answer.transfer, now)))
+        case actions.Pulling():
+            made.pull_blocks.SetInParent()  # of validate_only nothing else is said
+            if answer.transfer:
+                made.pull_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
+
+
+def _transfer(value: Transfer | None, now: float) -> transfer_pb2.Transfer | None:
+    return answers.transfer(value, now) if value else None
+
+
+def refusal(error: KVGrpcError) -> common_pb2.Failure:
+    """A refusal with all that a caller can know of it: the fields that are wrong, and what would help."""
+    row = error_row(error)
+    row.message = sentence(error)
+    row.next = NEXT[NEXT_STEPS.get(error.reason, Next.RECOMPUTE)]
+    return row
+
+
+def sentence(error: KVGrpcError) -> str:
+    """What a refusal says, with the fields that are wrong."""
+    return str(error).removeprefix(f"{error.reason}: ")
+
+
+def _pool_answer(made: session_pb2.CallAnswer, answer: Any) -> None:
+    if isinstance(answer, actions.Allocated):
+        remaining = None if answer.remaining_s is None else duration(answer.remaining_s)
+        made.allocate_blocks.CopyFrom(
+            pool_pb2.AllocateBlocksResponse(
+                allocation_id=answer.allocation_id, blocks=pool_blocks(answer.blocks), remaining=remaining
+            )
+        )
+    elif isinstance(answer, actions.Freed):
+        made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed=pool_blocks(answer.freed)))

@@ -1,0 +1,146 @@
+"""An engine that comes back from a lead that died: the workers that it had attach again, with the memory that they had,
+and only then its new life begins.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+
+from kvgrpc.errors import (
+    AlreadyExists,
+    InternalError,
+    KVGrpcError,
+    PermissionDenied,
+    PreconditionFailed,
+    Reason,
+    Unavailable,
+)
+from kvgrpc.service.session.socket import Frames
+from kvgrpc.service.session.workers import write_with_descriptor
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire.frames import encode
+from kvgrpc.wire.values import invalid
+
+TICKET_BYTES_MIN = 16
+MEMORY_TIMEOUT_S = 5.0
+"""How long a worker has for giving its memory."""
+
+
+class Return:
+    """One engine that comes back, until every worker is here. Make it on the loop; `end` it in any case."""
+
+    def __init__(self, request: session_pb2.AttachRequest) -> None:
+        """Raises InvalidRequest for a ticket that somebody could guess."""
+        if len(request.rank_ticket) < TICKET_BYTES_MIN:
+            raise invalid("rank_ticket", f"has at least {TICKET_BYTES_MIN} random bytes")
+        self._ticket = request.rank_ticket
+        self._private = request.memory == session_pb2.POOL_MEMORY_PRIVATE
+        self._world_size = request.world_size or 1
+        self._known: set[int] = set()
+        self._here = 0
+        self._complete = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._refusal: KVGrpcError | None = None
+        self.memory: dict[int, int] = {}
+        """Descriptors of shared memory, by rank; closed by `end`."""
+
+    def awaits(self, ticket: bytes) -> bool:
+        """Whether a worker with this ticket is one of the engine's."""
+        return secrets.compare_digest(self._ticket, ticket)
+
+    async def wait(self, frames: Frames) -> Frames:
+        """Until every worker is here; the scheduler's frames, of which none may come before. Raises Unavailable when
+        the scheduler has hung up, InternalError (DATA_PATH_FAILED) when some memory is not at rest.
+        """
+        ahead = asyncio.ensure_future(anext(frames, None))
+        complete = asyncio.ensure_future(self._complete.wait())
+        await asyncio.wait({ahead, complete}, return_when=asyncio.FIRST_COMPLETED)
+        if ahead.done():
+            complete.cancel()
+            ahead.result()
+            raise Unavailable(Reason.ENGINE_LOST, "the engine did not wait for its workers")
+        if self._refusal is not None:
+            ahead.cancel()
+            raise self._refusal
+        return _with(ahead, frames)
+
+    async def take(self, request: session_pb2.AttachRankRequest, writer: asyncio.StreamWriter) -> None:
+        """A worker is here: returns when the engine's life has begun. Raises PermissionDenied when it does not begin,
+        and what is wrong with the worker.
+        """
+        self._check(request)
+        if request.not_at_rest:
+            why = f"the memory of rank {request.rank} is not proved to be at rest: {request.not_at_rest}"
+            self._refusal = InternalError(Reason.DATA_PATH_FAILED, why)
+            self._complete.set()
+            raise self._refusal
+        self._known.add(request.rank)
+        try:
+            if not self._private:
+                self._keep(request.rank, await _memory_of(writer))
+        except BaseException:
+            self._known.discard(request.rank)
+            raise
+        self._here += 1
+        if self._here == self._world_size:
+            self._complete.set()
+        await self._begun.wait()
+
+    def end(self) -> None:
+        """The engine's life has begun, or will not."""
+        self._begun.set()
+        for fd in self.memory.values():
+            os.close(fd)
+        self.memory.clear()
+
+    def _keep(self, rank: int, memory: int) -> None:
+        """Raises PermissionDenied, and closes it, where the engine ended meanwhile: nobody would."""
+        if self._begun.is_set():
+            os.close(memory)
+            raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")
+        self.memory[rank] = memory
+
+    def _check(self, request: session_pb2.AttachRankRequest) -> None:
+        if self._begun.is_set():
+            raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")
+        if not request.returns:
+            raise PermissionDenied(Reason.NOT_OWNER, "this engine comes back, and a new worker has not its memory")
+        if request.private_memory != self._private:
+            kind = "private" if self._private else "shared"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+        if request.rank >= self._world_size:
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
+        if request.rank in self._known:
+            raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
+
+
+async def _with(first: asyncio.Future[session_pb2.ClientFrame | None], rest: Frames) -> Frames:
+    frame = await first
+    if frame is not None:
+        yield frame
+        async for frame in rest:
+            yield frame
+
+
+async def _memory_of(writer: asyncio.StreamWriter) -> int:
+    """The descriptor that a worker gives. Raises Unavailable when it gives none."""
+    here, there = socket.socketpair()
+    with here:
+        with there:
+            frame = session_pb2.ServerFrame(memory_wanted=session_pb2.MemoryWanted())
+            write_with_descriptor(writer, encode(frame), there.fileno())
+        given = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(here, given.set)
+        try:
+            async with asyncio.timeout(MEMORY_TIMEOUT_S):
+                await given.wait()
+        except TimeoutError:
+            raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory in time") from None
+        finally:
+            loop.remove_reader(here)
+        _, descriptors, _, _ = socket.recv_fds(here, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise Unavailable(Reason.ENGINE_LOST, "the worker gave no memory")
+    return int(descriptors[0])

@@ -1,0 +1,382 @@
+"""Sessions: the unix socket where an engine's scheduler and workers attach to their lead.
+
+One engine at a time. The scheduler's connection is the engine's life: its end, like that of a worker, ends the
+incarnation. Calls are fed to the node in the order in which they came; events leave in the order in which they
+happened. What a connection sends cannot stop the server: a bad frame ends that connection only.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from kvgrpc.config import NAMES_BYTES_MAX, Config
+from kvgrpc.core import actions, events
+from kvgrpc.core.state import ENGINE
+from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason
+from kvgrpc.service.lead import Lead
+from kvgrpc.service.session.calls import call_to_event, put_answer, refused_lease, sentence
+from kvgrpc.service.session.ranks import Rank
+from kvgrpc.service.session.reattach import Return
+from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
+from kvgrpc.service.session.void_page import SLOTS, VoidPage
+from kvgrpc.service.session.workers import Workers, write, write_with_descriptor
+from kvgrpc.session.v1 import session_pb2
+from kvgrpc.wire import session as wire
+from kvgrpc.wire.description import limits_to_proto, pool_to_proto
+from kvgrpc.wire.frames import encode, encode_rows
+from kvgrpc.wire.values import invalid, reason
+
+_log = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 5.0
+FIRST_ENGINE_S = 60.0
+"""How long a server that exits with its engine waits for one: an engine that died at its start comes no more."""
+STOP_TIMEOUT_S = 10.0
+"""How long `stop` waits for connections to end."""
+TURN_S = 0.02
+"""How long the calls of a frame may keep others waiting; a step's calls take less."""
+WORLD_SIZE_MAX = 4096
+POOL_BLOCKS_MAX = 1 << 24
+"""Of one group: what the lead keeps for each block is made at attach, before anything else can say no."""
+
+
+class Host(Protocol):
+    """Who makes the memory and the ranks of an attached engine: the server."""
+
+    async def begin_engine(
+        self,
+        request: session_pb2.AttachRequest,
+        secret: bytes,
+        worker: Callable[[int], Rank],
+        memory: Mapping[int, int],
+    ) -> None:
+        """Starts a new incarnation for the engine. `worker` makes the rank that is commanded in a worker; `memory` has
+        descriptors of the shared memory of an engine that comes back, by rank.
+        """
+        ...
+
+    async def end_engine(self) -> None:
+        """The engine is gone."""
+        ...
+
+    def shared_memory(self, rank: int) -> tuple[int, int]:
+        """(descriptor, bytes) of a rank's shared memory. Raises NotFound."""
+        ...
+
+
+class Session:
+    """One attached engine: its scheduler's connection, its ticket, its workers, and what it was not told yet."""
+
+    def __init__(self, lead: Lead, writer: asyncio.StreamWriter, request: session_pb2.AttachRequest) -> None:
+        self.writer = writer
+        self.secret = secrets.token_bytes(32)
+        self.ticket = request.rank_ticket or secrets.token_bytes(32)
+        private = request.memory == session_pb2.POOL_MEMORY_PRIVATE
+        self.workers = Workers(lead.config.data_paths, lead.runner.feed, private=private)
+        self.page = VoidPage()
+        self.over = asyncio.Event()
+        self._event_id = 0
+        self._unsent = session_pb2.ServerFrame()
+        """Events are made inside the frame that will be sent: a message that is put into another one is copied."""
+        self._unread: dict[int, str] = {}
+        """Transfers whose end was told, by the event that told it, until the engine read on."""
+
+    def next_event(self, ended: str = "") -> session_pb2.Event:
+        """One more event, to be filled in now, and sent with all others of the same turn of the loop; `ended`: the
+        transfer whose end it is.
+        """
+        self._event_id += 1
+        if ended:
+            self._unread[self._event_id] = ended
+        unsent = self._unsent.events.events
+        if not unsent:
+            asyncio.get_running_loop().call_soon(self.flush)
+        return unsent.add(event_id=self._event_id)
+
+    def read(self, event_id: int) -> tuple[str, ...]:
+        """The engine has read all events up to this one: the transfers whose ends it knows now."""
+        found = [id_ for id_ in self._unread if id_ <= event_id]
+        return tuple(self._unread.pop(id_) for id_ in found)
+
+    def close(self, why: str) -> None:
+        """Ends its connections; `why` is told to whoever is still there, unless it is this lead's life that ends."""
+        last = encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b""
+        for writer in (self.writer, *self.workers.writers):
+            write(writer, last)
+            writer.close()
+        self.page.close()
+
+    def flush(self) -> None:
+        """Sends the events that were made."""
+        frame, self._unsent = self._unsent, session_pb2.ServerFrame()
+        try:
+            write(self.writer, encode(frame))
+        except OutOfRange:
+            for part in encode_rows(frame.events.events, _event_frame, self._cannot_tell):
+                write(self.writer, part)
+
+    def _cannot_tell(self, event: session_pb2.Event, error: OutOfRange) -> None:
+        """An engine that would wait for ever for what it cannot be told ends."""
+        _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("event"), error)
+        self.close(f"event {event.event_id} does not fit into a frame: {error.message}")
+
+
+class Sessions:
+    """The session socket of a lead, and the engine that is attached; an EnginePort.
+
+    `over` is set when an engine has ended, or none has come: for a server that exits with its engine.
+    """
+
+    def __init__(self, lead: Lead, host: Host, path: str) -> None:
+        self._lead = lead
+        self._host = host
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._file: File | None = None
+        self._session: Session | None = None
+        self._attaching = False
+        self._returning: Return | None = None
+        """The engine that attaches, while its workers are still to come back."""
+        self._life = asyncio.Lock()
+        """Held while an engine's life begins or ends: memory is made and given back meanwhile."""
+        self._stopping = False
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """By the task that serves it."""
+        self._first: asyncio.TimerHandle | None = None
+        self._losing: asyncio.Task[None] | None = None
+        self.over = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listens. Raises InvalidRequest when the path cannot be used."""
+        self._server, self._file = await listen(self._path, self._serve)
+        self._first = asyncio.get_running_loop().call_later(FIRST_ENGINE_S, self.over.set)
+
+    async def stop(self) -> None:
+        """Ends all connections and removes the socket."""
+        self._stopping = True
+        if self._server is None or self._file is None:
+            return
+        assert self._first is not None
+        self._first.cancel()
+        remove(self._path, self._file)  # first: while it listens, no other file gets its number
+        self._server.close()
+        for writer in self._connections.values():
+            writer.close()
+        if self._connections:
+            # An engine's end may be under way: its memory is given back in there.
+            await asyncio.wait(self._connections, timeout=STOP_TIMEOUT_S)
+        for writer in self._connections.values():
+            writer.transport.abort()
+
+    def tell(self, news: actions.EngineNews) -> None:
+        """News for the engine."""
+        if self._session is not None:
+            ended = news.transfer_id if isinstance(news, actions.Received | actions.BlocksReturned) else ""
+            if isinstance(news, actions.BlocksReturned | actions.PartsReturned):
+                self._session.page.ended(news.lease_id)
+            wire.put_news(news, self._session.next_event(ended))
+
+    def lose(self) -> bool:
+        """A defect ended the life of the engine that is attached, if one is. To the engine this is the death of its
+        lead: it hears what was decided, and then nothing, not even that its session is over.
+        """
+        session, self._session = self._session, None
+        if session is None:
+            return False
+        session.flush()
+        session.close("")
+        self._losing = asyncio.create_task(self._lost(session, "a defect ended the life of the engine"))
+        return True
+
+    def voided(self) -> tuple[str, ...]:
+        """Leases whose blocks the engine took back, as far as the node does not know it."""
+        return self._session.page.voided() if self._session is not None else ()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        frames = read_frames(reader)
+        try:
+            check_user(writer)
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                first = await anext(frames, None)
+            if first is not None and first.HasField("attach"):
+                await self._serve_scheduler(first.attach, frames, writer)
+            elif first is not None and first.HasField("attach_rank"):
+                await self._serve_worker(first.attach_rank, frames, writer)
+        except KVGrpcError as error:
+            error.untraced()
+            refused = session_pb2.RefusedResponse(code=error.code, reason=reason(error.reason), message=sentence(error))
+            write(writer, encode(session_pb2.ServerFrame(refused=refused)))
+        except (OSError, TimeoutError):
+            _log.debug("a session connection broke")
+        finally:
+            writer.close()
+            del self._connections[task]
+
+    # -- the scheduler
+
+    async def _serve_scheduler(
+        self, request: session_pb2.AttachRequest, frames: Frames, writer: asyncio.StreamWriter
+    ) -> None:
+        if self._session is not None and hung_up(self._session.writer):
+            await self._session.over.wait()
+        if self._session is not None or self._attaching:
+            raise AlreadyExists(Reason.ENGINE_ATTACHED, "another engine is attached to this lead")
+        _check_attach(request, self._lead.config)
+        returning = Return(request) if request.rank_ticket else None
+        session = Session(self._lead, writer, request)
+        self._attaching, self._returning = True, returning
+        try:
+            if returning is not None:
+                frames = await returning.wait(frames)
+            async with self._life:
+                memory = returning.memory if returning is not None else {}
+                await self._host.begin_engine(request, session.secret, session.workers.make_rank, memory)
+                self._session = session
+        finally:
+            self._attaching, self._returning = False, None
+            if returning is not None:
+                returning.end()
+            if self._session is not session:
+                session.page.close()
+                if returning is not None:
+                    self.over.set()  # it had its chance, and whoever comes next is another engine
+        assert self._first is not None
+        self._first.cancel()
+        try:
+            attached = encode(session_pb2.ServerFrame(attached=self._attached(session)))
+            write_with_descriptor(writer, attached, session.page.fd)
+            async for frame in frames:
+                await self._take_calls(session, frame.calls)
+        finally:
+            await self._end(session, "the engine is gone")
+
+    async def _end(self, session: Session, why: str) -> None:
+        """The scheduler's connection, or a worker's, ended: so did the engine. Once."""
+        session.close("" if self._stopping else why)
+        if self._session is session:
+            self._session = None
+            await self._lost(session, why)
+
+    async def _lost(self, session: Session, why: str) -> None:
+        """The engine's life ends here, too."""
+        session.over.set()
+        _log.info("%s", why)
+        try:
+            async with self._life:
+                if not self._stopping:
+                    await self._host.end_engine()
+        except KVGrpcError:
+            _log.exception("the server has no pool of its own any more")
+        finally:
+            self.over.set()
+
+    def _attached(self, session: Session) -> session_pb2.AttachResponse:
+        lead = self._lead
+        engine = lead.node.state.pool
+        return session_pb2.AttachResponse(
+            header=lead.header(),
+            session_secret=session.secret,
+            rank_ticket=session.ticket,
+            pool=pool_to_proto(engine.pool, engine.pool_kind),
+            limits=limits_to_proto(lead.config.limits),
+            address=engine.address,
+            void_slots=SLOTS,
+        )
+
+    async def _take_calls(self, session: Session, batch: session_pb2.CallBatch) -> None:
+        """All calls of one frame, with room for others between them."""
+        ended = session.read(batch.read_events)
+        if ended and self._session is session:
+            call = events.Call(self._lead.runner.next_call_id(), ENGINE)
+            self._lead.runner.feed(events.AcknowledgeTransfers(call, ended))
+        began = time.monotonic()
+        for row in batch.calls:
+            if self._session is not session:
+                return  # what an engine says after its end is not for the next one's life
+            self._take_call(session, row)
+            if time.monotonic() - began > TURN_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+
+    def _take_call(self, session: Session, call: session_pb2.Call) -> None:
+        runner = self._lead.runner
+        number = runner.next_call_id()
+
+        def answered(reply: actions.Reply | KVGrpcError) -> None:
+            if isinstance(reply, KVGrpcError) and call.void_slot:
+                session.page.refused(call.finished_blocks.lease_id, self._lead.node.state.leases)
+            if call.call_id or isinstance(reply, KVGrpcError):
+                answer = reply if isinstance(reply, KVGrpcError) else reply.answer
+                put_answer(self._lead, call.call_id, answer, session.next_event().answer)
+
+        try:
+            event = call_to_event(self._lead, call, number)
+            if call.void_slot and isinstance(event, events.FinishedBlocks) and not event.validate_only:
+                session.page.name(call.void_slot, event.lease_id)
+            if isinstance(event, events.StepDone) and session.workers.reports_steps:
+                raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")
+        except KVGrpcError as error:
+            answered(error.untraced())
+            lost = refused_lease(call, number)
+            if lost is not None:
+                runner.submit(number, lost, lambda _: None)
+            return
+        if isinstance(event, events.StepDone | events.Tick):
+            runner.feed(event)
+        else:
+            runner.submit(number, event, answered)
+
+    # -- workers
+
+    async def _serve_worker(
+        self, request: session_pb2.AttachRankRequest, frames: Frames, writer: asyncio.StreamWriter
+    ) -> None:
+        returning = self._returning
+        if returning is not None and returning.awaits(request.ticket):
+            await returning.take(request, writer)
+        session = self._session
+        known = session is not None and secrets.compare_digest(request.ticket, session.ticket)
+        if session is None or not known or (request.returns and returning is None):
+            raise PermissionDenied(Reason.NOT_OWNER, "this ticket belongs to no engine that is attached here")
+        session.workers.check(request)
+        engine = self._lead.node.state.pool
+        reply = session_pb2.AttachRankResponse(pool=pool_to_proto(engine.pool, engine.pool_kind))
+        if request.private_memory or request.returns:
+            write(writer, encode(session_pb2.ServerFrame(rank_attached=reply)))
+        else:
+            fd, reply.shared_bytes = self._host.shared_memory(request.rank)
+            write_with_descriptor(writer, encode(session_pb2.ServerFrame(rank_attached=reply)), fd)
+        session.workers.attached(request.rank, writer)
+        try:
+            async for frame in frames:
+                if self._session is session:
+                    self._take_reports(session, request.rank, frame.reports)
+        finally:
+            await self._end(session, f"the worker of rank {request.rank} is gone, and with it its engine")
+
+    def _take_reports(self, session: Session, rank: int, batch: session_pb2.RankReportBatch) -> None:
+        for report in batch.reports:
+            event = wire.report_to_event(rank, report)
+            session.workers.reports_steps |= isinstance(event, events.StepDone)
+            if event is not None:
+                self._lead.runner.feed(session.workers.allowed(event))
+
+
+def _event_frame(rows: Sequence[session_pb2.Event]) -> session_pb2.ServerFrame:
+    return session_pb2.ServerFrame(events=session_pb2.EventBatch(events=rows))
+
+
+def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
+    """Raises InvalidRequest for numbers that would cost this process its memory, and an id that fits no grant."""
+    if request.world_size > WORLD_SIZE_MAX:
+        raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
+    if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:
+        raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
+    if any(group.blocks > POOL_BLOCKS_MAX for group in request.pool.groups):
+        raise invalid("pool.groups.blocks", f"is at most {POOL_BLOCKS_MAX}")

@@ -1,0 +1,157 @@
+"""Workers of a session: the ranks whose memory is private, and who is attached for which rank."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from kvgrpc.core import events
+from kvgrpc.core.actions import ComputeChecksums, Operation
+from kvgrpc.core.values.chunks import Pieces
+from kvgrpc.core.values.descriptors import Runs
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.errors import AlreadyExists, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.service.session.ranks import Rank
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.wire import session as wire
+from kvgrpc.wire.frames import encode
+
+_log = logging.getLogger(__name__)
+
+UNREAD_BYTES_MAX = 256 * 1024 * 1024
+"""What a connection may leave unread; one that is further behind is taken for dead."""
+
+
+class WorkerRank:
+    """A rank whose mover runs in a worker: commands go out over the worker's connection, or wait for it.
+
+    `report` hears in the worker's place of commands that are longer than a frame: they have failed.
+    """
+
+    def __init__(self, rank: int, data_paths: Sequence[str], report: Callable[[events.Event], None]) -> None:
+        self._rank = rank
+        self._data_paths = data_paths
+        self._report = report
+        self._waiting: list[bytes] = []
+        self._writer: asyncio.StreamWriter | None = None
+
+    def connected(self, writer: asyncio.StreamWriter) -> None:
+        """The worker attached."""
+        self._writer = writer
+        for frame in self._waiting:
+            write(writer, frame)
+        self._waiting.clear()
+
+    def offer(self, key: str, peer: str) -> None:
+        self._send(wire.offer_command(key, peer))
+
+    def map_peer(self, peer: str, endpoint: RankEndpoint, attempt: int) -> None:
+        def refused(why: str) -> events.Event:
+            rejected = tuple((path, why) for path in self._data_paths)
+            return events.PeerMapped(self._rank, peer, "", "", rejected, attempt)
+
+        self._send(wire.connect_command(peer, endpoint, self._data_paths, attempt), refused)
+
+    def unmap_peer(self, peer: str, *, watch: bool, gone: bool) -> None:
+        self._send(wire.disconnect_command(peer, watch, gone))
+
+    def post(
+        self, posting_id: str, peer: str, runs: Runs, operation: Operation, summing: ComputeChecksums | None
+    ) -> None:
+        self._send(
+            wire.post_command(posting_id, peer, runs, operation, summing),
+            lambda why: events.PostingEnded(posting_id, done=False, message=why),
+        )
+
+    def expect(self, access: str, open_: bool, operation: Operation) -> None:
+        self._send(wire.expect_command(access, open_, operation))
+
+    def await_end(self, peer: str) -> None:
+        self._send(wire.await_end_command(peer))
+
+    def rekey(self) -> None:
+        self._send(wire.rekey_command())
+
+    def sum(self, name: str, pieces: Pieces) -> None:
+        self._send(wire.sum_command(name, pieces), lambda why: events.ChecksumsComputed(self._rank, name, b"", why))
+
+    def _send(self, command: rank_pb2.RankCommand, refused: Callable[[str], events.Event] | None = None) -> None:
+        """`refused`: what the worker would report of a command that fails; None for those of a few bytes."""
+        made = session_pb2.ServerFrame()
+        made.commands.commands.add().CopyFrom(command)
+        try:
+            frame = encode(made)
+        except OutOfRange as error:
+            assert refused is not None, "a command of a few bytes"
+            self._report(refused(f"the command for its worker does not fit into a frame: {error.message}"))
+            return
+        if self._writer is None:
+            self._waiting.append(frame)
+        else:
+            write(self._writer, frame)
+
+
+class Workers:
+    """The workers of one session. `data_paths` are those that the server allows, best first; `private`: they have
+    memory of their own, and move the bytes. `report` hears of commands that cannot be sent.
+    """
+
+    def __init__(self, data_paths: Sequence[str], report: Callable[[events.Event], None], *, private: bool) -> None:
+        self._data_paths = data_paths
+        self._report = report
+        self._private = private
+        self._ranks: dict[int, WorkerRank] = {}
+        self._attached: dict[int, asyncio.StreamWriter] = {}
+        self.reports_steps = False
+        """Whether a worker reported a step: its scheduler cannot speak for it, whose queue it does not see."""
+
+    def make_rank(self, rank: int) -> Rank:
+        """A rank whose worker is still to come."""
+        return self._ranks.setdefault(rank, WorkerRank(rank, self._data_paths, self._report))
+
+    def allowed(self, event: events.Event) -> events.Event:
+        """What a worker reports, without the endpoints of data paths that the server does not allow."""
+        if isinstance(event, events.EndpointOffered):
+            return replace(event, endpoint=event.endpoint.only(self._data_paths))
+        return event
+
+    def check(self, request: session_pb2.AttachRankRequest) -> None:
+        """Raises unless a worker may attach so: AlreadyExists, or PreconditionFailed for the other kind of memory."""
+        if request.private_memory != self._private:
+            kind = "private" if self._private else "shared"
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine attached with {kind} memory")
+        if self._private and request.rank not in self._ranks:
+            raise PreconditionFailed(Reason.POOL_KIND_MISMATCH, f"this engine has no rank {request.rank}")
+        if request.rank in self._attached:
+            raise AlreadyExists(Reason.ENGINE_ATTACHED, f"rank {request.rank} has a worker already")
+
+    def attached(self, rank: int, writer: asyncio.StreamWriter) -> None:
+        """A worker attached, and was told so."""
+        self._attached[rank] = writer
+        if rank in self._ranks:
+            self._ranks[rank].connected(writer)
+
+    @property
+    def writers(self) -> Iterable[asyncio.StreamWriter]:
+        """The connections of those that are attached."""
+        return self._attached.values()
+
+
+def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    """Sends a frame, unless the connection is closing; ends a connection whose reader is too far behind."""
+    if writer.is_closing() or not frame:
+        return
+    writer.write(frame)
+    if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        _log.error("a session's connection is not read; its process is taken for dead")
+        writer.transport.abort()
+
+
+def write_with_descriptor(writer: asyncio.StreamWriter, frame: bytes, fd: int) -> None:
+    """Sends a frame with a descriptor beside its first bytes; the connection has nothing else under way yet."""
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+        sent = socket.send_fds(sock, [frame], [fd])
+    if sent < len(frame):
+        write(writer, frame[sent:])

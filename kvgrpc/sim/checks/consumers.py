@@ -1,0 +1,90 @@
+"""Which engines are done with what a lead offers: by what they were told, by what they said, and by their deaths.
+
+A consumer is done when it was told that all it moved is valid; under a grant that says so (RELEASE) also when it gave
+up for good, or died. How often it came, and how often it failed, does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from kvgrpc.core.tables.peers import Peer, PeerState
+from kvgrpc.core.tables.timers import Timer, Timers
+from kvgrpc.core.tables.transfers import Direction, Transfer
+from kvgrpc.core.values.grants import OnAbort
+from kvgrpc.sim.checks.rules import Rule, broken
+
+
+class Consumers:
+    """The consumers of one lead, by transfer key. `peers` are the lives of other engines that it knows."""
+
+    def __init__(self, peers: Mapping[str, Peer]) -> None:
+        self._peers = peers
+        self._came: defaultdict[bytes, set[str]] = defaultdict(set)
+        """Lives that had to do with a key."""
+        self._received: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._gave_up: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._keys: defaultdict[str, set[bytes]] = defaultdict(set)
+        """Those keys, by engine."""
+        self._died: defaultdict[bytes, set[str]] = defaultdict(set)
+        """Engines that had to do with a key when a life of theirs was taken for dead: whichever answered for them."""
+        self._dead: set[str] = set()
+        """Lives that were taken for dead."""
+        self._kept: set[bytes] = set()
+        """Keys under which whoever gives up is not done (KEEP)."""
+
+    def handed_over(self, key: bytes, on_abort: OnAbort) -> None:
+        """Blocks are handed over under that key."""
+        if on_abort is OnAbort.KEEP:
+            self._kept.add(key)
+
+    def came(self, key: bytes, life: str) -> None:
+        """A life asks for the blocks of a key, or is named as their destination."""
+        self._came[key].add(life)
+        self._keys[_engine(life)].add(key)
+
+    def received(self, key: bytes, engine_id: str) -> None:
+        """What an engine has is valid, and is all of it."""
+        self._received[key].add(engine_id)
+
+    def gave_up(self, key: bytes, engine_id: str) -> None:
+        """An engine will not come again."""
+        self._gave_up[key].add(engine_id)
+
+    def hung_up(self, life: str) -> None:
+        """The lead has done with that life."""
+        self._dead.add(life)
+        for key in self._keys[_engine(life)]:
+            self._died[key].add(_engine(life))
+
+    def time_passes(self, timers: Timers, now: float) -> None:
+        """Whatever is due by then happens before the event of that moment, which may readmit a life that dies by it."""
+        due = timers.next_deadline()
+        if due is not None and due <= now:
+            graces = ((life, timers.when(Timer.PEER_GRACE, life)) for life in self._peers)
+            self._dead.update(life for life, over in graces if over is not None and over <= now)
+
+    def check(self, transfer: Transfer) -> None:
+        """No more consumers are counted as done than are."""
+        if transfer.direction is not Direction.SEND or not transfer.consumers_done:
+            return
+        done = self.done(transfer.key)
+        if transfer.consumers_done > len(done):
+            message = (
+                f"{transfer.consumers_done} consumers of {transfer.id} are counted as done, of {len(done)} that are"
+            )
+            broken(Rule.R4, message, transfer.id, *sorted(done))
+
+    def done(self, key: bytes) -> set[str]:
+        """The engines that are done with what a key stands for."""
+        if key in self._kept:
+            return self._received[key]
+        died = {_engine(life) for life in self._came[key] if life in self._dead or self._is_dead(life)}
+        return self._received[key] | self._gave_up[key] | self._died[key] | died
+
+    def _is_dead(self, life: str) -> bool:
+        peer = self._peers.get(life)
+        return peer is not None and peer.state is PeerState.DEAD
+
+
+def _engine(life: str) -> str:
+    return life.rpartition("@")[0]

@@ -1,0 +1,72 @@
+"""How long leases live: renewals shorten and revive none and pass no cap, and none outlives its time."""
+
+from functools import lru_cache
+
+from kvgrpc.core.actions import Renewed
+from kvgrpc.core.events import LeaseRef, RenewLeases
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.values import grants
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+
+
+class LeaseTimes:
+    """The leases of one lead, seen through `state`."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._asked: dict[int, tuple[tuple[str, float], ...]] = {}
+        """By RenewLeases that is not answered: its leases, and when each ended before; 0 for one that was over."""
+
+    def asks(self, event: RenewLeases) -> None:
+        """Somebody wants leases to live longer."""
+        self._asked[event.call.id] = tuple(map(self._deadline, event.leases))
+
+    def refused(self, call_id: int) -> None:
+        """A call is refused."""
+        self._asked.pop(call_id, None)
+
+    def renewed(self, call_id: int, answer: Renewed) -> None:
+        """A call is answered: what is renewed was live, and ends no earlier than before and no later than its cap."""
+        now = self._state.now
+        for (lease_id, deadline), (left_s, refused) in zip(self._asked.pop(call_id), answer.rows, strict=True):
+            if refused is not None:
+                continue
+            lease = self._state.leases.find(lease_id)
+            if deadline <= now or lease is None:
+                broken(Rule.R8, f"{lease_id} is renewed, but it is over", lease_id)
+            if lease.live and lease.deadline < deadline:
+                broken(Rule.R8, f"a renewal shortens {lease_id} by {deadline - lease.deadline:.3f} s", lease_id)
+            if left_s > lease.cap - now + SLACK_S:
+                broken(Rule.R8, f"{lease_id} is renewed past its cap", lease_id)
+
+    def check(self) -> None:
+        """None lives after its time."""
+        now = self._state.now
+        for lease in self._state.leases:
+            if not now < lease.deadline <= lease.cap:
+                broken(Rule.R8, f"{lease.id} lives after its time", lease.id)
+
+    def touched(self, lease_id: str) -> None:
+        """Something happened to what stands on a lease: it is live, or over."""
+        lease = self._state.leases.find(lease_id)
+        if lease is not None and lease.live and self._state.now >= lease.deadline:
+            broken(Rule.R8, f"{lease_id} is used after its time", lease_id)
+
+    def _deadline(self, ref: LeaseRef) -> tuple[str, float]:
+        """A lease and when it ends; 0 for one that is over."""
+        lease_id = ref.lease_id
+        if ref.token:
+            claims = claims_of(ref.token)
+            lease_id = "" if claims is None else claims.lease_id
+        lease = self._state.leases.find(lease_id)
+        return lease_id, lease.deadline if lease is not None and lease.live else 0.0
+
+
+@lru_cache(maxsize=1024)
+def claims_of(token: bytes) -> grants.Claims | None:
+    """What a grant says, None where it is none."""
+    try:
+        return grants.read_claims(token)
+    except KVGrpcError:
+        return None

@@ -1,0 +1,103 @@
+"""How long transfers may take in each of their phases: bounds far below those of whole ones, one for each deadline.
+
+The queue timeout is for handshake, access and queue together; with blocks that were not there from the start it begins
+anew when they are given, which is before the cap of a lease. Then come the transfer timeout, for the bytes and their
+checksums, and the settle timeout. What is pushed waits for the other side at most for the registration timeout: at the
+destination for a source that opens its access, at the source for a part.
+"""
+
+from kvgrpc.core.events import PullBlocks
+from kvgrpc.core.tables.transfers import Direction, Transfer
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+
+
+class Waits:
+    """The transfers of one lead in one life of its process. Times are on its clock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._begun: set[str] = set()
+        self._asked: dict[str, PullBlocks] = {}
+        """Calls of pulls that are not over."""
+        self._due: dict[str, float] = {}
+        """By when each of them has left its phase."""
+        self._last: dict[str, Transfer] = {}
+        self._meets: dict[str, float] = {}
+        """By when a push has met its other side."""
+
+    def begun(self, transfer: Transfer, event: PullBlocks) -> None:
+        """A call has begun a pull, or is answered again."""
+        if transfer.id in self._begun:
+            return
+        self._begun.add(transfer.id)
+        self._asked[transfer.id] = event
+        self._due[transfer.id] = transfer.created + (event.queue_timeout_s or self._limits.queue_timeout_s)
+        self._last[transfer.id] = transfer
+
+    def given(self, transfer_id: str, now: float) -> None:
+        """Blocks are given for it later than it was asked for."""
+        event = self._asked.get(transfer_id)
+        if event is not None:
+            self._due[transfer_id] = now + (event.queue_timeout_s or self._limits.queue_timeout_s)
+
+    def reserved(self, transfer: Transfer, timeout_s: float | None) -> None:
+        """Blocks are reserved for a push; also when the call is answered again."""
+        if _apart(transfer):
+            wait_s = self._limits.registration_timeout_s if timeout_s is None else timeout_s
+            self._meets[transfer.id] = transfer.created + wait_s
+
+    def changed(self, new: Transfer, now: float) -> None:
+        """A transfer changed."""
+        if not _apart(new):
+            self._meets.pop(new.id, None)
+        elif new.direction is Direction.SEND:
+            self._meets.setdefault(new.id, now + self._limits.registration_timeout_s)
+        event, old = self._asked.get(new.id), self._last.get(new.id)
+        if event is None or old is None:
+            return
+        self._last[new.id] = new
+        if new.ended is not None:
+            self._left(old, new.ended)
+            for table in (self._asked, self._due, self._last):
+                del table[new.id]
+        elif new.waiting_for == "blocks" != old.waiting_for:
+            self._left(old, new.phases[-1].start)
+            self._due[new.id] = new.created + self._limits.lease_cap_s
+        elif len(new.phases) != len(old.phases):
+            self._entered(old, new, event)
+
+    def check(self, now: float) -> None:
+        """None is in a phase for longer than it may be."""
+        for transfer_id, due in self._due.items():
+            if now > due + SLACK_S:
+                phase = self._last[transfer_id].phases[-1].name
+                broken(Rule.R7, f"{transfer_id} is in phase {phase} {now - due:.3f} s too long", transfer_id)
+        for transfer_id, due in self._meets.items():
+            if now > due + SLACK_S:
+                broken(Rule.R7, f"{transfer_id} waits {now - due:.3f} s too long for its other side", transfer_id)
+
+    def life_began(self) -> None:
+        """All transfers of the last life are over."""
+        for table in (self._asked, self._due, self._last, self._meets):
+            table.clear()
+
+    def _entered(self, old: Transfer, new: Transfer, event: PullBlocks) -> None:
+        limits, phase = self._limits, new.phases[-1]
+        self._left(old, phase.start)
+        if phase.name == "wire":
+            self._due[new.id] = phase.start + (event.transfer_timeout_s or limits.transfer_timeout_s)
+        elif phase.name == "settle":
+            self._due[new.id] = phase.start + limits.settle_timeout_s
+
+    def _left(self, old: Transfer, when: float) -> None:
+        late_s = when - self._due[old.id]
+        if late_s > SLACK_S:
+            broken(Rule.R7, f"{old.id} was in phase {old.phases[-1].name} {late_s:.3f} s too long", old.id)
+
+
+def _apart(transfer: Transfer) -> bool:
+    """Whether a push waits for its other side: at its destination for the source, at its source for a part."""
+    if transfer.over or not transfer.phases or transfer.phases[0].name != "rendezvous":
+        return False
+    return not transfer.lease_id if transfer.direction is Direction.SEND else len(transfer.phases) == 1

@@ -1,0 +1,237 @@
+"""A modelled engine: computes KV into its blocks, hands them over, pulls, and recycles blocks the moment it may.
+
+It trusts what its lead tells it, and nothing else, so a lead that returns a block too early, or offers KV that is not
+the one asked for, is found out here.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from kvgrpc.core.actions import (
+    BlocksReturned,
+    Cancelled,
+    EngineNews,
+    Failed,
+    HandedOver,
+    LayersReceived,
+    PartsReturned,
+    Received,
+)
+from kvgrpc.core.events import Call, CancelTransfer, FinishedBlocks, PushSource
+from kvgrpc.core.state import ENGINE
+from kvgrpc.core.values import grants
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.ids import mint_lease_id
+from kvgrpc.core.values.limits import Limits, granted_ttl
+from kvgrpc.errors import KVGrpcError
+from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.engine.jobs import HandOver, Lead, content_of
+from kvgrpc.sim.engine.receiving import Fetches
+from kvgrpc.sim.engine.requests import Offer, PartPlan, Wish
+from kvgrpc.sim.engine.sending import AGAIN_S, Pushes
+from kvgrpc.sim.engine.worker import Worker
+from kvgrpc.sim.world.memory import Memory
+from kvgrpc.sim.world.network import Result
+
+REPLACE = 0.3
+"""How often a push that is preempted hands other blocks over before it takes back the first ones."""
+START_OVER = 0.7
+"""How often one starts over whose blocks were taken back."""
+TOMBSTONES_SURE = 1_000
+"""With fewer tombstones than this a cancelled key may be forgotten for newer ones."""
+
+
+class Engine:
+    """One life of an engine."""
+
+    def __init__(
+        self, lead: Lead, description: EngineDescription, secret: bytes, memories: list[Memory], limits: Limits
+    ) -> None:
+        self._lead = lead
+        self._description = description
+        self._secret = secret
+        self._limits = limits
+        plant = self._plant = Worker(lead, description, memories)
+        self._minted = 0
+        self._offers: dict[str, HandOver] = {}
+        """By their transfer."""
+        self._pushes = Pushes(plant, self._offers)
+        self._fetches = Fetches(plant)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Calls that were refused, by reason."""
+        return self._plant.refused
+
+    def offer(self, offer: Offer) -> bytes | None:
+        """Computes a prompt and hands it over; the grant, or None without room. Equal prompts share their blocks, also
+        with a request that was received.
+        """
+        blocks = self._plant.blocks
+        whole = (known for known in self._offers.values() if not known.taken_back)
+        shared = next((known for known in whole if known.prompt == offer.prompt), None)
+        received = self._fetches.shares(offer.prompt)
+        if shared is not None:
+            made = HandOver(offer.prompt, blocks.share(shared.blocks), "", shared.step)
+        elif received is not None:
+            made = HandOver(offer.prompt, blocks.share(received), "", 0)
+        else:
+            taken = blocks.take(len(offer.prompt.tokens))
+            if taken is None:
+                return None
+            made = HandOver(offer.prompt, taken, "", self._plant.compute(taken, offer))
+        self._minted += 1
+        made.lease_id = mint_lease_id(self._secret, self._description.incarnation, "engine", self._minted)
+        token = self._mint(offer, made)
+        self._lead.later(offer.announce_after_s, lambda: self._announce(offer, made, token))
+        return token
+
+    def pull(self, wish: Wish, token: bytes, ended: Callable[[Failed | None], None]) -> None:
+        """Pulls with a grant. `ended` is told the failure, or None for success; never for a refused call."""
+        self._fetches.pull(wish, token, ended)
+
+    def push(self, offer: Offer, plans: Sequence[PartPlan]) -> None:
+        """Computes a prompt and hands it over to be pushed, part by part."""
+        self._pushes.start(offer, plans)
+
+    def reserve(
+        self, wish: Wish, key: bytes, source: PushSource | None, relay: Callable[[bytes], None],
+        ended: Callable[[Failed | None], None],
+    ) -> None:  # fmt: skip
+        """Reserves blocks for a push; `relay` is given the grant, `ended` is as for `pull`."""
+        self._fetches.reserve(wish, key, source, relay, ended)
+
+    def cancel(self, key: bytes) -> None:
+        """Cancels by transfer key."""
+
+        def give(result: Result) -> None:
+            if not isinstance(result, Cancelled):
+                return
+            for transfer in result.transfers:
+                if not transfer.over:
+                    broken(Rule.R5, f"{transfer.id} was cancelled and goes on", transfer.id)
+            if self._limits.tombstones >= TOMBSTONES_SURE:
+                self._fetches.cancelled(key, self._lead.clock() + self._limits.registration_timeout_s)
+
+        self._lead.call(lambda call: CancelTransfer(call, key=key), ENGINE, give)
+
+    def preempt(self, number: int) -> None:
+        """Takes the blocks of one of its hand-overs back at once. A push may start over then."""
+        offers = [made for made in self._offers.values() if not made.taken_back and not made.asking]
+        if not offers:
+            return
+        made = offers[number % len(offers)]
+        rng = self._plant.rng
+        if made.start_over is not None and rng.random() < REPLACE:
+            made.start_over()
+            return
+        if made.handed:
+            self._plant.take_back(made.lease_id)
+            self._lead.void(made.lease_id)
+        made.taken_back = True
+        made.handed = False
+        self._plant.free(made.blocks)
+        if made.start_over is not None and rng.random() < START_OVER:
+            self._lead.later(rng.expovariate(20.0), made.start_over)
+
+    def void_known(self, lease_id: str) -> None:
+        """The lead knows that the blocks of a lease were taken back."""
+        self._plant.void_known(lease_id)
+
+    def told(self, news: EngineNews) -> None:
+        """Something that the lead says."""
+        if isinstance(news, Received):
+            self._fetches.received(news)
+        elif isinstance(news, Failed) and self._fetches.knows(news.transfer_id):
+            self._fetches.failed(news)
+        elif isinstance(news, Failed) and news.transfer_id in self._offers:
+            self._offers[news.transfer_id].over = True
+        elif isinstance(news, BlocksReturned):
+            self._returned(news)
+        elif isinstance(news, PartsReturned):
+            self._plant.returned(news.lease_id)
+        elif isinstance(news, LayersReceived):
+            self._fetches.layers(news)
+
+    def uses(self, group: int, block: int) -> bool:
+        """Whether it has a use for a block."""
+        return self._plant.blocks.in_use(group, block)
+
+    def check_idle(self) -> None:
+        """Everything came back."""
+        if self._offers:
+            broken(Rule.END, "hand-overs were never returned", *self._offers)
+        self._fetches.check_idle()
+        self._plant.check_idle()
+
+    def _mint(self, offer: Offer, made: HandOver) -> bytes:
+        me = self._description
+        claims = grants.Claims(
+            grants.Access.READ,
+            me.engine_id,
+            me.incarnation,
+            me.address,
+            made.lease_id,
+            offer.key,
+            granted_ttl(offer.ttl_s, self._limits),
+            sum(len(ids) for ids in made.blocks),
+            len(offer.prompt.tokens),
+            offer.on_abort,
+        )
+        return grants.mint(claims, grants.signing_key(self._secret))
+
+    def _announce(self, offer: Offer, made: HandOver, token: bytes) -> None:
+        """FinishedBlocks; asked again under the same idempotency key, which must change nothing."""
+
+        def ask(call: Call) -> FinishedBlocks:
+            return FinishedBlocks(
+                call,
+                offer.key,
+                tuple(enumerate(made.blocks)),
+                content_of(offer.prompt),
+                ttl_s=offer.ttl_s,
+                consumers=offer.consumers,
+                on_abort=offer.on_abort,
+                request_id=offer.request_id,
+                after_step=made.step,
+                priority=offer.priority,
+                lease_id=made.lease_id,
+            )
+
+        key = {"key": made.lease_id, "method": "FinishedBlocks"}
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self._plant.refused[result.reason] += 1
+                self._plant.free(made.blocks)
+                return
+            assert isinstance(result, HandedOver)
+            assert result.transfer is not None
+            if result.token != token:
+                broken(Rule.R10, "lead and engine mint different grants", made.lease_id)
+            self._offers[result.transfer.id] = made
+            made.handed = True
+            self._plant.lend(made.lease_id, made.blocks)
+            self._lead.soon(lambda: self._lead.call(ask, ENGINE, lambda again: give_again(result, again), **key))
+
+        def give_again(first: Result, result: Result) -> None:
+            if result is not first:
+                broken(Rule.R10, "the same idempotency key got another answer", made.lease_id)
+
+        self._lead.call(ask, ENGINE, give, **key)
+
+    def _returned(self, news: BlocksReturned) -> None:
+        made = self._offers.get(news.transfer_id)
+        if made is not None and made.asking:
+            # What it has said meanwhile is answered first: that may be about the same blocks.
+            self._lead.later(AGAIN_S, lambda: self._returned(news))
+            return
+        self._plant.returned(news.lease_id)
+        self._fetches.returned(news)
+        if made is None:
+            return
+        del self._offers[news.transfer_id]
+        made.over = True
+        if not (made.handed or made.taken_back):
+            made.taken_back = True
+            self._plant.free(made.blocks)

@@ -1,0 +1,78 @@
+"""The steps of a modelled engine: work that is queued now and done when its step is over, rank by rank."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from kvgrpc.core.events import StepDone
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.sim.world.memory import ALL_LAYERS
+
+STEP_S = (0.005, 0.05)
+LAG_S = 0.01
+"""How much later, at most, one rank is over than another, or with one layer than with the one before."""
+BY_LAYER = 0.5
+"""Of the steps say of each layer that it is done."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step does on every rank, in some layers at a time, and what may happen once all ranks have done it."""
+
+    do: Callable[[int, LayerRange], None]
+    then: Callable[[], None]
+
+
+class Steps:
+    """Steps come one after another, and only while there is work. `later` and `report` are those of the lead."""
+
+    def __init__(
+        self,
+        rng: Random,
+        ranks: int,
+        layers: int,
+        later: Callable[[float, Callable[[], None]], None],
+        report: Callable[[StepDone], None],
+    ) -> None:
+        self._rng = rng
+        self._ranks = ranks
+        self._layers: tuple[LayerRange, ...] = tuple((layer, 1) for layer in range(layers))
+        self._later = later
+        self._report = report
+        self._number = 0
+        self._works: list[Work] = []
+        self._ends: list[deque[Callable[[], None]]] = [deque() for _ in range(ranks)]
+        """Of each rank: its steps are over in their order, however late each is."""
+
+    def queue(self, work: Work) -> int:
+        """Does the work in the step that is being put together; its number."""
+        if not self._works:
+            self._number += 1
+            self._later(self._rng.uniform(*STEP_S), self._run)
+        self._works.append(work)
+        return self._number
+
+    def _run(self) -> None:
+        works, self._works = self._works, []
+        number = self._number
+        left = set(range(self._ranks))
+        pieces = self._layers if self._rng.random() < BY_LAYER else (ALL_LAYERS,)
+
+        def end(rank: int, layers: LayerRange) -> None:
+            for work in works:
+                work.do(rank, layers)
+            last = layers == pieces[-1]
+            if last:
+                left.discard(rank)
+            self._report(StepDone(rank, number, None if last else layers))
+            for work in works if last and not left else ():
+                work.then()
+
+        for rank, ends in enumerate(self._ends):
+            at_s = 0.0
+            for layers in pieces:
+                at_s += self._rng.uniform(0.0, LAG_S)
+                ends.append(partial(end, rank, layers))
+                self._later(at_s, lambda ends=ends: ends.popleft()())  # type: ignore[misc]

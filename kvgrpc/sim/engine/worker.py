@@ -1,0 +1,88 @@
+"""What one life of a modelled engine works with: its lead, its blocks, the memory of its ranks, and its steps."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.engine.blocks import BlockManager
+from kvgrpc.sim.engine.jobs import Lead
+from kvgrpc.sim.engine.requests import Offer
+from kvgrpc.sim.engine.steps import Steps, Work
+from kvgrpc.sim.world.memory import Memory
+
+
+class Worker:
+    """Computing and recycling."""
+
+    def __init__(self, lead: Lead, description: EngineDescription, memories: list[Memory]) -> None:
+        self.lead = lead
+        self.description = description
+        self.memories = memories
+        self.blocks = BlockManager(description.pool)
+        self._lent: dict[str, Blocks] = {}
+        """Blocks that were handed over, by their lease."""
+        self._voided: dict[str, Blocks] = {}
+        """Those that were taken back, until the lead knows it."""
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused, by reason."""
+        # Seeded by what a life is named by, so that a life always takes the same steps.
+        self.rng = Random(description.incarnation)  # noqa: S311 - a simulation, no secrets
+        layers = max(group.layers for group in description.pool.groups)
+        self._steps = Steps(self.rng, description.world_size, layers, lead.later, lead.handle)
+
+    def compute(self, blocks: Blocks, offer: Offer) -> int:
+        """Computes the KV of a prompt, now or in a step; the step's number, or 0."""
+        if offer.in_step:
+            return self.queue(blocks, lambda rank, layers: self.memories[rank].compute(blocks, offer.prompt, layers))
+        for memory in self.memories:
+            memory.compute(blocks, offer.prompt)
+        return 0
+
+    def queue(self, blocks: Blocks, do: Callable[[int, LayerRange], None]) -> int:
+        """Queues work on blocks, which are not reused before it is done; the step's number."""
+        self.blocks.share(blocks)
+        return self._steps.queue(Work(do, lambda: self.free(blocks)))
+
+    def lend(self, lease_id: str, blocks: Blocks) -> None:
+        """The lead has them, until it returns that lease."""
+        self._lent[lease_id] = blocks
+
+    def take_back(self, lease_id: str) -> None:
+        """They are not waited for any more, whoever reads them."""
+        blocks = self._lent.pop(lease_id, None)
+        if blocks is not None:
+            self._voided[lease_id] = blocks
+            for memory in self.memories:
+                memory.void(blocks)
+
+    def void_known(self, lease_id: str) -> None:
+        """The lead knows that they were taken back."""
+        blocks = self._voided.pop(lease_id, None)
+        if blocks is not None:
+            for memory in self.memories:
+                memory.void_known(blocks)
+
+    def returned(self, lease_id: str) -> None:
+        """A lease has ended: its blocks, unless they were taken back before, are the engine's again."""
+        blocks = self._lent.pop(lease_id, None)
+        if blocks is not None:
+            self.free(blocks)
+
+    def check_idle(self) -> None:
+        """Nothing is in use."""
+        if self._lent:
+            broken(Rule.END, "blocks that were handed over were never returned", *self._lent)
+        self.blocks.check_idle()
+
+    def free(self, blocks: Blocks) -> None:
+        """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
+        unused = self.blocks.free(blocks)
+        if not self.lead.at_rest(unused):
+            listed = ", ".join(str(ids.tolist()) for ids in unused)
+            broken(Rule.R1, f"blocks are reused that are pinned, some of {listed}")
+        for memory in self.memories:
+            memory.scrub(unused)

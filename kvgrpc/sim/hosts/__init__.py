@@ -1,0 +1,1 @@
+"""Hosts: simulated leads, honest ones and liars, around the real core."""

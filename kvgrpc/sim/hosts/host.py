@@ -1,0 +1,400 @@
+"""One lead on the simulated network: a node, its clock, its timer, and the performing of its actions."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from kvgrpc.core.actions import Action, TellEngine
+from kvgrpc.core.events import (
+    Call,
+    Event,
+    LeasesVoided,
+    LifeBegan,
+    PostingEnded,
+    Rekeyed,
+    ReleaseQuarantine,
+    SettleAccess,
+    Tick,
+)
+from kvgrpc.core.node import Node
+from kvgrpc.core.pool.quarantine import TOO_MUCH
+from kvgrpc.core.state import ENGINE
+from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.sim.checks.audit import Audit
+from kvgrpc.sim.checks.ledger import Ledger
+from kvgrpc.sim.checks.leftovers import check_left
+from kvgrpc.sim.checks.unaudited import Unaudited
+from kvgrpc.sim.engine.engine import Engine
+from kvgrpc.sim.hosts.life import Life, describe
+from kvgrpc.sim.hosts.performing import Performing
+from kvgrpc.sim.world.clock import Alarm, Clock
+from kvgrpc.sim.world.faults import Luck
+from kvgrpc.sim.world.memory import Door, Memory, Prompt
+from kvgrpc.sim.world.mover import Mover
+from kvgrpc.sim.world.network import Ask, Give
+from kvgrpc.sim.world.surroundings import Surroundings
+
+OPERATOR = "operator"
+"""Principal of people."""
+
+
+class Host:
+    """One lead with its engine and movers. It crashes whole, or loses only its engine or a rank, or is stopped."""
+
+    def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
+        self.address = address
+        self.up = False
+        self.ledger = Ledger(world.limits)
+        self.node: Node
+        self.audit: Audit
+        self.tells = False
+        """The node tells its engine about what it handles now."""
+        self._world = world
+        self._rng = rng
+        self._life: Life
+        self._attached = False
+        self._movers: list[Mover] = []
+        """Those of this process: of its present life, and of lives that ended before a posting did."""
+        self._flags: list[str] = []
+        """Leases whose void flags are set, and were not read yet."""
+        self._clock: Clock
+        self._alarm: Alarm
+        self._stopped = False
+        self._waiting: deque[Callable[[], None]] = deque()
+        """What happened while it was stopped."""
+        self._doomed_in = -1
+        """Events until it crashes in the middle of what one asks for; negative: never."""
+        self._fallen = False
+        """It has crashed, and is not cleared away."""
+        self._performing = Performing(self, world)
+        world.network.add(self)
+
+    @property
+    def description(self) -> EngineDescription:
+        """Of its present life, with the memory generation of now."""
+        return self._life.description
+
+    @property
+    def engine(self) -> Engine:
+        return self._life.engine
+
+    @property
+    def mover(self) -> Mover:
+        return self._life.mover
+
+    @property
+    def lies(self) -> bool:
+        """Between it and the network stands a liar."""
+        return self.address in self._world.liars
+
+    @property
+    def ready(self) -> bool:
+        """Its engine is attached and may be asked for something."""
+        return self.up and self._attached
+
+    @property
+    def stopped(self) -> bool:
+        """Its processes are stopped."""
+        return self._stopped
+
+    @property
+    def doomed(self) -> bool:
+        """It is going to crash in the middle of an event."""
+        return self._doomed_in >= 0
+
+    @property
+    def life(self) -> str:
+        """Key of the present life of its engine; the last one's while it is down."""
+        return self._life.key
+
+    def start(self) -> None:
+        """A lead starts, with its engine attached. Its clock has nothing to do with any other."""
+        world = self._world
+        if self._fallen:
+            self.crash()
+        self.node = Node(world.limits, world.writers, checksums=world.checksums)
+        self.audit = Unaudited() if self.lies else Audit(self.node, world.opened, world.vouched, world.lies)
+        self._clock = Clock(world.agenda, Luck(self._rng, world.network.faults, world.seen))
+        self._alarm = Alarm(world.agenda, self._clock, partial(self._ring, self.node))
+        self.up = True
+        self._tell("starts")
+        self._attach()
+
+    def crash(self) -> None:
+        """Lead, engine and movers are gone; the memory that peers still map is rubbish."""
+        self._tell("crashes")
+        self.up = self._fallen = False
+        self._doomed_in = -1
+        self._stopped = False
+        self._waiting.clear()
+        network, life, ranks = self._world.network, self.life, self._world.ranks
+        self._life.mover.retire(lambda: network.at_rest(life, ranks))
+        movers, self._movers = self._movers, []
+        for mover in movers:
+            mover.stop()
+        if self._life.mover.landing:
+            network.gone(life, ranks)
+        if self._attached:
+            self._end_life()
+        self.ledger.crashed()
+
+    def doom(self, events: int) -> None:
+        """It crashes after so many events more, when a part of what the last one asks for is done."""
+        self._doomed_in = events
+
+    def release_quarantine(self, *, force: bool = False) -> None:
+        """An operator wants memory back that is in quarantine, or says that nothing writes it."""
+        why = "nothing moves" if force else ""
+        self.call(lambda call: ReleaseQuarantine(call, force, why=why), OPERATOR, lambda _: None)
+
+    def spare(self) -> None:
+        """It does not crash after all."""
+        self._doomed_in = -1
+
+    def reattach(self) -> None:
+        """The engine dies and another attaches to the same lead. Postings of the old one run to their end."""
+        self._end_life()
+        life, mover = self.life, self._life.mover
+        self._attach()
+        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+
+    def lose_rank(self, rank: int, back_after_s: float) -> None:
+        """The process of a rank dies, and with it the life of the engine; another attaches some time later."""
+        self._tell(f"loses rank {rank}")
+        self._life.mover.stop_rank(rank)
+        self._end_life()
+        life, mover, node = self.life, self._life.mover, self.node
+        self.handle(LifeBegan(self._rng.getrandbits(64), b"", None))
+        mover.retire(lambda: self._world.network.at_rest(life, self._world.ranks))
+
+        def attach() -> None:
+            if self.up and self.node is node:
+                self._when_running(self._attach)
+
+        self._world.agenda.after(back_after_s, attach)
+
+    def stop(self, for_s: float, *, movers_s: float) -> None:
+        """Its lead is stopped for a while, and so are its movers. What happens meanwhile, it learns then."""
+        if self._stopped or not self.up:
+            return
+        self._tell(f"is stopped for {for_s:.3f} s")
+        self._stopped = True
+        life, node = self.life, self.node
+        self._world.network.silence(life)
+        for mover in self._movers:
+            mover.pause(movers_s)
+
+        def go_on() -> None:
+            self._world.network.resume(life)
+            if self.up and self.node is node:
+                self._go_on()
+
+        self._world.agenda.after(for_s, go_on)
+
+    def call(self, ask: Ask, principal: str, give: Give, **fields: str) -> None:
+        """A call of this host's own engine, of a router or of a peer; `fields` are of its Call."""
+
+        def take() -> None:
+            number = self.ledger.called(give)
+            if principal == ENGINE:
+                self._read_flags()
+            event = ask(Call(number, principal, **fields))  # type: ignore[arg-type]
+            self.ledger.waits(number, type(event), self.clock())
+            self._take(event)
+
+        self._when_running(take)
+
+    def handle(self, event: Event) -> None:
+        """Gives the node an event, checks its invariants, and performs what it asks for."""
+        self._when_running(lambda: self._take(event))
+
+    def void(self, lease_id: str) -> None:
+        """Its engine sets the void flag of a lease, which the lead reads before it vouches for anything."""
+        self._flags.append(lease_id)
+        self.later(self._rng.expovariate(50.0), lambda: self._when_running(self._read_flags))
+
+    def at_rest(self, blocks: Blocks) -> bool:
+        """Whether nothing pins these blocks, or their engine has taken some back of which the lead does not know."""
+        pins = self.node.state.pins
+        return bool(self._flags) or all(len(pins.unpinned(i, ids)) == len(ids) for i, ids in enumerate(blocks))
+
+    def clock(self) -> float:
+        """What its clock shows. It never goes back, however it is rounded."""
+        return max(self._clock.now(), self.node.state.now)
+
+    def offered(self, key: bytes) -> Prompt | None:
+        """What a transfer key stands for."""
+        return self._world.offered.get(key)
+
+    def lied_to(self, transfer_id: str) -> bool:
+        """Whether the other side of a transfer is a liar."""
+        return self._world.lied_to(self.node.state.transfers.find(transfer_id))
+
+    def door(self, rank: int) -> Door:
+        """The way into the memory of a rank that peers are offered now."""
+        return self._life.doors[rank]
+
+    def rekey(self, rank: int) -> None:
+        """A rank's data path begins anew. Some prove by that that peers write no more, some do not."""
+        life, luck = self._life, Luck(self._rng, self._world.network.faults, self._world.seen)
+        self._world.seen["rekey_by_itself" if self.node.state.rekeying == TOO_MUCH else "rekey"] += 1
+        proves = not luck.strikes("rekey_proves_nothing")
+        message = "" if proves else "the simulator proves nothing by it"
+        self.soon(lambda: life.rekey(rank, proves=proves))
+        self.soon(lambda: self.handle(Rekeyed(rank, message)))
+
+    def tell_engine(self, action: TellEngine) -> None:
+        """The lead tells its engine something."""
+        self.ledger.told(action.news)
+        self.engine.told(action.news)
+
+    def knows(self, life: str) -> bool:
+        """Whether that life of a peer has a handshake here."""
+        peer = self.node.state.peers.get(life)
+        return peer is not None and peer.state is not PeerState.DEAD
+
+    def soon(self, do: Callable[[], None]) -> None:
+        """Does it in this very moment, but after what is being done; unless this life ends first."""
+        self.later(0.0, do)
+
+    def later(self, delay_s: float, do: Callable[[], None]) -> None:
+        """Does it after a delay, unless this life ends first."""
+        life = self._life
+
+        def if_alive() -> None:
+            if self.up and self._attached and self._life is life:
+                do()
+
+        self._world.agenda.after(delay_s, if_alive)
+
+    def uses(self, group: int, block: int) -> bool:
+        """Whether its engine has a use for a block."""
+        return self.engine.uses(group, block)
+
+    def check(self) -> None:
+        """Everything that can be seen between two events."""
+        if not self.ready or self.lies:
+            return
+        self.ledger.check_waits(self.node.state.now)
+        life = self._life
+        self.audit.check_heeded(self.ledger.writes)
+        self.audit.everything(self.uses, life.memories, self._world.pool, voided=bool(self._flags))
+
+    def check_idle(self) -> None:
+        """Nothing is left of all that went on here."""
+        self.check()
+        self.ledger.check_idle()
+        self.engine.check_idle()
+        check_left(self.node, self.address)
+
+    def _attach(self) -> None:
+        """A new life, with new memory."""
+        world = self._world
+        description = self._describe(self._rng.getrandbits(64))
+        secret = self._rng.randbytes(32)
+        memories = [Memory(world.pool, rank, world.store, checked=not self.lies) for rank in range(world.ranks)]
+        mover = self._make_mover(memories)
+        self._movers.append(mover)
+        key = peer_key(self.address, description.incarnation)
+        engine = Engine(self, description, secret, memories, world.limits)
+        self._life = Life(key, description, engine, mover, memories, world)
+        self._attached = True
+        sets_aside = self.address not in world.cannot_set_aside
+        self.handle(
+            LifeBegan(description.incarnation, secret, description, engine_attached=True, sets_aside=sets_aside)
+        )
+        self._tell(f"has the life {self.life}")
+
+    def _make_mover(self, memories: list[Memory]) -> Mover:
+        world = self._world
+        return Mover(world.agenda, self._rng, world.network.faults, memories, self.handle, world.seen, tame=self.lies)
+
+    def _end_life(self) -> None:
+        self._world.network.ended(self.life)
+        self._attached = False
+        self._flags.clear()
+        self._life.end()
+
+    def _when_running(self, do: Callable[[], None]) -> None:
+        if self._stopped:
+            self._waiting.append(do)
+        elif self.up:
+            do()
+
+    def _go_on(self) -> None:
+        """In the order in which it happened; what follows from it comes last."""
+        self.ledger.goes_on(self.clock())
+        while self._waiting and self.up:
+            self._waiting.popleft()()
+        self._stopped = False
+        if self.up:
+            self._alarm.set(self.node.next_deadline())
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, SettleAccess | PostingEnded):
+            self._read_flags()
+        self._feed(event, 0.0)
+
+    def _read_flags(self) -> None:
+        flags, self._flags = self._flags, []
+        if flags:
+            self._feed(LeasesVoided(tuple(flags)), 0.0)
+            for lease_id in flags:
+                self.engine.void_known(lease_id)
+
+    def _feed(self, event: Event, not_before: float) -> None:
+        """`not_before`: a timer never fires before its time, however the two clocks are rounded."""
+        world = self._world
+        watcher = world.watcher
+        world.steps += 1
+        world.handled = event
+        if watcher:
+            watcher.event(self.address, world.agenda.now, event)
+        now = max(self.clock(), not_before)
+        self.audit.hears(event, now)
+        actions = self.node.handle(event, now)
+        life, description = self._life, self.node.state.description
+        if description is not None and description is not life.description:
+            # The memory has another generation.
+            life.description = description
+        if watcher:
+            watcher.actions(self.address, world.agenda.now, actions)
+        if not self._doomed_in:
+            self._fall(actions)
+            return
+        self._doomed_in -= 1
+        began = isinstance(event, LifeBegan)
+        self.tells = self.node.state.attached and not began
+        self.audit.says(actions)
+        for action in actions:
+            self._performing.perform(action)
+        if began:
+            self.ledger.life_began()
+            self.audit.life_began()
+        self.ledger.check_told()
+        self._alarm.set(self.node.next_deadline())
+
+    def _fall(self, actions: list[Action]) -> None:
+        """It crashes in the middle of what an event asks for."""
+        self.audit.says(actions)
+        for action in actions[: self._rng.randrange(len(actions) + 1)]:
+            self._performing.perform(action)
+        # What is being done at this moment finds it down, and ends before it is cleared away.
+        self.up = False
+        self._fallen = True
+        self._world.agenda.after(0.0, lambda: self.crash() if self._fallen else None)
+
+    def _ring(self, node: Node, deadline: float) -> None:
+        if self.up and self.node is node:
+            self._when_running(lambda: self._feed(Tick(), deadline))
+
+    def _tell(self, what: str) -> None:
+        if self._world.watcher:
+            self._world.watcher.note(self.address, self._world.agenda.now, what)
+
+    def _describe(self, incarnation: int) -> EngineDescription:
+        return describe(self.address, incarnation, self._world)

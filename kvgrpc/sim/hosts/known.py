@@ -1,0 +1,292 @@
+"""What a liar knows and makes up: ids, grants, contents, blocks and descriptions that it has seen, and others.
+
+All of it may pass the edge of a real lead (`kvgrpc/wire`), which guarantees no more than this: block ids, groups,
+layers, parts, epochs, counts of tokens and generations are uint32, lists of blocks together no longer than the limit of
+a request, ranges of layers not empty; bytes are uint64; durations are finite, of either sign; texts have at most 256
+bytes; incarnations are not 0, ranks of an engine 1 to 4096; layouts are what `PoolLayout` takes. Ids of accesses and
+tokens of grants are any bytes.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+
+from kvgrpc.core.events import LeaseRef, OpenAccess, ReadyPart, RegisterPush, RenewLeases
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.values.calls import BlockLists, LayerRange
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.content import Content
+from kvgrpc.core.values.descriptors import Ids
+from kvgrpc.core.values.endpoints import RankEndpoint
+from kvgrpc.core.values.ids import ACCESS_ID_BYTES, peer_key
+from kvgrpc.core.values.layout import PoolLayout
+from kvgrpc.errors import BY_CODE, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.sim.world.network import Persona
+from kvgrpc.sim.world.surroundings import Surroundings
+
+UINT32 = (1 << 32) - 1
+UINT64 = (1 << 64) - 1
+ERRORS = tuple(BY_CODE.values())
+REASONS = tuple(Reason)
+NUMBERS = (0, 1, 2, 3, 7, 16, 1_000, UINT32)
+SECONDS = (0.0, -1.0, -3e11, 1e-9, 0.05, 1.0, 30.0, 3e11)
+NOBODY = "engine-of-nobody"
+KEPT = 64
+"""Things of each kind that a liar remembers."""
+
+
+class Known:
+    """What one liar knows. `me` is its present life; `others` are the addresses of all others."""
+
+    def __init__(self, address: str, world: Surroundings, rng: Random) -> None:
+        self.rng = rng
+        self._address = address
+        self._world = world
+        self.tokens: deque[bytes] = deque(maxlen=KEPT)
+        """Grants that it holds, and own ones that came back: a bearer's right."""
+        self.texts: deque[str] = deque(("", "t-0", "x" * 256), maxlen=KEPT)
+        """Ids of transfers and leases."""
+        self.contents: deque[Content] = deque(maxlen=KEPT)
+        self.openings: deque[Opening] = deque(maxlen=KEPT)
+        self.lives: deque[tuple[str, int]] = deque(maxlen=KEPT)
+        """Its own ones, and those that it has made up."""
+        self.met: dict[str, deque[tuple[str, int]]] = {}
+        """Those of them that shook hands with the lead at an address."""
+        self.about = b""
+        """The access that it speaks of now; empty: of any."""
+
+    def meets(self, address: str, life: tuple[str, int]) -> None:
+        """A life that it has made up is admitted there."""
+        self.met.setdefault(address, deque(maxlen=4)).append(life)
+
+    def sees(self, event: object) -> None:
+        """A request that it sends or gets."""
+        if isinstance(event, OpenAccess):
+            for opening in event.openings:
+                self.tokens.append(opening.token)
+                self.texts.append(opening.transfer_id)
+                self.openings.append(opening)
+                if opening.push_content is not None:
+                    self.contents.append(opening.push_content)
+        elif isinstance(event, RegisterPush):
+            self.tokens.append(event.token)
+        elif isinstance(event, RenewLeases):
+            self.tokens.extend(ref.token for ref in event.leases if ref.token)
+
+    # -- things
+
+    def often(self, odds: float) -> bool:
+        return self.rng.random() < odds
+
+    def number(self, near: int) -> int:
+        """A uint32: one near another one, or any."""
+        close = min(max(near + self.rng.choice((-1, 1, 2)), 0), UINT32)
+        return self.rng.choice((close, close, self.rng.choice(NUMBERS)))
+
+    def seconds(self) -> float:
+        return self.rng.choice(SECONDS)
+
+    def text(self) -> str:
+        return self.rng.choice(self.texts)
+
+    def access_id(self) -> bytes:
+        """Mostly one of somebody else, as if it could be guessed."""
+        rng, seen = self.rng, self._world.access_ids
+        if self.about:
+            return self.about
+        if seen and rng.randrange(4):
+            return rng.choice(seen)
+        return rng.choice((rng.randbytes(ACCESS_ID_BYTES), b"", b"\0", rng.randbytes(100)))
+
+    def token(self) -> bytes:
+        """A grant: held, damaged, or none at all."""
+        if not self.tokens or not self.rng.randrange(8):
+            return self.rng.choice((b"", self.rng.randbytes(40)))
+        token = self.rng.choice(self.tokens)
+        if token and not self.rng.randrange(4):
+            at = self.rng.randrange(len(token))
+            return token[:at] + bytes([token[at] ^ 1 << self.rng.randrange(8)]) + token[at + 1 :]
+        return token
+
+    def lease(self) -> LeaseRef:
+        return LeaseRef(token=self.token()) if self.rng.randrange(4) else LeaseRef(self.text() or "l-0")
+
+    def life(self) -> tuple[str, int]:
+        """One of its own lives, or one that it has made up, or is about to: never a life that another engine has had.
+
+        Nothing tells callers apart (docs/security.md), so it could have said to be such a one as well.
+        """
+        if self.lives and self.rng.randrange(4):
+            return self.rng.choice(self.lives)
+        return self.make_up()
+
+    def make_up(self, name: str = "") -> tuple[str, int]:
+        """A life of an engine which there is not: of that name, or mostly of its own, or of none; its calls go
+        anywhere.
+        """
+        names = (self._address, self._address, NOBODY, self.rng.choice(self._world.network.addresses))
+        made = name or self.rng.choice(names), self.rng.getrandbits(63) | 1
+        self.lives.append(made)
+        where = self.rng.choice((self._address, self._address, *self._world.network.addresses, "nowhere"))
+        self._world.network.personas[peer_key(*made)] = Persona(self._address, where)
+        return made
+
+    def content(self, like: Content | None) -> Content | None:
+        """Of another prompt, of none, or damaged."""
+        rng = self.rng
+        if like is not None and like.digests and rng.randrange(2):
+            at = rng.randrange(len(like.digests))
+            damaged = like.digests[:at] + bytes([like.digests[at] ^ 1]) + like.digests[at + 1 :]
+            return Content(like.tokens, damaged)
+        if not self.contents or not rng.randrange(4):
+            return rng.choice((None, Content(rng.choice((1, 16, 100)), opaque=b"lie")))
+        return rng.choice(self.contents)
+
+    def error(self) -> KVGrpcError:
+        """Any refusal."""
+        return self.rng.choice(ERRORS)(self.rng.choice(REASONS), "a lie")
+
+    # -- blocks
+
+    def ids(self, ids: Ids, blocks: int) -> Ids:
+        """Other blocks than these, of a pool of so many."""
+        rng, found = self.rng, ids.tolist()
+        kind = rng.randrange(6)
+        if kind == 0:
+            found = rng.sample(range(max(blocks, len(found))), len(found))
+        elif kind == 1:
+            found = found[:-1]
+        elif kind == 2:
+            found.append(rng.randrange(max(blocks, 1)))
+        elif kind == 3:
+            found = found[:1] * len(found)
+        elif kind == 4 and found:
+            found[rng.randrange(len(found))] = rng.choice((blocks, UINT32))
+        else:
+            found.reverse()
+        return np.array(found, dtype=np.int64)
+
+    def lists(self, lists: BlockLists) -> BlockLists:
+        """Other lists of blocks."""
+        rng, rows, groups = self.rng, list(lists), self._world.pool.groups
+        kind = rng.randrange(8)
+        if not rows or kind == 0:
+            return (*rows, (rng.choice((0, 1, 2, UINT32)), np.arange(rng.randrange(3), dtype=np.int64)))
+        at = rng.randrange(len(rows))
+        group, ids = rows[at]
+        if kind == 1:
+            del rows[at]
+        elif kind == 2:
+            rows[at] = rng.choice((0, 1, 2, UINT32)), ids
+        elif kind == 3:
+            rows.reverse()
+        else:
+            rows[at] = group, self.ids(ids, groups[group].blocks if group < len(groups) else 1)
+        return tuple(rows)
+
+    def layers(self) -> LayerRange | None:
+        return self.rng.choice((None, (0, 1), (1, 1), (0, 2), (1, 2), (2, 1), (UINT32, 1), (0, UINT32)))
+
+    def parts(self, parts: tuple[ReadyPart, ...]) -> tuple[ReadyPart, ...]:
+        """Other parts: of other numbers, blocks or layers; more, fewer, or in another order."""
+        rng, rows = self.rng, list(parts)
+        kind = rng.randrange(8)
+        if not rows or kind == 0:
+            new = ReadyPart(len(rows), self.lists(()), self._known(()), self.layers(), rng.random() < 0.5)
+            return (*rows, new)
+        at = rng.randrange(len(rows))
+        row = rows[at]
+        if kind == 1:
+            del rows[at]
+        elif kind == 2:
+            rows.append(row)
+        elif kind == 3:
+            rows.reverse()
+        else:
+            changes: dict[str, Callable[[], object]] = {
+                "number": lambda: self.number(row.number),
+                "blocks": lambda: self.lists(row.blocks),
+                "known": lambda: self._known(row.known),
+                "layers": self.layers,
+                "last": lambda: not row.last,
+            }
+            name = rng.choice((*changes, "blocks", "blocks"))
+            rows[at] = replace(row, **{name: changes[name]()})  # type: ignore[arg-type]
+        return tuple(rows)
+
+    def _known(self, known: tuple[int, ...]) -> tuple[int, ...]:
+        """Other counts of blocks that earlier parts list."""
+        return self.rng.choice(((), *[(*known, self.number(0))] * 2, tuple(map(self.number, known))))
+
+    # -- engines
+
+    def description(self, me: EngineDescription) -> EngineDescription:
+        """Another engine than it is."""
+        rng = self.rng
+        kind = rng.randrange(8)
+        if kind < 3:
+            engine_id, incarnation = self.make_up()
+            return replace(me, engine_id=engine_id, incarnation=incarnation)
+        if kind == 3:
+            return replace(me, world_size=rng.choice((1, 2, 3, 4096)))
+        if kind == 4:
+            return replace(me, memory_generation=self.number(me.memory_generation))
+        if kind == 5:
+            features = rng.choice(((), ("reads_pushes",), ("checksums",), ("x",)))
+            return replace(me, features=features, required_features=rng.choice(((), features, ("checksums",))))
+        if kind == 6:
+            return rng.choice((
+                replace(me, address=rng.choice((*self._world.network.addresses, "", "nowhere"))),
+                replace(me, protocol_min=9, protocol_max=9),
+                replace(me, weights_revision=rng.choice(("", "other"))),
+            ))  # fmt: skip
+        return replace(me, pool=self.pool(me.pool))
+
+    def pool(self, pool: PoolLayout) -> PoolLayout:
+        """Another layout, which is sound by itself."""
+        rng, groups, regions = self.rng, list(pool.groups), list(pool.regions)
+        kind, total_bytes = rng.randrange(6), 1 << 56
+        if kind == 0:
+            blocks = rng.choice((1, 2, 1_000, UINT32))
+            groups = [replace(group, blocks=blocks) for group in groups]
+            size = min(blocks, 1 << 32)
+            regions = [replace(region, offset=i * size) for i, region in enumerate(regions)]
+        elif kind == 1:
+            groups = [replace(group, blocks=1) for group in groups]
+            stride = rng.choice((1 << 55, (1 << 63) - 1, 1 << 63, UINT64))
+            regions = [replace(region, offset=i, stride_bytes=stride) for i, region in enumerate(regions)]
+        elif kind == 2:
+            regions = [replace(region, offset=region.offset + rng.choice((1, 1 << 40, 1 << 62))) for region in regions]
+        elif kind == 3:
+            regions.reverse()
+        elif kind == 4:
+            groups[0] = rng.choice((replace(groups[0], block_tokens=3), replace(groups[0], kv_heads=3)))
+        else:
+            groups, regions = groups[:1], [region for region in regions if region.group == 0]
+        try:
+            return PoolLayout(tuple(groups), tuple(regions), total_bytes)
+        except InvalidRequest:
+            return pool
+
+    def endpoints(self, endpoints: tuple[RankEndpoint, ...]) -> tuple[RankEndpoint, ...]:
+        """Others: too few, too many, of other ranks, or leading nowhere. To whose memory they lead is for ranks to
+        find out (`kvgrpc/datapath`).
+        """
+        rng, rows = self.rng, list(endpoints)
+        kind = rng.randrange(5)
+        if not rows or kind == 0:
+            return ()
+        at = rng.randrange(len(rows))
+        if kind == 1:
+            rows.append(rows[at])
+        elif kind == 2:
+            rows[at] = replace(rows[at], rank=rng.choice((0, 1, 2, UINT32)))
+        elif kind == 3:
+            rows[at] = RankEndpoint(rows[at].rank)
+        else:
+            loopback = rows[at].loopback
+            rows[at] = replace(rows[at], loopback=None if loopback is None else replace(loopback, key="nowhere"))
+        return tuple(rows)

@@ -1,0 +1,257 @@
+"""A liar: it stands between one lead and the network, and alters, makes up and repeats what that lead says to others.
+
+The lead behind it is a real one, and believes what it hears: so what it is asked for, and asks for, has all the shapes
+that there are, and most of what is said is true. Every kind of false message is one that the edge of a real lead lets
+through (see `known`). Who lies about a write being over writes nothing after that (see `Mover`): a peer with a mapping
+can write whatever it likes (docs/security.md), which no message of the protocol can prevent.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Protocol
+
+from kvgrpc.core.actions import Closings, Introduced, Openings, Renewed
+from kvgrpc.core.events import Call, ChecksumBlocks, Event, HandshakeReceived, OpenAccess, Opened, RegisterPush
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import InternalError, Reason
+from kvgrpc.sim.hosts.false_answers import FalseAnswers
+from kvgrpc.sim.hosts.false_requests import CALL, FalseRequests, PeerRequest
+from kvgrpc.sim.hosts.known import Known
+from kvgrpc.sim.hosts.other_lives import Granted, OtherLives
+from kvgrpc.sim.world.faults import Range
+from kvgrpc.sim.world.memory import Door
+from kvgrpc.sim.world.network import Ask, Give, Lead, Result
+from kvgrpc.sim.world.surroundings import Surroundings
+
+KEPT = 64
+"""Requests that it may say again."""
+UNHEARD = 0.2
+"""Of the false answers are given without asking its lead."""
+UNANSWERED = 0.2
+"""Of the checksums that it does not tell as they are it tells nothing at all."""
+AGAIN = 0.3
+"""Of what it says unasked was said before."""
+TIMES, SOON_S = 4, (0.001, 2.0)
+"""How often, and how soon, it speaks of an access that somebody has asked for."""
+LONG_AGO = 0.1
+"""Of what it says unasked is about such an access of before, where it speaks of all."""
+TAKEN_OVER = 0.3
+"""Of them another life goes on with the push that its own has begun; all others"""
+GIVES_UP = 0.7
+"""are said to be at rest: mostly when its own life has ended the push, and nothing but that is missing."""
+MIDST_S = (0.0005, 0.05)
+"""When bytes are likely to move under it."""
+STREAMS = 0.5
+"""How often a life that it has made up brings up its liveness stream."""
+
+
+class LyingLead(Lead, Protocol):
+    """The lead behind it."""
+
+    @property
+    def description(self) -> EngineDescription: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def door(self, rank: int) -> Door: ...
+
+
+class Liar:
+    """`odds`: so many of its messages are false; `other_lives`: of so many accesses for its pushes it speaks in the
+    name of other lives; `false_sums`: so many of its answers about checksums are false.
+    """
+
+    def __init__(
+        self, host: LyingLead, world: Surroundings, rng: Random, odds: float, other_lives: float, false_sums: float
+    ) -> None:
+        self._host = host
+        self._world = world
+        self._rng = rng
+        self._odds = odds
+        self._other_lives = other_lives
+        self._false_sums = false_sums
+        known = self._known = Known(host.address, world, rng)
+        self._requests = FalseRequests(known)
+        self._answers = FalseAnswers(known, world)
+        self._others = OtherLives(known)
+        self._said: deque[PeerRequest] = deque(maxlen=KEPT)
+        world.network.between[host.address] = self
+        world.overhear.append(self.overhears)
+
+    def keep_on(self, rate_per_s: float) -> None:
+        """Says so much unasked, for as long as its host lives."""
+        agenda, rng = self._world.agenda, self._rng
+
+        def say() -> None:
+            if not self._world.closing:
+                self._invent()
+                self.keep_on(rate_per_s)
+
+        agenda.after(rng.expovariate(rate_per_s), say)
+
+    def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
+        """A request of its lead."""
+
+        def asked(call: Call) -> Event:
+            event = ask(call)
+            self._remember(event)
+            if isinstance(event, OpenAccess) and self._lies("asked_anew"):
+                self._soon(lambda: self._say(self._requests.anew(event, address), address))
+            return self._requests.bend(event) if self._lies("false_request") else event
+
+        def given(result: Result) -> None:
+            event = ask(CALL)
+            fit = _fit(event, result)
+            give(fit)
+            if isinstance(event, OpenAccess) and isinstance(fit, Openings) and isinstance(fit.rows[0], Opened):
+                for granted in self._others.granted(address, event) if self._often(self._other_lives) else ():
+                    self._speak_for_others(granted)
+
+        return asked, given
+
+    def hears(self, ask: Ask, principal: str, give: Give) -> None:
+        """A request to its lead, and the answer."""
+        if self._rng.random() < self._odds * UNHEARD:
+            event = ask(Call(0, principal))
+            self._known.sees(event)
+            self._world.seen["false_answer"] += 1
+            give(self._answers.bend(event, self._known.error()))
+            return
+        heard: list[Event] = []
+
+        def taken(call: Call) -> Event:
+            heard.append(ask(call))
+            self._known.sees(heard[0])
+            return heard[0]
+
+        def told(result: Result) -> None:
+            if isinstance(heard[0], ChecksumBlocks) and self._often(self._false_sums):
+                self._world.seen["false_sums"] += 1
+                if self._rng.random() >= UNANSWERED:
+                    give(self._answers.bend(heard[0], result))
+                return
+            give(self._answers.bend(heard[0], result) if self._lies("false_answer") else result)
+
+        self._host.call(taken, principal, told)
+
+    def _often(self, odds: float) -> bool:
+        return odds > 0 and self._rng.random() < odds
+
+    def _lies(self, kind: str) -> bool:
+        if self._rng.random() >= self._odds:
+            return False
+        self._world.seen[kind] += 1
+        return True
+
+    def _remember(self, event: Event) -> None:
+        self._known.sees(event)
+        if isinstance(event, PeerRequest):
+            self._said.append(event)
+        me = self._host.description
+        life = me.engine_id, me.incarnation
+        if life not in self._known.lives:
+            self._known.lives.append(life)
+
+    def overhears(self, access_id: bytes, address: str) -> None:
+        """Somebody asks for an access at an address: the liar may speak of it while it is open."""
+        if self._rng.random() < self._odds and address != self._host.address:
+            for _ in range(TIMES):
+                self._soon(lambda: self._meddle(access_id, address))
+
+    def _speak_for_others(self, of: Granted) -> None:
+        """Its lead may deliver a push."""
+        others, rng = self._others, self._rng
+        self._world.seen["other_life"] += 1
+
+        def at_rest() -> None:
+            self._say(others.at_rest(of), of.address)
+
+        if rng.random() < TAKEN_OVER:
+            stranger = others.stranger(self._introduction())
+            life = stranger.peer.engine_id, stranger.peer.incarnation
+            self._say(stranger, of.address, lambda: self._say(others.takes_over(of, life), of.address))
+        elif rng.random() < GIVES_UP:
+            self._soon(lambda: self._say(others.gives_up(of), of.address, at_rest), MIDST_S)
+        else:
+            self._soon(at_rest, MIDST_S)
+        self._soon(at_rest)
+
+    def _soon(self, do: Callable[[], None], span: Range = SOON_S) -> None:
+        after_s = math.exp(self._rng.uniform(*map(math.log, span)))
+        self._world.agenda.after(after_s, lambda: do() if self._can_speak else None)
+
+    def _meddle(self, access_id: bytes, address: str) -> None:
+        self._world.seen["meddled"] += 1
+        self._say(self._requests.meddle(self._introduction(), access_id), address)
+
+    def _invent(self) -> None:
+        """Something that nobody has asked for, or that was said before, to anybody."""
+        host, rng = self._host, self._rng
+        if not self._can_speak:
+            return
+        others = [address for address in self._world.network.addresses if address != host.address]
+        long_ago = self._others.remembered() if self._often(LONG_AGO * self._other_lives) else None
+        if long_ago is not None:
+            self._world.seen["other_life"] += 1
+            self._say(self._others.at_rest(long_ago), long_ago.address)
+            return
+        if self._said and rng.random() < AGAIN:
+            said: PeerRequest = rng.choice(self._said)
+            self._world.seen["said_again"] += 1
+        else:
+            said = self._requests.invent(self._introduction())
+            self._world.seen["invented"] += 1
+        self._say(said, rng.choice(others))
+
+    @property
+    def _can_speak(self) -> bool:
+        return self._host.ready and not self._host.stopped and not self._world.closing
+
+    def _introduction(self) -> HandshakeReceived:
+        me, nbytes = self._host.description, self._world.pool.total_bytes
+        doors = [self._host.door(rank).key for rank in range(me.world_size)]
+        endpoints = tuple(RankEndpoint(i, loopback=LoopbackEndpoint(key, nbytes)) for i, key in enumerate(doors))
+        return HandshakeReceived(CALL, me, endpoints)
+
+    def _say(self, said: PeerRequest, address: str, then: Callable[[], None] | None = None) -> None:
+        """`then`: what comes next when a handshake or a closing was answered."""
+        rng = self._rng
+        self._said.append(said)
+
+        def ask(call: Call) -> Event:
+            if isinstance(said, RegisterPush):  # the ids are drawn where it is heard
+                return replace(said, call=call, access_id=rng.randbytes(16), reverse_access_id=rng.randbytes(16))
+            return replace(said, call=call)
+
+        def give(result: Result) -> None:
+            if isinstance(said, HandshakeReceived) and isinstance(result, Introduced):
+                self._introduced(said.peer, result.engine, address)
+            if then is not None and isinstance(result, Closings | Introduced) and self._can_speak:
+                then()
+
+        self._world.network.rpc(self._host, address, ask, give, unaltered=True)
+
+    def _introduced(self, life: EngineDescription, there: EngineDescription, address: str) -> None:
+        """A life shook hands at an address."""
+        network = self._world.network
+        if (own := peer_key(life.engine_id, life.incarnation)) in network.personas:
+            self._known.meets(address, (life.engine_id, life.incarnation))
+            if self._rng.random() < STREAMS:
+                network.stream(self._host, peer_key(there.engine_id, there.incarnation), own)
+
+
+def _fit(asked: Event, result: Result) -> Result:
+    """An answer to what was asked for, not to what was made of it: else the edge refuses it."""
+    rows = getattr(asked, "openings", None) or getattr(asked, "leases", None)
+    if isinstance(result, Openings | Renewed) and rows is not None and len(result.rows) != len(rows):
+        return InternalError(Reason.PEER_FAILED, "other rows than were asked for")
+    return result

@@ -1,0 +1,61 @@
+"""One life of a modelled engine: what it is, its memory, its movers, and the ways by which peers reach its memory."""
+
+from dataclasses import dataclass, field
+
+from kvgrpc.core.values.compatibility import READS_PUSHES, EngineDescription
+from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
+from kvgrpc.sim.engine.engine import Engine
+from kvgrpc.sim.world.memory import Door, Memory
+from kvgrpc.sim.world.mover import Mover
+from kvgrpc.sim.world.surroundings import Surroundings
+
+
+@dataclass(eq=False)
+class Life:
+    """From the attaching of an engine to its end."""
+
+    key: str
+    description: EngineDescription
+    engine: Engine
+    mover: Mover
+    memories: list[Memory]
+    world: Surroundings
+    doors: dict[int, Door] = field(default_factory=dict)
+    """By rank, those that are offered now."""
+
+    def __post_init__(self) -> None:
+        for rank in range(len(self.memories)):
+            self._open_door(rank)
+
+    def rekey(self, rank: int, *, proves: bool) -> None:
+        """A rank's data path begins anew; `proves`: nothing comes by the old one any more."""
+        self.mover.end_all(rank)
+        self.doors[rank].open = not proves
+        self.doors[rank].renewed = True
+        self._open_door(rank)
+
+    def end(self) -> None:
+        """Whoever still reads its memory reads rubbish."""
+        for memory in self.memories:
+            memory.burn()
+
+    def _open_door(self, rank: int) -> None:
+        key = f"{self.key}/{rank}.{len(self.world.doors)}"
+        self.doors[rank] = self.world.doors[key] = Door(key, self.memories[rank])
+
+
+def describe(address: str, incarnation: int, world: Surroundings) -> EngineDescription:
+    """What an engine is. In the simulator its id is its address."""
+    return EngineDescription(
+        engine_id=address,
+        incarnation=incarnation,
+        address=address,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL_MAX,
+        weights_revision="w1",
+        pool=world.pool,
+        pool_kind=PoolKind.ENGINE_MANAGED,
+        world_size=world.ranks,
+        features=(READS_PUSHES,) if world.checksums or address in world.cannot_set_aside else (),
+    )

@@ -1,0 +1,203 @@
+"""Calls of one lead to others: a node's actions as messages, and the answers as events."""
+
+from random import Random
+from typing import Protocol
+
+from kvgrpc.core.actions import (
+    Checksums,
+    Closings,
+    Dial,
+    Introduced,
+    Openings,
+    Renewed,
+    SendChecksums,
+    SendClose,
+    SendOpen,
+    SendParts,
+    SendRegister,
+    SendRenew,
+    SendSettle,
+    Verdicts,
+)
+from kvgrpc.core.events import (
+    AccessAnswered,
+    Call,
+    ChecksumBlocks,
+    ChecksumsAnswered,
+    CloseAccess,
+    CloseAnswered,
+    DialFailed,
+    HandshakeReceived,
+    LeaseRef,
+    OpenAccess,
+    Opened,
+    PartsAnswered,
+    PartsReady,
+    PeerAnswered,
+    RegisterAnswered,
+    RegisterPush,
+    RenewAnswered,
+    RenewLeases,
+    SettleAccess,
+    SettleAnswered,
+)
+from kvgrpc.core.tables.accesses import Verdict
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.ids import peer_key
+from kvgrpc.errors import Exhausted, KVGrpcError, PreconditionFailed, Reason, Unavailable
+from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S
+from kvgrpc.sim.world.network import Lead, Network, Result
+
+BUSY = (Unavailable, Exhausted)
+"""After these a server asks again; what settles is asked again only where nobody answered."""
+
+
+class Caller(Lead, Protocol):
+    """What the channels know of their host."""
+
+    @property
+    def description(self) -> EngineDescription: ...
+
+
+class PeerCalls:
+    """The channels of one host."""
+
+    def __init__(self, host: Caller, network: Network) -> None:
+        self._host = host
+        self._network = network
+        self._rng = Random(host.address)  # noqa: S311 - a simulation, no secrets
+
+    def dial(self, action: Dial) -> None:
+        """Handshake, and the liveness stream after it."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self._host.handle(DialFailed(action.address, result))
+                return
+            assert isinstance(result, Introduced)
+            there = result.engine
+            if self._network.stream(self._host, peer_key(there.engine_id, there.incarnation)):
+                self._host.handle(PeerAnswered(action.address, there, result.endpoints))
+            else:
+                lost = Unavailable(Reason.PEER_UNREACHABLE, f"no liveness stream to {action.address}")
+                self._host.handle(DialFailed(action.address, lost))
+
+        self._network.rpc(
+            self._host,
+            action.address,
+            lambda call: HandshakeReceived(call, me, action.endpoints, action.expected_engine_id),
+            give,
+        )
+
+    def open(self, action: SendOpen) -> None:
+        """OpenAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            row: Opened | KVGrpcError
+            if isinstance(result, KVGrpcError):
+                row = result
+            else:
+                assert isinstance(result, Openings)
+                row = result.rows[0]
+            self._host.handle(AccessAnswered(action.opening.access_id, row, isinstance(row, BUSY)))
+
+        def ask(call: Call) -> OpenAccess:
+            return OpenAccess(call, me.engine_id, me.incarnation, (action.opening,))
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give, OPEN_TIMEOUT_S)
+
+    def settle(self, action: SendSettle) -> None:
+        """SettleAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            row: Verdict | KVGrpcError
+            if isinstance(result, KVGrpcError):
+                row = result
+            else:
+                assert isinstance(result, Verdicts)
+                row = result.rows[0]
+            self._host.handle(SettleAnswered(action.settling.access_id, row, isinstance(row, Unavailable)))
+
+        def ask(call: Call) -> SettleAccess:
+            return SettleAccess(call, me.engine_id, me.incarnation, (action.settling,))
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+
+    def close(self, action: SendClose) -> None:
+        """CloseAccess."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            known = isinstance(result, Closings) or (
+                isinstance(result, PreconditionFailed) and result.reason is Reason.NO_HANDSHAKE
+            )
+            self._host.handle(CloseAnswered(action.closing.access_id, known, action.closing.quiesced))
+
+        def ask(call: Call) -> CloseAccess:
+            return CloseAccess(call, me.engine_id, action.incarnation, (action.closing,))
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+
+    def parts(self, action: SendParts) -> None:
+        """PartsReady."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            error = result if isinstance(result, KVGrpcError) else None
+            self._host.handle(PartsAnswered(action.access_id, error, isinstance(error, BUSY)))
+
+        def ask(call: Call) -> PartsReady:
+            return PartsReady(call, me.engine_id, me.incarnation, action.access_id, action.parts)
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+
+    def checksums(self, action: SendChecksums) -> None:
+        """ChecksumBlocks."""
+        me = self._host.description
+
+        def give(result: Result) -> None:
+            if isinstance(result, KVGrpcError):
+                self._host.handle(ChecksumsAnswered(action.name, action.number, result, isinstance(result, BUSY)))
+                return
+            assert isinstance(result, Checksums)
+            self._host.handle(ChecksumsAnswered(action.name, action.number, result.by_rank))
+
+        def ask(call: Call) -> ChecksumBlocks:
+            blocks = tuple((tuple(enumerate(lists)), layers) for lists, layers in action.blocks)
+            return ChecksumBlocks(call, me.engine_id, me.incarnation, action.access_id, blocks)
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+
+    def register(self, action: SendRegister) -> None:
+        """RegisterPush."""
+
+        def give(result: Result) -> None:
+            error = result if isinstance(result, KVGrpcError) else None
+            self._host.handle(RegisterAnswered(action.transfer_id, error, isinstance(error, BUSY)))
+
+        def ask(call: Call) -> RegisterPush:
+            ids = self._rng.randbytes(16), self._rng.randbytes(16)
+            return RegisterPush(call, action.token, action.request_id, *ids)
+
+        self._network.rpc(self._host, self._network.where(action.peer), ask, give)
+
+    def renew(self, action: SendRenew) -> None:
+        """RenewLeases."""
+
+        def give(result: Result) -> None:
+            for i, (transfer_id, _) in enumerate(action.rows):
+                self._host.handle(RenewAnswered(transfer_id, _renewal_error(result, i)))
+
+        refs = tuple(LeaseRef(token=token) for _, token in action.rows)
+        self._network.rpc(self._host, self._network.where(action.peer), lambda call: RenewLeases(call, refs), give)
+
+
+def _renewal_error(result: Result, row: int) -> KVGrpcError | None:
+    if isinstance(result, KVGrpcError):
+        return result
+    assert isinstance(result, Renewed)
+    reason = result.rows[row][1]
+    return None if reason is None else PreconditionFailed(reason, "not renewed")

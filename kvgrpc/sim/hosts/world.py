@@ -1,0 +1,171 @@
+"""A world: some hosts, the network between them, and virtual time."""
+
+from collections import Counter
+from random import Random
+
+from kvgrpc.core.events import Event
+from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.hosts.host import Host
+from kvgrpc.sim.hosts.liar import Liar
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import Faults
+from kvgrpc.sim.world.memory import layout
+from kvgrpc.sim.world.network import Network
+from kvgrpc.sim.world.surroundings import Surroundings, Watcher
+
+IDLE_AFTER_S = 3_600.0
+"""By then every bound of the protocol is over."""
+AUDIT_STEPS = 100
+"""After so many events everything is compared with everything."""
+
+
+class World:
+    """`engines` hosts with `ranks` ranks each, of `blocks` blocks in each group; see `Node` for `writers`. So many
+    engines, `hoarders`, cannot set blocks aside; so many hosts, `liars`, lie to the others.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a world is made of
+        self, seed: int, *, engines: int = 2, ranks: int = 1, blocks: int = 48, faults: Faults | None = None,
+        limits: Limits | None = None, writers: frozenset[str] = frozenset(), checksums: bool = False,
+        hoarders: int = 0, liars: int = 0, watcher: Watcher | None = None,
+    ) -> None:  # fmt: skip
+        self.seed = seed
+        self.ranks = ranks
+        self.agenda = Agenda()
+        self.seen: Counter[str] = Counter()
+        """What went wrong, by kind."""
+        self._audited = 0
+        self.network = Network(self.agenda, self.rng("network"), faults or Faults(), self.seen)
+        around = self._around = Surroundings(
+            self.agenda, self.network, limits or Limits(), layout(blocks), ranks, writers, checksums, seen=self.seen,
+            watcher=watcher, cannot_set_aside=frozenset(f"engine-{i}" for i in range(hoarders)),
+            liars=frozenset(f"engine-{i}" for i in range(engines - liars, engines)),
+        )  # fmt: skip
+        self.offered = around.offered
+        """What transfer keys stand for: wrong KV is told from KV that was asked for wrongly."""
+        self.ambushes = around.ambushes
+        """See `Surroundings`."""
+        self.hosts = [Host(f"engine-{i}", around, self.rng(f"engine-{i}")) for i in range(engines)]
+        for host in self.hosts:
+            host.start()
+
+    @property
+    def steps(self) -> int:
+        """Events that nodes handled."""
+        return self._around.steps
+
+    @property
+    def closing(self) -> bool:
+        """Nothing new begins."""
+        return self._around.closing
+
+    @property
+    def limits(self) -> Limits:
+        """Of every lead."""
+        return self._around.limits
+
+    @property
+    def handled(self) -> Event | None:
+        """The event that a node handled last."""
+        return self._around.handled
+
+    def lie(self, odds: float, rate_per_s: float, other_lives: float, false_sums: float) -> None:
+        """So many messages of each liar are false, and it says so much unasked, until the world closes; of so many
+        accesses for its pushes it speaks in the name of other lives, and so many checksums are false.
+        """
+        for host in self.hosts:
+            if host.lies:
+                liar = Liar(host, self._around, self.rng(f"liar/{host.address}"), odds, other_lives, false_sums)
+                if rate_per_s > 0:
+                    liar.keep_on(rate_per_s)
+
+    def rng(self, part: str) -> Random:
+        """The source of randomness of one part: parts do not disturb each other."""
+        return Random(f"{self.seed}/{part}")  # noqa: S311 - a simulation, no secrets
+
+    def run(self, for_s: float) -> None:
+        """Lets time pass."""
+        end = self.agenda.now + for_s
+        self._go(end)
+        self.agenda.now = end
+
+    def run_steps(self, steps: int) -> None:
+        """Lets time pass until nodes have handled so many events in all, or nothing is left to do."""
+        self._go(float("inf"), steps)
+
+    def finish(self) -> None:
+        """Mends everything but liars, who are gone from now on, waits until nothing is left to do, and checks that
+        nothing is left over.
+        """
+        self._around.closing = True
+        self.network.mend_all()
+        for host in self.hosts:
+            host.spare()
+            if host.lies and host.up:
+                host.crash()
+            elif not host.up:
+                host.start()
+        self._come_to_rest()
+        for host in self._honest():
+            host.audit.check_quarantine(host.ledger.writes)
+            self._check_told(host)
+            # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
+            host.release_quarantine(force=True)
+        self._come_to_rest()
+        for host in self._honest():
+            host.check_idle()
+
+    def ends(self) -> Counter[str]:
+        """How the transfers of all hosts ended."""
+        total: Counter[str] = Counter()
+        for host in self.hosts:
+            for (direction, state), count in host.ledger.ends.items():
+                total[f"{direction.value} {state.value}"] += count
+        return total
+
+    def failures(self) -> Counter[str]:
+        """Why the transfers of all hosts failed."""
+        total: Counter[str] = Counter()
+        for host in self.hosts:
+            total.update(host.ledger.failures)
+        return total
+
+    def _honest(self) -> list[Host]:
+        return [host for host in self.hosts if not host.lies]
+
+    def _check_told(self, host: Host) -> None:
+        sources = {other.life: other for other in self._honest() if other.ready}
+
+        def can_tell(life: str, transfer_id: str) -> bool:
+            source = sources.get(life)
+            if source is None or host.life not in source.node.state.peers or not source.audit.saw_rest(transfer_id):
+                return False
+            return _admits(source, host.life) and _admits(host, life)
+
+        host.audit.check_told(host.ledger.writes, can_tell, host.mover.ends.missed)
+
+    def _come_to_rest(self) -> None:
+        self._go(self.agenda.now + IDLE_AFTER_S)
+        if not self.agenda.idle:
+            broken(Rule.END, "something goes on for ever")
+
+    def _go(self, until: float, steps: float = float("inf")) -> None:
+        around = self._around
+
+        def go_on() -> bool:
+            if around.steps - self._audited >= AUDIT_STEPS:
+                self._audited = around.steps
+                for host in self.hosts:
+                    host.check()
+            return around.steps < steps
+
+        self.agenda.run(until, go_on)
+
+
+def _admits(host: Host, life: str) -> bool:
+    """Whether a handshake with that life of a peer is not refused for want of room."""
+    state = host.node.state
+    living = sum(peer.state is not PeerState.DEAD for peer in state.peers.values())
+    return host.knows(life) or living < state.limits.peers

@@ -1,0 +1,107 @@
+"""Running a world from its setup to its end, and what came of it."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvgrpc.sim.checks.rules import Rule, Violated
+from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.seeds.chaos import Chaos
+from kvgrpc.sim.seeds.setup import Setup
+from kvgrpc.sim.seeds.traffic import Traffic
+from kvgrpc.sim.world.surroundings import Watcher
+from kvgrpc.sim.world.trace import Digest, tell
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that did not hold."""
+
+    seed: int
+    rule: Rule
+    message: str
+    step: int
+    """After how many events."""
+    about: tuple[str, ...] = ()
+    """What names what it is about."""
+
+
+@dataclass
+class Outcome:
+    """What came of a world."""
+
+    steps: int = 0
+    """Events that nodes handled."""
+    requests: int = 0
+    virtual_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    """How transfers ended."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why they failed."""
+    violations: list[Violation] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)
+    """Of the traces of worlds that were watched for it, by seed."""
+
+    def add(self, other: "Outcome") -> None:
+        """Adds another one."""
+        self.steps += other.steps
+        self.requests += other.requests
+        self.virtual_s += other.virtual_s
+        self.faults += other.faults
+        self.ends += other.ends
+        self.reasons += other.reasons
+        self.violations += other.violations
+        self.digests |= other.digests
+
+
+def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
+    """One world, to its end or to the first rule that does not hold."""
+    world = World(
+        setup.seed,
+        engines=setup.engines,
+        ranks=setup.ranks,
+        blocks=setup.blocks,
+        faults=setup.faults,
+        limits=setup.limits,
+        writers=setup.writers,
+        checksums=setup.checksums,
+        hoarders=setup.hoarders,
+        liars=setup.liars,
+        watcher=watcher,
+    )
+    habits = setup.habits
+    traffic = Traffic(world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, setup.left_out)
+
+    def live() -> None:
+        world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_sums)
+        traffic.keep_on(setup.rate_per_s)
+        Chaos(world).keep_on(setup.mishaps)
+        world.run_steps(setup.steps)
+        world.finish()
+
+    violations = _found(live, world)
+    return Outcome(world.steps, traffic.made, world.agenda.now, world.seen, world.ends(), world.failures(), violations)
+
+
+def digested(setup: Setup) -> Outcome:
+    """As `run`, with the digest of all that happened: it is the same for as long as the same is decided."""
+    seen = Digest()
+    outcome = run(setup, seen)
+    outcome.digests[setup.seed] = seen.value
+    return outcome
+
+
+def _found(live: Callable[[], None], world: World) -> list[Violation]:
+    try:
+        live()
+    except Violated as error:
+        return [Violation(world.seed, error.rule, error.message, world.steps, error.about)]
+    except Exception as error:  # noqa: BLE001 - whatever a lead raises would have stopped it
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        where = "" if at is None else f" in {at.tb_frame.f_code.co_qualname}"
+        message = f"a lead is stopped by {type(error).__name__}{where}: {error}"
+        return [Violation(world.seed, Rule.R6, message, world.steps, (tell(world.handled),))]
+    return []

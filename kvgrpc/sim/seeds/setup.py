@@ -1,0 +1,218 @@
+"""Which world a seed stands for. A setup is all that a run needs: the same setup runs the same way, anywhere."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from kvgrpc.core.values.limits import Limits
+from kvgrpc.sim.seeds.chaos import Mishaps
+from kvgrpc.sim.seeds.traffic import Habits
+from kvgrpc.sim.world.faults import ROUGH, STORMY, Faults
+
+WRITES = frozenset({"loopback"})
+"""The source of a push writes; else its destination reads."""
+
+TIGHT = Limits(
+    lease_ttl_s=2.0,
+    in_flight_bytes=5,
+    lease_cap_s=10.0,
+    queue_timeout_s=3.0,
+    transfer_timeout_s=2.0,
+    settle_timeout_s=1.0,
+    registration_timeout_s=5.0,
+    peer_grace_s=1.5,
+    connect_timeout_s=1.0,
+    open_wait_s=0.5,
+    idempotency_s=2.0,
+    leases=15,
+    transfers=40,
+    transfer_history=2,
+    idempotency_keys=60,
+    accesses=25,
+    peers=2,
+    tombstones=3,
+    ended_leases=3,
+    rekey_interval_s=5.0,
+)
+"""Every table of a lead is full now and then, and every deadline is near."""
+
+UNLUCKY = Mishaps(
+    crash=0.4, crash_in_event=0.3, lose_engine=0.4, lose_rank=0.2, cut=0.5, cut_one_way=0.3, isolate=0.2, stop=0.4
+)  # fmt: skip
+"""Every host has some trouble within a minute."""
+DOOMED = Mishaps(
+    crash=1.5, crash_in_event=1.0, lose_engine=1.5, lose_rank=0.7, cut=2.0, cut_one_way=1.0, isolate=0.7, stop=1.5
+)  # fmt: skip
+"""Something happens every second."""
+
+COMPARED = 0.25
+"""Of the worlds compare what arrives with its source,"""
+CORRUPT = 0.03
+"""and so many of their postings bring a cell as something else."""
+
+IMPATIENT = 0.25
+"""Of the worlds take little memory in quarantine for too much:"""
+BUDGETS = (0.0, 0.05, 0.1)
+"""at most so much of each group,"""
+GRACES_S = (0.5, 1.5, 3.0)
+"""after so long;"""
+INTERVALS_S = (2.0, 5.0, 20.0)
+"""and so long is between two re-keys."""
+
+HONEST_AND_ONE = 3
+"""Engines of a world with a liar, at least."""
+CALM = 0.5
+CALM_RATE_PER_S = 10.0
+LIES = (0.05, 0.2, 0.5)
+"""So many of its messages are false: one that lies all the time is soon left alone."""
+INVENTIONS_PER_S = (0.5, 2.0, 10.0)
+
+FOCUSED = 0.25
+"""Of the worlds with a liar are about pushes that their source writes, and about who may say what of them:"""
+OTHER_LIVES = 0.5
+"""of so many of its accesses the liar speaks in the name of other lives."""
+SUMMED = 0.2
+"""Of them are about checksums, of whose answers"""
+FALSE_SUMS = 0.3
+"""so many are false, or never come."""
+
+QUICK_S = (0.0001, 0.002)
+SLOW_S = (0.002, 0.05)
+"""How long a mover takes for a cell: a posting is over in some hundredths of a second, or takes a second."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One world, and how much of it is seen."""
+
+    seed: int
+    steps: int
+    """Requests stop when nodes have handled so many events; what is under way then comes to its end."""
+    engines: int = 3
+    ranks: int = 1
+    blocks: int = 24
+    """Of each group, on each engine."""
+    faults: Faults = field(default_factory=Faults)
+    mishaps: Mishaps = field(default_factory=Mishaps)
+    habits: Habits = field(default_factory=Habits)
+    limits: Limits = field(default_factory=Limits)
+    writers: frozenset[str] = frozenset()
+    checksums: bool = False
+    """What arrives is compared with its source; only then anything is corrupted on its way."""
+    hoarders: int = 0
+    """Engines that cannot set blocks aside: the first ones."""
+    liars: int = 0
+    """Hosts that lie to the others: the last ones."""
+    lies: float = 0.0
+    """So many of their messages are false,"""
+    inventions_per_s: float = 0.0
+    """and so much they say unasked;"""
+    other_lives: float = 0.0
+    """of so many accesses for their pushes they speak in the name of other lives;"""
+    false_sums: float = 0.0
+    """so many of their answers to who asks for checksums are false, or never come."""
+    rate_per_s: float = 5.0
+    """How often requests come."""
+    left_out: frozenset[int] = frozenset()
+    """Requests that are not made, by number."""
+
+    def describe(self) -> str:
+        """For people."""
+        moves = "the source" if self.writers else "the destination"
+        tight = ", tight limits" if self.limits.transfers == TIGHT.transfers else ""
+        tight += ", checksums" if self.checksums else ""
+        tight += f", {self.hoarders} engines cannot set blocks aside" if self.hoarders else ""
+        if self.liars:
+            tight += f", {self.liars} of them lies with {self.lies:.0%} of its messages"
+        return (
+            f"{self.engines} engines of {self.ranks} ranks and {self.blocks} blocks, {self.rate_per_s:g} requests a "
+            f"second, {moves} of a push moves the bytes{tight}"
+        )
+
+
+def drawn(seed: int, steps: int, *, liars: bool = False) -> Setup:
+    """The world of a seed; with `liars` the same one, in which one lead lies to the others."""
+    setup = _honest(seed, steps)
+    if not liars:
+        return setup
+    setup = _lying(setup, Random(f"{seed}/liars"))  # noqa: S311 - a simulation, no secrets
+    about = Random(f"{seed}/other lives").random()  # noqa: S311 - a simulation, no secrets
+    if about < FOCUSED:
+        return _focused(setup)
+    return _summed(setup) if about < FOCUSED + SUMMED else setup
+
+
+def _lying(setup: Setup, rng: Random) -> Setup:
+    """The same world with a liar, and at least two others. Half of them have no other trouble: more that is said is
+    heard.
+    """
+    if rng.random() < CALM:
+        setup = replace(setup, faults=Faults(cell_s=setup.faults.cell_s), mishaps=Mishaps(), rate_per_s=CALM_RATE_PER_S)
+    return replace(
+        setup,
+        engines=max(setup.engines, HONEST_AND_ONE),
+        liars=1,
+        lies=rng.choice(LIES),
+        inventions_per_s=rng.choice(INVENTIONS_PER_S),
+    )
+
+
+def _focused(setup: Setup) -> Setup:
+    """The same world, in which everything is pushed, and every source writes."""
+    faults, habits = replace(setup.faults, corrupt=0.0), replace(setup.habits, pushes=1.0)
+    return replace(
+        setup, faults=faults, habits=habits, writers=WRITES, checksums=False, hoarders=0, other_lives=OTHER_LIVES
+    )
+
+
+def _summed(setup: Setup) -> Setup:
+    """The same world, in which what arrives is compared with its source."""
+    return replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT), false_sums=FALSE_SUMS)
+
+
+def _honest(seed: int, steps: int) -> Setup:
+    setup = _drawn(seed, steps)
+    if Random(f"{seed}/checksums").random() < COMPARED:  # noqa: S311 - a simulation, no secrets
+        setup = replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT))
+    rng = Random(f"{seed}/quarantine")  # noqa: S311 - a simulation, no secrets
+    return _impatient(setup, rng) if rng.random() < IMPATIENT else setup
+
+
+def _impatient(setup: Setup, rng: Random) -> Setup:
+    """The same world, whose leads re-key by themselves."""
+    limits = replace(
+        setup.limits,
+        quarantine_share=rng.choice(BUDGETS),
+        peer_grace_s=rng.choice(GRACES_S),
+        rekey_interval_s=rng.choice(INTERVALS_S),
+    )
+    return replace(setup, limits=limits, hoarders=rng.choice((0, 0, 1, setup.engines)))
+
+
+def _drawn(seed: int, steps: int) -> Setup:
+    rng = Random(f"{seed}/setup")  # noqa: S311 - a simulation, no secrets
+    setup = Setup(
+        seed,
+        steps,
+        engines=rng.choice((2, 3, 3, 4, 5)),
+        ranks=rng.choice((1, 1, 2, 3)),
+        blocks=rng.choice((16, 24, 24, 48)),
+        habits=Habits(
+            pushes=rng.choice((0.0, 0.5, 1.0)),
+            meddling=rng.choice((0.05, 0.2, 0.4)),
+            mistakes=rng.choice((0.0, 0.05)),
+            turns=rng.choice((0.0, 0.3)),
+        ),
+        writers=rng.choice((frozenset(), WRITES)),
+        rate_per_s=rng.choice((2.0, 5.0, 10.0)),
+    )
+    if setup.writers and not setup.habits.pushes:
+        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # else nobody would write
+    cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
+    weather = rng.randrange(8)
+    if weather == 0:
+        return setup
+    if weather < 5:
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=UNLUCKY)
+    if weather == 5:
+        return replace(setup, faults=replace(ROUGH, cell_s=cell_s), mishaps=DOOMED)
+    return replace(setup, faults=replace(STORMY, cell_s=cell_s), mishaps=DOOMED, limits=TIGHT)

@@ -1,0 +1,85 @@
+"""A seeded workload: requests of all shapes, one after another. What becomes of one is its `Story`."""
+
+from dataclasses import dataclass, field, fields
+
+from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.seeds.story import Counts, Library, Story
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What schedulers and routers do, and how often; probabilities are per request, or per engine of one."""
+
+    pushes: float = 0.0
+    """It is pushed instead of pulled."""
+    meddling: float = 0.1
+    """Somebody cancels, preempts, renews or releases in the middle."""
+    mistakes: float = 0.0
+    """A grant is sent twice, swapped with another, sent to the wrong place, long after its time, or damaged."""
+    turns: float = 0.0
+    """The next turn follows: what D received is handed over there, and pulled back."""
+
+    def without(self, kind: str) -> "Habits":
+        """The same, but nobody ever does that."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Habits(**values | {kind: 0.0})
+
+
+KINDS = tuple(field.name for field in fields(Habits))
+"""What may be done, by name."""
+
+
+@dataclass
+class Traffic:
+    """All requests of a world. Each draws from a source of its own, so that leaving one out changes no other."""
+
+    world: World
+    meddling: float = 0.1
+    pushes: float = 0.0
+    mistakes: float = 0.0
+    turns: float = 0.0
+    left_out: frozenset[int] = frozenset()
+    """Requests that are not made, by number."""
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._rng = self.world.rng("traffic")
+        self._library = Library(self.world.rng("library"))
+        self._habits = Habits(self.pushes, self.meddling, self.mistakes, self.turns)
+        self.made = 0
+        """Requests so far, with those that were left out."""
+
+    @property
+    def received(self) -> int:
+        """Pulls that brought their KV."""
+        return self.counts.received
+
+    @property
+    def pushed(self) -> int:
+        """Pushes that brought theirs."""
+        return self.counts.pushed
+
+    @property
+    def given_up(self) -> int:
+        """Pulls and pushes that failed for good."""
+        return self.counts.given_up
+
+    def requests(self, count: int, over_s: float) -> None:
+        """Puts `count` requests on the agenda, spread over the next `over_s` seconds."""
+        for _ in range(count):
+            self.world.agenda.after(self._rng.uniform(0, over_s), self._request)
+
+    def keep_on(self, rate_per_s: float) -> None:
+        """Lets requests come until the world closes."""
+
+        def next_one() -> None:
+            if not self.world.closing:
+                self._request()
+                self.keep_on(rate_per_s)
+
+        self.world.agenda.after(self._rng.expovariate(rate_per_s), next_one)
+
+    def _request(self) -> None:
+        self.made += 1
+        if self.made not in self.left_out:
+            Story(self.world, self.made, self._habits, self._library, self.counts).begin()

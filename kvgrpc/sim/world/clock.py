@@ -1,0 +1,50 @@
+"""The clock of one lead: it has nothing to do with any other, and may run faster or slower."""
+
+from collections.abc import Callable
+
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import Luck
+
+NEVER = float("inf")
+SKEW_S = (0.0, 1e6)
+"""What it shows when the world begins."""
+
+
+class Clock:
+    """Of one life of a lead's process."""
+
+    def __init__(self, agenda: Agenda, luck: Luck) -> None:
+        self._agenda = agenda
+        self._skew_s = luck.draw(SKEW_S)
+        self._pace = 1.0 + luck.deviates("drift")
+
+    def now(self) -> float:
+        """What it shows."""
+        return self._agenda.now * self._pace + self._skew_s
+
+    def when(self, shown: float) -> float:
+        """The time of the world at which it shows that."""
+        return (shown - self._skew_s) / self._pace
+
+
+class Alarm:
+    """Of one life of a lead's process: `ring` is called when its clock shows the earliest time that was set."""
+
+    def __init__(self, agenda: Agenda, clock: Clock, ring: Callable[[float], None]) -> None:
+        self._agenda = agenda
+        self._clock = clock
+        self._ring = ring
+        self._at = NEVER
+
+    def set(self, deadline: float | None) -> None:
+        """It is to ring by then."""
+        if deadline is None or deadline >= self._at:
+            return
+        self._at = deadline
+
+        def tick() -> None:
+            if self._at == deadline:
+                self._at = NEVER
+                self._ring(deadline)
+
+        self._agenda.at(self._clock.when(deadline), tick)

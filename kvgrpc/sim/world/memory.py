@@ -1,0 +1,306 @@
+"""Modelled memory: one number for each layer of each block, so that a stale or torn read is seen.
+
+The layouts of the simulator have one byte for each layer of a block, so an offset in bytes is the index of a cell. A
+cell holds a number; `KvStore` knows which KV the number stands for: of which tokens, salt, layer and rank.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from kvgrpc.core.values.calls import LayerRange
+from kvgrpc.core.values.descriptors import Blocks
+from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
+from kvgrpc.sim.checks.rules import Rule, broken
+
+UNWRITTEN = 0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What KV is computed from."""
+
+    tokens: tuple[int, ...]
+    salt: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one cell holds: the KV of the last tokens of `prompt`, for one layer of one rank."""
+
+    prompt: Prompt
+    region: int
+    rank: int
+
+
+ALL_LAYERS: LayerRange = (0, 1 << 16)
+
+
+def layout(blocks: int) -> PoolLayout:
+    """A pool with two groups of different block sizes; `blocks` blocks in the finer one."""
+    fine = Group("fine", GroupKind.FULL_ATTENTION, 2, 16, blocks, 1, 1, "uint8")
+    coarse = Group("coarse", GroupKind.FULL_ATTENTION, 1, 32, blocks, 1, 1, "uint8")
+    regions = (
+        Region(0, 0, 1, 0, 1, 1),
+        Region(0, 1, 1, blocks, 1, 1),
+        Region(1, 0, 1, 2 * blocks, 1, 1),
+    )
+    return PoolLayout((fine, coarse), regions, 3 * blocks)
+
+
+def sum_of(cells: Sequence[int], which: Sequence[int]) -> int:
+    """The checksum of some cells, in that order."""
+    return crc32(repr([cells[cell] for cell in which]).encode())
+
+
+class KvStore:
+    """Which number stands for which KV, in the whole world."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Cell, int] = {}
+        self._cells: list[Cell | None] = [None]
+        self._rows: dict[tuple[Prompt, int, int, int], list[int]] = {}
+
+    def number(self, cell: Cell) -> int:
+        """The number of that KV, the same every time."""
+        number = self._numbers.get(cell)
+        if number is None:
+            number = self._numbers[cell] = len(self._cells)
+            self._cells.append(cell)
+        return number
+
+    def row(self, prompt: Prompt, region: int, rank: int, size: int) -> list[int]:
+        """The numbers of a prompt's blocks of `size` tokens."""
+        key = prompt, region, rank, size
+        row = self._rows.get(key)
+        if row is None:
+            first, count = len(self._cells), len(prompt.tokens)
+            # Equal KV may have several numbers: looking for one costs more than another cell.
+            for end in range(size, count + size, size):
+                self._cells.append(Cell(Prompt(prompt.tokens[:end], prompt.salt), region, rank))
+            row = self._rows[key] = list(range(first, len(self._cells)))
+        return row
+
+    def tells(self, number: int) -> str:
+        """What a number stands for, for people."""
+        cell = self._cells[number]
+        if cell is None:
+            return "nothing"
+        return f"region {cell.region} of rank {cell.rank} for {len(cell.prompt.tokens)} tokens of another prompt"
+
+    def holds(self, number: int, wanted: Cell) -> bool:
+        """Whether it is the KV of the wanted tokens; more tokens after them do no harm."""
+        found = self._cells[number]
+        count = len(wanted.prompt.tokens)
+        return (
+            found is not None
+            and (found.region, found.rank, found.prompt.salt) == (wanted.region, wanted.rank, wanted.prompt.salt)
+            and found.prompt.tokens[:count] == wanted.prompt.tokens
+        )
+
+
+class Memory:
+    """The cells of one rank in one life of its engine. Not `checked`: who lies about it is hurt by nobody else."""
+
+    def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True) -> None:
+        self.cells = [UNWRITTEN] * pool.total_bytes
+        self._pool = pool
+        self._rank = rank
+        self._store = store
+        self._targets: dict[int, str] = {}
+        """Cells that were given to a transfer to be filled, and to which."""
+        self._filling: dict[int, Callable[[], bool]] = {}
+        """Cells into which a posting writes, and whether it still can."""
+        self._reading: dict[int, set[str]] = {}
+        """Cells out of which postings of this engine's own push, and which."""
+        self._voided: Counter[int] = Counter()
+        """Cells that the engine has taken back, as long as its lead may not know it."""
+        self._burnt = False
+        self._checked = checked
+        self._missing: set[int] = set()
+        """Cells that were given to a transfer to be filled, and were not written since."""
+
+    def compute(self, blocks: Blocks, prompt: Prompt, layers: LayerRange = ALL_LAYERS) -> None:
+        """The engine's own work: writes the KV of a prompt, of which these are the first blocks."""
+        first, count = layers
+        for number, region in enumerate(self._pool.regions):
+            if not first <= region.first_layer < first + count:
+                continue
+            row = self._store.row(prompt, number, self._rank, self._pool.groups[region.group].block_tokens)
+            for block, kv in zip(blocks[region.group].tolist(), row, strict=False):
+                cell = region.offset + block * region.stride_bytes
+                self._check_unused("used", cell)
+                self.cells[cell] = kv
+
+    def give(self, blocks: Blocks, transfer_id: str) -> None:
+        """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
+        for cell in self._cells_of(blocks):
+            if cell in self._targets:
+                self._in_use(f"given to {transfer_id}", cell)
+            self._targets[cell] = transfer_id
+            self._missing.add(cell)
+            self.cells[cell] = UNWRITTEN
+
+    def soil(self, blocks: Blocks) -> None:
+        """Work of the engine that was queued before it gave the blocks away: a posting must have waited for it."""
+        for cell in self._cells_of(blocks):
+            self.cells[cell] = UNWRITTEN
+
+    def take_back(self, blocks: Blocks, rule: Rule = Rule.R1) -> None:
+        """The blocks are the engine's own again; `rule` is broken where a posting still writes into them."""
+        for cell in self._cells_of(blocks):
+            owner = self._targets.pop(cell)
+            self._missing.discard(cell)
+            if self._written(cell):
+                self._broken(rule, f"{owner} is over while a posting writes into its cell {cell}", owner)
+
+    def scrub(self, blocks: Blocks) -> None:
+        """The engine recycles blocks: what they held is gone."""
+        self.check_freed(blocks)
+        for cell in self._cells_of(blocks):
+            self.cells[cell] = UNWRITTEN
+
+    def check_freed(self, blocks: Blocks) -> None:
+        """Nobody but peers that read accesses blocks which the engine is about to recycle."""
+        for cell in self._cells_of(blocks):
+            self._check_unused("freed", cell)
+
+    def read(self, cells: Sequence[int], posting_id: str) -> None:
+        """A posting of this engine's own reads there until `let_go`: what peers read hurts themselves only."""
+        for cell in cells:
+            self._reading.setdefault(cell, set()).add(posting_id)
+
+    def let_go(self, cells: Sequence[int], posting_id: str) -> None:
+        """It has ended."""
+        for cell in cells:
+            readers = self._reading.get(cell, set())
+            readers.discard(posting_id)
+            if not readers:
+                self._reading.pop(cell, None)
+
+    def void(self, blocks: Blocks) -> None:
+        """The engine takes blocks back at once, whoever reads them, or begins to before its lead knows it."""
+        self._voided.update(self._cells_of(blocks))
+
+    def void_known(self, blocks: Blocks) -> None:
+        """Its lead knows it: whoever reads them still is told that it is in vain."""
+        for cell in self._cells_of(blocks):
+            self._reading.pop(cell, None)
+            self._voided[cell] -= 1
+
+    def fill(self, cells: Sequence[int], transfer_id: str, can: Callable[[], bool] = lambda: True) -> None:
+        """A posting is about to write there: no other may before it has ended, or `can` not any more."""
+        twice = sorted(filter(self._written, cells))
+        if twice:
+            self._broken(Rule.R1, f"two postings write into cells {twice}", transfer_id)
+        for cell in () if self._burnt else cells:
+            if self._targets.get(cell) != transfer_id:
+                self._trespass(cell, transfer_id)
+        self._filling |= dict.fromkeys(cells, can)
+
+    def filled(self, cells: Sequence[int], can: Callable[[], bool] | None = None) -> None:
+        """The posting has ended; with `can`, that one only: where it could not write any more, another may by now."""
+        for cell in cells:
+            if can is None or self._filling.get(cell) is can:
+                self._filling.pop(cell, None)
+
+    def left_on_wire(self, cells: Sequence[int], can: Callable[[], bool]) -> None:
+        """The process that writes there is gone; what it had sent comes as long as it `can`."""
+        self._filling |= dict.fromkeys(cells, can)
+
+    def arrive(self, cell: int, number: int, transfer_id: str) -> None:
+        """A mover's write. What is written after the life ended is nobody's."""
+        if self._burnt:
+            return
+        if self._targets.get(cell) != transfer_id:
+            self._trespass(cell, transfer_id)
+        self._missing.discard(cell)
+        self.cells[cell] = number
+
+    @property
+    def given(self) -> dict[int, str]:
+        """Cells that belong to transfers, and to which; to be read only."""
+        return self._targets
+
+    def check_holds(
+        self, blocks: Blocks, prompt: Prompt, use_tokens: int, layers: tuple[LayerRange, ...] = (ALL_LAYERS,),
+        rule: Rule = Rule.R2, about: str = "",
+    ) -> None:  # fmt: skip
+        """Blocks hold the KV of the first `use_tokens` tokens of a prompt, and of nothing else, or `rule` is broken."""
+        for cell, wanted in self._expected(blocks, prompt, use_tokens):
+            layer = self._pool.regions[wanted.region].first_layer
+            if not any(first <= layer < first + count for first, count in layers):
+                continue
+            if not self._store.holds(self.cells[cell], wanted):
+                found = self._store.tells(self.cells[cell])
+                # What is still on its way was taken for done.
+                rule = Rule.R9 if self._written(cell) else rule
+                self._broken(rule, f"cell {cell} holds other KV than was asked for: {found}", about)
+
+    def check_filled(self, blocks: Blocks, transfer_id: str, layers: tuple[LayerRange, ...] = (ALL_LAYERS,)) -> None:
+        """Something has arrived in all of a transfer's blocks, whatever it is: their source lies."""
+        for region in self._pool.regions:
+            if not any(first <= region.first_layer < first + count for first, count in layers):
+                continue
+            for block in blocks[region.group].tolist():
+                cell = region.offset + block * region.stride_bytes
+                if cell in self._missing:
+                    self._broken(Rule.R2, f"{transfer_id} offers cell {cell}, which nothing has filled", transfer_id)
+
+    def burn(self) -> None:
+        """The life is over: whoever still reads here reads rubbish."""
+        self.cells = [UNWRITTEN] * len(self.cells)
+        self._burnt = True
+
+    def _written(self, cell: int) -> bool:
+        can = self._filling.get(cell)
+        return can is not None and can()
+
+    def _check_unused(self, how: str, cell: int) -> None:
+        if cell in self._targets:
+            self._in_use(how, cell)
+        if cell in self._reading and not self._voided[cell]:
+            posting_id = min(self._reading[cell])
+            self._broken(Rule.R1, f"cell {cell} is {how} while posting {posting_id} reads it", posting_id)
+
+    def _in_use(self, how: str, cell: int) -> None:
+        owner = self._targets[cell]
+        self._broken(Rule.R1, f"cell {cell} is {how} while {owner} may write into it", owner)
+
+    def _trespass(self, cell: int, transfer_id: str) -> None:
+        owner = self._targets.get(cell, "the engine")
+        self._broken(Rule.R1, f"{transfer_id} writes into cell {cell}, which belongs to {owner}", transfer_id, owner)
+
+    def _broken(self, rule: Rule, message: str, *about: str) -> None:
+        if self._checked:
+            broken(rule, message, *about)
+
+    def _expected(self, blocks: Blocks, prompt: Prompt, use_tokens: int) -> list[tuple[int, Cell]]:
+        found = []
+        for number, region in enumerate(self._pool.regions):
+            size = self._pool.groups[region.group].block_tokens
+            for i, block in enumerate(blocks[region.group].tolist()):
+                end = min((i + 1) * size, use_tokens)
+                kv = Prompt(prompt.tokens[:end], prompt.salt)
+                found.append((region.offset + block * region.stride_bytes, Cell(kv, number, self._rank)))
+        return found
+
+    def _cells_of(self, blocks: Blocks) -> Sequence[int]:
+        return [
+            region.offset + block * region.stride_bytes
+            for region in self._pool.regions
+            for block in blocks[region.group].tolist()
+        ]
+
+
+@dataclass(eq=False)
+class Door:
+    """A way for peers into the memory of a rank: what an endpoint names, until the data path begins anew."""
+
+    key: str
+    memory: Memory
+    open: bool = True
+    """Whoever has mapped it may still read and write."""
+    renewed: bool = False
+    """The data path began anew: what a dead process had sent is not taken from the wire any more."""

@@ -1,0 +1,319 @@
+"""Modelled movers: a posting copies cell by cell over virtual time, whatever happens to the source meanwhile."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from kvgrpc.core.actions import ComputeChecksums, MapPeer, Operation, Post, UnmapPeer
+from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
+from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.errors import Reason
+from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import Faults, Luck
+from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, sum_of
+from kvgrpc.sim.world.process_ends import Ends
+
+CHUNKS = 6
+"""Into how many steps a posting falls at most: enough for a source to change under it."""
+NEVER = -1
+SUMMED_FIRST = 0.5
+"""Of the postings that are summed up: the sums are there before the end of the posting is told."""
+OWN_AT_REST = 0.5
+"""Of the writes that are lost: what left their source goes on to the peer."""
+
+
+@dataclass(eq=False)
+class _Posting:
+    post: Post
+    owner: str
+    """The transfer to which what it fills was given."""
+    source: Memory
+    sink: Memory
+    door: Door
+    """Of its peer."""
+    cells: list[tuple[int, int]] = field(default_factory=list)
+    """What is left to copy, last first."""
+    filled: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    """Cells of its own engine that it reads."""
+    can: Callable[[], bool] = lambda: True
+    """Whether it can still write."""
+    breaks_at: int = NEVER
+    """Cells left when it ends with an error."""
+    lost_at: int = NEVER
+    """Cells left when it is reported as failed, and goes on."""
+    stalls_at: int = NEVER
+    corrupt_at: int = NEVER
+    """Cells left when one arrives as something else."""
+    sums: ComputeChecksums | None = None
+    """What is still to be summed up when it is over."""
+
+
+class Mover:
+    """The movers of all ranks of one life of an engine. `memories[rank]` is what they write into.
+
+    Those of a liar are `tame`: they write into a peer's cell only as long as that is given to what they fill.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a mover is made of
+        self,
+        agenda: Agenda,
+        rng: Random,
+        faults: Faults,
+        memories: list[Memory],
+        report: Callable[[Event], None],
+        seen: Counter[str] | None = None,
+        *,
+        tame: bool = False,
+    ) -> None:
+        self._agenda = agenda
+        self._rng = rng
+        self._luck = Luck(rng, faults, seen)
+        self._memories = memories
+        self._report = report
+        self._mapped: dict[tuple[int, str], Door] = {}
+        self._dead: set[int] = set()
+        """Ranks whose process is gone."""
+        self._tame = tame
+        self._paused_until = 0.0
+        self._postings: dict[_Posting, None] = {}
+        """Those that are not over."""
+        self._corrupted: set[str] = set()
+        """Transfers of which something arrived as something else."""
+        self._landing = 0
+        """Writes of dead processes of which something is still on the wire."""
+        self._at_rest: Callable[[], None] | None = None
+        # What a rank sees comes as a message of its own, after all that is being done.
+        self.ends = Ends(self._maps, lambda seen: agenda.after(0.0, lambda: report(seen)))
+        """What its ranks see of the ends of peers' processes."""
+
+    def map(self, action: MapPeer, door: Door | None) -> None:
+        """A rank reaches for its peer's memory; None when nothing is there. Refused while it reaches it already."""
+        twice = (action.rank, action.peer) in self._mapped
+        broken = door is None or not door.open or self._luck.strikes("break_mapping") or twice
+        if door is not None and not broken:
+            self._mapped[action.rank, action.peer] = door
+        report = PeerMapped(
+            action.rank,
+            action.peer,
+            "" if broken else "loopback",
+            "simulated",
+            (("loopback", "it is mapped already" if twice else "the simulator breaks this one"),) if broken else (),
+            action.attempt,
+        )
+        self.answer(action.rank, lambda: self._report(report), self._luck.draw(self._luck.faults.delay_s))
+
+    def unmap(self, action: UnmapPeer) -> None:
+        """New postings from that peer are impossible; those in flight go on."""
+        self.ends.unmap(action)
+        self._mapped.pop((action.rank, action.peer), None)
+
+    def post(self, action: Post) -> None:
+        """Starts a posting."""
+        door = self._mapped[action.rank, action.peer]
+        own, theirs = self._memories[action.rank], door.memory
+        writes = action.operation is Operation.WRITE
+        source, sink = (own, theirs) if writes else (theirs, own)
+        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.sum)
+        runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
+        posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
+        posting.filled = [dst for _, dst in posting.cells]
+        posting.read = [src for src, _ in posting.cells] if writes else []
+        theirs_read = [] if writes else [src for src, _ in posting.cells]
+        own_cells, their_cells = (posting.read, posting.filled) if writes else (posting.filled, theirs_read)
+        _check_within(own_cells, own, action)
+        if their_cells and not 0 <= min(their_cells) <= max(their_cells) < len(theirs.cells):
+            # The peer's layout promises more memory than there is.
+            self._later(action.rank, 0.0, lambda: self._tell(posting, done=False))
+            return
+        own.read(posting.read, action.posting_id)
+        posting.can = lambda: not writes or (door.open and not self._tame)
+        if posting.can():
+            posting.sink.fill(posting.filled, posting.owner, posting.can)
+        self._postings[posting] = None
+        # A data path writes in an order of its own.
+        at = self._rng.randrange(len(posting.cells))
+        posting.cells = posting.cells[at:] + posting.cells[:at]
+        posting.breaks_at = self._somewhere(posting, "break_posting")
+        posting.lost_at = self._somewhere(posting, "lose_posting")
+        posting.stalls_at = self._somewhere(posting, "stall")
+        posting.corrupt_at = self._somewhere(posting, "corrupt")
+        self._step(posting, -(-len(posting.cells) // CHUNKS))
+
+    def sum(self, action: ComputeChecksums) -> None:
+        """A rank sums up blocks as they are in a moment."""
+        delay_s = self._luck.draw(self._luck.faults.cell_s)
+        self.answer(action.rank, lambda: self._report(self._summed(action)), delay_s)
+
+    def answer(self, rank: int, do: Callable[[], None], after_s: float = 0.0) -> None:
+        """A rank does what it is asked for, sooner or later."""
+        if self._luck.strikes("mute"):
+            after_s += self._luck.draw(self._luck.faults.stall_s)
+        self._later(rank, after_s, do)
+
+    def end_all(self, rank: int) -> None:
+        """The data path of a rank begins anew: its postings are over, also those that were lost."""
+        for posting in [posting for posting in self._postings if posting.post.rank == rank]:
+            self._end(posting, done=False, may_be_late=False)
+
+    def stop(self) -> None:
+        """The processes are gone: nothing is written or reported any more."""
+        for rank in range(len(self._memories)):
+            self.stop_rank(rank)
+
+    def stop_rank(self, rank: int) -> None:
+        """The process of one rank is gone."""
+        self._dead.add(rank)
+        for posting in [posting for posting in self._postings if posting.post.rank == rank]:
+            del self._postings[posting]
+            writes = posting.post.operation is Operation.WRITE and not self._tame
+            if writes and self._luck.strikes("land_late"):
+                self._leave_on_wire(posting)
+            else:
+                posting.sink.filled(posting.filled, posting.can)
+        self._check_at_rest()
+
+    def check_blamed(self, transfer: Transfer) -> None:
+        """What differs from its source's has arrived as something else."""
+        failure = transfer.failure
+        if failure and failure.reason is Reason.CHECKSUM_MISMATCH and transfer.id not in self._corrupted:
+            broken(Rule.R2, f"{transfer.id} failed by checksums, and all arrived as it was", transfer.id)
+
+    @property
+    def busy(self) -> bool:
+        """Postings are in flight."""
+        return bool(self._postings)
+
+    @property
+    def landing(self) -> bool:
+        """What dead processes sent is still on the wire."""
+        return self._landing > 0
+
+    def pause(self, for_s: float) -> None:
+        """Its processes are stopped: whatever they were about to do, they do afterwards."""
+        self._paused_until = max(self._paused_until, self._agenda.now + for_s)
+
+    def retire(self, at_rest: Callable[[], None]) -> None:
+        """Its life is over: `at_rest` is called when its last posting has ended, in whatever way, and has landed."""
+        self._at_rest = at_rest
+        self._check_at_rest()
+
+    def _maps(self, rank: int, peer: str) -> bool:
+        return (rank, peer) in self._mapped
+
+    def _check_at_rest(self) -> None:
+        if not self._postings and not self._landing and self._at_rest is not None:
+            at_rest, self._at_rest = self._at_rest, None
+            at_rest()
+
+    def _leave_on_wire(self, posting: _Posting) -> None:
+        """Its process is gone, but what that had sent lands, unless the peer's data path begins anew before."""
+        sent = [(dst, posting.source.cells[src]) for src, dst in posting.cells[-CHUNKS:]]
+        can = posting.can = lambda: posting.door.open and not posting.door.renewed
+        self._landing += 1
+        posting.sink.left_on_wire(posting.filled, can)
+
+        def land() -> None:
+            for dst, number in sent if can() else ():
+                posting.sink.arrive(dst, number, posting.owner)
+            posting.sink.filled(posting.filled, posting.can)
+            self._landing -= 1
+            self._check_at_rest()
+
+        self._agenda.after(self._luck.draw(self._luck.faults.slow_s), land)
+
+    def _summed(self, action: ComputeChecksums) -> ChecksumsComputed:
+        """Of the blocks as they are now."""
+        cells, pieces, at = self._memories[action.rank].cells, action.pieces, 0
+        found = []
+        for count in pieces.counts.tolist():
+            found.append(sum_of(cells, pieces.offsets[at : at + count].tolist()))
+            at += count
+        return ChecksumsComputed(action.rank, action.name, np.array(found, dtype="<u4").tobytes())
+
+    def _somewhere(self, posting: _Posting, kind: str) -> int:
+        """Before which cell, by how many are left: the last one of them is 1."""
+        return 1 + self._rng.randrange(len(posting.cells)) if self._luck.strikes(kind) else NEVER
+
+    def _step(self, posting: _Posting, chunk: int) -> None:
+        delay_s = self._luck.draw(self._luck.faults.cell_s) * chunk
+        if posting.stalls_at != NEVER and len(posting.cells) <= posting.stalls_at + chunk:
+            posting.stalls_at = NEVER
+            delay_s += self._luck.draw(self._luck.faults.stall_s)
+        self._later(posting.post.rank, delay_s, lambda: self._copy(posting, chunk))
+
+    def _copy(self, posting: _Posting, chunk: int) -> None:
+        if posting not in self._postings:
+            return  # it was ended
+        if not posting.door.open:
+            self._end(posting, done=False)
+            return
+        for _ in range(min(chunk, len(posting.cells))):
+            left = len(posting.cells)
+            if left == posting.lost_at:
+                self._tell(posting, done=False, quiesced=False)
+            if posting not in self._postings:
+                return  # its process died of what it told
+            if left == posting.breaks_at:
+                self._end(posting, done=False)
+                return
+            src, dst = posting.cells.pop()
+            number = posting.source.cells[src]
+            if left == posting.corrupt_at:
+                number = UNWRITTEN
+                self._corrupted.add(posting.owner)
+            if not self._tame or posting.sink.given.get(dst) == posting.owner:
+                posting.sink.arrive(dst, number, posting.owner)
+        if posting.cells:
+            self._step(posting, chunk)
+        else:
+            self._end(posting, done=posting.lost_at == NEVER)
+
+    def _end(self, posting: _Posting, *, done: bool, may_be_late: bool = True) -> None:
+        posting.sink.filled(posting.filled, posting.can)
+        posting.source.let_go(posting.read, posting.post.posting_id)
+        del self._postings[posting]
+        if done and posting.sums is not None and self._rng.random() < SUMMED_FIRST:
+            sums, posting.sums = posting.sums, None
+            self._report(self._summed(sums))
+            if posting.post.rank in self._dead:
+                return  # its process died of what it told
+        if may_be_late and self._luck.strikes("report_late"):
+            delay_s = self._luck.draw(self._luck.faults.slow_s)
+            self._later(posting.post.rank, delay_s, lambda: self._tell(posting, done=done))
+        else:
+            self._tell(posting, done=done)
+        self._check_at_rest()
+
+    def _tell(self, posting: _Posting, *, done: bool, quiesced: bool = True) -> None:
+        post = posting.post
+        nbytes = post.runs.total_bytes if done else 0
+        message = "" if done else "the simulator broke it"
+        own = not quiesced and post.operation is Operation.WRITE and self._rng.random() < OWN_AT_REST
+        if own:
+            posting.source.let_go(posting.read, posting.post.posting_id)
+        self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced, own_at_rest=own))
+        if done and posting.sums is not None:
+            self.sum(posting.sums)
+
+    def _later(self, rank: int, delay_s: float, do: Callable[[], None]) -> None:
+        """Does it after a delay, and not while the processes are stopped; never once that rank's is gone."""
+
+        def if_alive() -> None:
+            if rank in self._dead:
+                return
+            if self._agenda.now < self._paused_until:
+                self._agenda.at(self._paused_until, if_alive)
+            else:
+                do()
+
+        self._agenda.after(delay_s, if_alive)
+
+
+def _check_within(cells: list[int], memory: Memory, action: Post) -> None:
+    if cells and not 0 <= min(cells) <= max(cells) < len(memory.cells):
+        broken(Rule.R1, f"posting {action.posting_id} leaves the memory of its own engine", action.transfer_id)

@@ -1,0 +1,271 @@
+"""The network between leads: calls that are late, lost, doubled or cut off, and the liveness streams beside them."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple, Protocol
+
+from kvgrpc.core.actions import Answer
+from kvgrpc.core.events import Call, CallAbandoned, Event, PeerAlive, PeerSilent
+from kvgrpc.errors import KVGrpcError, Reason, Unavailable
+from kvgrpc.sim.world.agenda import Agenda
+from kvgrpc.sim.world.faults import RPC_TIMEOUT_S, Faults, Luck
+from kvgrpc.sim.world.mover import Mover
+
+Result = Answer | KVGrpcError
+Ask = Callable[[Call], Event]
+Give = Callable[[Result], None]
+
+
+class Lead(Protocol):
+    """What the network knows of a host."""
+
+    address: str
+    up: bool
+
+    @property
+    def node(self) -> object:
+        """What its process has in mind; another one after a crash."""
+
+    @property
+    def life(self) -> str:
+        """Key of the present life of its engine."""
+
+    @property
+    def mover(self) -> Mover:
+        """Of that life."""
+
+    def call(self, ask: Ask, principal: str, give: Give) -> None: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def knows(self, life: str) -> bool: ...
+
+
+class Between(Protocol):
+    """Who stands between a host and the network, and may alter whatever the host says."""
+
+    def asks(self, address: str, ask: Ask, give: Give) -> tuple[Ask, Give]:
+        """A request of the host to an address."""
+
+    def hears(self, ask: Ask, principal: str, give: Give) -> None:
+        """A request to the host, which is answered by `give`."""
+
+
+class Persona(NamedTuple):
+    """A life that a host has made up."""
+
+    home: str
+    """Address of that host."""
+    where: str
+    """Address at which it says that it can be called."""
+
+
+class Network:
+    """All links. Nothing is cut at first."""
+
+    def __init__(self, agenda: Agenda, rng: Random, faults: Faults, seen: Counter[str] | None = None) -> None:
+        self._agenda = agenda
+        self._luck = Luck(rng, faults, seen)
+        self._leads: dict[str, Lead] = {}
+        self._cut: set[tuple[str, str]] = set()
+        """From where to where nothing passes."""
+        self._silent: set[str] = set()
+        """Lives that neither hear nor say anything."""
+        self._streams: dict[tuple[str, str], tuple[Lead, Lead]] = {}
+        """Liveness streams by the two lives, the dialling one first."""
+        self.between: dict[str, Between] = {}
+        """By the address of the host that lies."""
+        self.personas: dict[str, Persona] = {}
+        """By life."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of all hosts."""
+        return tuple(self._leads)
+
+    def home(self, life: str) -> str:
+        """The address of the host behind a life. In the simulator an engine's id is its address."""
+        persona = self.personas.get(life)
+        return life.rpartition("@")[0] if persona is None else persona.home
+
+    def where(self, life: str) -> str:
+        """The address at which a life is called."""
+        persona = self.personas.get(life)
+        return life.rpartition("@")[0] if persona is None else persona.where
+
+    @property
+    def faults(self) -> Faults:
+        """What goes wrong with messages from now on."""
+        return self._luck.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._luck.faults = faults
+
+    def add(self, lead: Lead) -> None:
+        """Connects a host under its address."""
+        self._leads[lead.address] = lead
+
+    def rpc(
+        self, caller: Lead, address: str, ask: Ask, give: Give, timeout_s: float = RPC_TIMEOUT_S,
+        *, unaltered: bool = False,
+    ) -> None:  # fmt: skip
+        """Calls the lead at an address. `give` gets the answer, or Unavailable, exactly once while the caller's process
+        lives: an answer to a call of an engine that is gone comes to its lead, too. `unaltered`: by who stands between.
+        """
+        node = caller.node
+        between = self.between.get(caller.address)
+        if between is not None and not unaltered:
+            ask, give = between.asks(address, ask, give)
+        open_calls = [give]
+
+        def answer(result: Result) -> None:
+            if open_calls and caller.up and caller.node is node:
+                open_calls.pop()(result)
+
+        asked: list[tuple[Lead, int]] = []
+
+        def give_up() -> None:
+            if open_calls:
+                answer(Unavailable(Reason.PEER_UNREACHABLE, f"no answer from {address} in time"))
+                for lead, number in asked:
+                    lead.handle(CallAbandoned(number))
+
+        self._agenda.after(timeout_s, give_up)
+        for _ in range(2 if self._luck.strikes("duplicate") else 1):
+            if not self._luck.strikes("lose_request"):
+                self._agenda.after(self._delay(), lambda: self._arrive(caller, address, ask, answer, asked))
+
+    def stream(self, dialler: Lead, life: str, own: str = "") -> bool:
+        """Makes a liveness stream between the dialler and the life that it shook hands with; False if it cannot. `own`:
+        a life that the dialler has made up.
+        """
+        own = own or dialler.life
+        for lead in self._leads.values():
+            if lead.up and lead.life == life and lead.knows(own) and self._connected(dialler, lead):
+                self._streams[own, life] = (dialler, lead)
+                lead.handle(PeerAlive(own))
+                return True
+        liar = self._leads.get(self.home(life)) if life in self.personas else None
+        if liar is None or not liar.up or not self._connected(dialler, liar):
+            return False
+        self._streams[own, life] = (dialler, liar)
+        return True
+
+    def gone(self, life: str, ranks: int) -> None:
+        """The processes of a life are gone: who hears of it does not know whether all that they sent has landed."""
+        self._tell_ended(life, ranks, lambda: False)
+
+    def at_rest(self, life: str, ranks: int) -> None:
+        """No mover of that life moves anything any more: who hears of it has a proof, where that can be seen."""
+        self._tell_ended(life, ranks, lambda: not self._luck.strikes("undrained"))
+
+    def _tell_ended(self, life: str, ranks: int, drained: Callable[[], bool]) -> None:
+        """Every host can see it, sooner or later."""
+        for lead in self._leads.values():
+
+            def tell(lead: Lead = lead, drained: bool = drained()) -> None:
+                if lead.up:
+                    lead.mover.ends.ended(life, ranks, drained=drained)
+
+            self._agenda.after(self._luck.draw(self.faults.silence_s), tell)
+
+    def hang_up(self, lead: Lead, life: str) -> None:
+        """A lead closes its channel to a life of a peer: the stream ends at both."""
+        for pair in ((lead.life, life), (life, lead.life)):
+            if pair in self._streams:
+                self._break(pair)
+                del self._streams[pair]
+
+    def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
+        """Nothing passes between two addresses until `mend`; one way, nothing passes from `a` to `b`."""
+        self._cut.update([(a, b)] if one_way else [(a, b), (b, a)])
+        self._break_between(a, b)
+
+    def mend(self, a: str, b: str) -> None:
+        """Messages pass again, and streams of lives that still live are made again."""
+        self._cut -= {(a, b), (b, a)}
+        self._reconnect_where(lambda one, other: {one.address, other.address} == {a, b})
+
+    def silence(self, life: str) -> None:
+        """The processes of a life are stopped: its streams fall silent until `resume`."""
+        self._silent.add(life)
+        for pair in [pair for pair in self._streams if life in pair]:
+            self._break(pair)
+
+    def resume(self, life: str) -> None:
+        """They go on."""
+        self._silent.discard(life)
+        self._reconnect_where(lambda one, other: life in (one.life, other.life))
+
+    def mend_all(self) -> None:
+        """All links work again."""
+        for link in sorted(self._cut):
+            self.mend(*link)
+
+    def ended(self, life: str) -> None:
+        """A life ended: its streams break."""
+        lives = {life, *(name for name, persona in self.personas.items() if persona.home == self.home(life))}
+        for pair in [pair for pair in self._streams if not lives.isdisjoint(pair)]:
+            self._break(pair)
+            del self._streams[pair]
+
+    def _arrive(self, caller: Lead, address: str, ask: Ask, answer: Give, asked: list[tuple[Lead, int]]) -> None:
+        """`asked` gets who was asked, by which call of its own."""
+        lead = self._leads.get(address)
+        if lead is None or not lead.up:
+            refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
+            self._agenda.after(self._delay(), lambda: answer(refused))
+        elif (caller.address, address) not in self._cut:
+
+            def noted(call: Call) -> Event:
+                asked.append((lead, call.id))
+                return ask(call)
+
+            hear = self.between[address].hears if address in self.between else lead.call
+            hear(noted, f"peer/{caller.address}", lambda result: self._return(caller, lead, result, answer))
+
+    def _return(self, caller: Lead, lead: Lead, result: Result, answer: Give) -> None:
+        if (lead.address, caller.address) not in self._cut and not self._luck.strikes("lose_reply"):
+            self._agenda.after(self._delay(), lambda: answer(result))
+
+    def _break_between(self, a: str, b: str) -> None:
+        for pair, (one, other) in list(self._streams.items()):
+            if {one.address, other.address} == {a, b}:
+                self._break(pair)
+
+    def _break(self, pair: tuple[str, str]) -> None:
+        """Both ends notice, each in its own time, unless the stream stands again by then."""
+        dialler, other = self._streams[pair]
+        for lead, own, peer in ((dialler, *pair), (other, *reversed(pair))):
+            delay_s = self._luck.draw(self.faults.silence_s)
+            self._agenda.after(delay_s, lambda lead=lead, own=own, peer=peer: self._notice(pair, lead, own, peer))  # type: ignore[misc]
+
+    def _notice(self, pair: tuple[str, str], lead: Lead, own: str, peer: str) -> None:
+        stands = pair in self._streams and self._connected(*self._streams[pair])
+        if lead.up and lead.life == own and not stands:
+            lead.handle(PeerSilent(peer))
+
+    def _reconnect_where(self, wanted: Callable[[Lead, Lead], bool]) -> None:
+        for pair, ends in list(self._streams.items()):
+            if wanted(*ends):
+                self._agenda.after(self._delay(), lambda pair=pair: self._reconnect(pair))  # type: ignore[misc]
+
+    def _reconnect(self, pair: tuple[str, str]) -> None:
+        if pair not in self._streams or not self._connected(*self._streams[pair]):
+            return
+        if not self._streams[pair][1].knows(pair[0]):
+            del self._streams[pair]
+            return
+        for lead, own, peer in zip(self._streams[pair], pair, reversed(pair), strict=True):
+            if lead.up and lead.life == own:
+                lead.handle(PeerAlive(peer))
+
+    def _connected(self, a: Lead, b: Lead) -> bool:
+        """Whether messages pass both ways."""
+        cut = (a.address, b.address) in self._cut or (b.address, a.address) in self._cut
+        return not cut and not self._silent & {a.life, b.life}
+
+    def _delay(self) -> float:
+        return self._luck.draw(self.faults.slow_s if self._luck.strikes("slow") else self.faults.delay_s)

@@ -1,0 +1,22 @@
+"""A lead that connects to peers by their address, or is introduced to them."""
+
+from typing import Any
+
+from kvgrpc.core import events
+from kvgrpc.core.tables.peers import PeerState
+from kvgrpc.core.values.compatibility import EngineDescription
+from tests.core.nodes import Lead, endpoints, key_of
+
+
+def state_of(lead: Lead, peer: EngineDescription) -> PeerState:
+    state: PeerState = lead.state.peers[key_of(peer)].state
+    return state
+
+
+def connect(lead: Lead, address: str = "p:1", engine_id: str = "") -> int:
+    return lead.ask(lambda c: events.ConnectPeer(c, address, engine_id), principal="router")
+
+
+def introduce(lead: Lead, peer: EngineDescription, expected: str = "", **fields: Any) -> int:
+    where = fields.get("endpoints", endpoints(peer))
+    return lead.ask(lambda c: events.HandshakeReceived(c, peer, where, expected), principal="peer")

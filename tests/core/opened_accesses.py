@@ -1,0 +1,25 @@
+"""A lead with two peers that open its leases."""
+
+from typing import Any
+
+from kvgrpc.core.events import Opened
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.core.tables.leases import LeaseState
+from tests.core.nodes import Lead, access_id, claim, describe
+
+D = describe("d", 2)
+E = describe("e", 3)
+
+
+def opening(token: bytes, number: int = 1) -> Opening:
+    return Opening(access_id(number), token, claim(32))
+
+
+def opened(lead: Lead, token: bytes, number: int = 1, peer: Any = D) -> None:
+    (row,) = lead.opened(peer, opening(token, number))
+    assert isinstance(row, Opened)
+
+
+def lease_state(lead: Lead, made: Any) -> LeaseState:
+    state: LeaseState = lead.state.leases.get(made.lease.id).state
+    return state

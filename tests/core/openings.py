@@ -1,0 +1,17 @@
+"""Openings of grants of a lead, and why they are refused."""
+
+from typing import Any
+
+from kvgrpc.core.tables.accesses import Opening
+from kvgrpc.errors import KVGrpcError, Reason
+from tests.core.nodes import access_id, claim
+
+
+def opening(token: bytes, number: int = 1, tokens: int = 32, **fields: Any) -> Opening:
+    fields.setdefault("claim", claim(tokens))
+    return Opening(access_id(number), token, **fields)
+
+
+def reason(row: object) -> Reason:
+    assert isinstance(row, KVGrpcError)
+    return row.reason

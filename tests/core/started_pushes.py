@@ -1,0 +1,32 @@
+"""A push whose bytes are in flight, and how both leads look when it is over."""
+
+from typing import Any
+
+from kvgrpc.core.actions import SendClose
+from kvgrpc.errors import Reason
+from tests.core.pairs import Pair
+
+
+def started(writers: frozenset[str], **fields: Any) -> Pair:
+    """A push whose bytes are in flight."""
+    pair = Pair(writers)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2), **fields)
+    assert len(pair.posts) == 1
+    return pair
+
+
+def waits_for_another(pair: Pair, why: Reason) -> None:
+    """The destination's end is not the source's: another may come, until the push has had its time."""
+    source, destination = pair.both()
+    assert (source.over, source.waiting_for) == (False, "registration")
+    assert pair.reasons()[1] in (why, Reason.SOURCE_FAILED, Reason.PEER_FAILED)
+    assert not pair.p.state.leases.get(source.lease_id).accesses
+    assert not destination or destination.over
+    pair.deaf = {SendClose}
+    pair.tick(125.0)
+    failure = pair.both()[0].failure
+    assert failure is not None
+    assert failure.reason is Reason.REGISTRATION_TIMEOUT
+    assert "engine d: " in failure.message
+    assert not len(pair.p.state.pins)

@@ -1,0 +1,76 @@
+"""docs/words.md against schema and code: what it names exists, and its words are in use."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, tables
+
+PAGE = DOCS / "words.md"
+ROWS = [row for table in tables(PAGE.read_text()) for row in table]
+PAGES = ("architecture.md", "protocol.md")
+"""Those that newcomers read, beside the README."""
+
+
+@cache
+def known() -> set[str]:
+    """Names of the schema, and of what the code defines: files, classes, functions, fields, constants, strings."""
+    found: set[str] = set()
+    for path in (ROOT / "proto").rglob("*.proto"):
+        lines = (line.partition("//")[0] for line in path.read_text().splitlines())
+        found |= set(re.findall(r"\w+", re.sub(r'"[^"]*"', "", "\n".join(lines))))
+    for path in (ROOT / "kvgrpc").rglob("*.py"):
+        if "_pb2" not in path.name:
+            found |= _defined(ast.parse(path.read_text()))
+    return found
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Constant(value=str(name)):
+                found.add(name)
+    return found
+
+
+@cache
+def texts() -> str:
+    """All that uses the words: the schema, the code and the pages about both."""
+    folders = [*(ROOT / "proto").rglob("*.proto"), *(ROOT / "kvgrpc").rglob("*.py")]
+    pages = [DOCS / page for page in (*PAGES, "reliability.md")]
+    return "\n".join(path.read_text() for path in [*folders, *pages]).lower()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_name_of_a_row_exists_in_the_schema_or_the_code(row: list[str]) -> None:
+    names = [name for cell in row for name in re.findall(r"`([^`]+)`", cell)]
+    wrong = [
+        name for name in names if (not (ROOT / name).exists() if "/" in name else not set(name.split(".")) <= known())
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_row_says_where_its_word_lives(row: list[str]) -> None:
+    assert "`" in row[2]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_word_is_in_use(row: list[str]) -> None:
+    assert re.search(rf"\b{re.escape(row[0])}", texts())
+
+
+def test_each_word_has_one_row() -> None:
+    words = [row[0] for row in ROWS]
+    assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=lambda page: page.name)
+def test_pages_for_newcomers_link_the_words(page: Path) -> None:
+    assert "words.md" in page.read_text()

@@ -1,0 +1,173 @@
+"""A scheduler says a whole step in one message, and is told news until it acknowledges them."""
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from kvgrpc.service.rpc.scheduler import STEP_CALLS_MAX
+from kvgrpc.service.scheduler.news import NEWS_MAX
+from kvgrpc.v1 import common_pb2, handoff_pb2, scheduler_pb2
+from tests.service.api import refused
+from tests.service.conftest import Start
+from tests.service.engines import Engine, unchanged, wait_until
+from tests.service.scheduled_pair import PREFILL, Pair, lost
+from tests.service.schedulers import PROMPT, Scheduler, arrived, finished, intent, new_id, reason
+from tests.service.values import content, dur, group, new_key
+
+
+@pytest.fixture
+def pair(source: Engine, destination: Engine) -> Pair:
+    """P and D."""
+    return Scheduler(source), Scheduler(destination)
+
+
+# ---- steps
+
+
+def calls(id_: str, grant: common_pb2.Grant, target: list[int]) -> Iterator[scheduler_pb2.ScheduleCall]:
+    """All of a request that finds nothing here; one of them is nonsense."""
+    yield scheduler_pb2.ScheduleCall(request_arrived=arrived(id_, offer=grant))
+    yield scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest(request_id=id_))
+    bad = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=[group([0])], external_tokens=40)
+    yield scheduler_pb2.ScheduleCall(blocks_allocated=bad)
+    yield scheduler_pb2.ScheduleCall()
+    good = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=[group(target)], external_tokens=40)
+    yield scheduler_pb2.ScheduleCall(blocks_allocated=good)
+    yield scheduler_pb2.ScheduleCall(blocks_loaded=scheduler_pb2.BlocksLoadedRequest(request_id=id_))
+    yield scheduler_pb2.ScheduleCall(tokens_computed=scheduler_pb2.TokensComputedRequest(request_id=id_))
+    yield scheduler_pb2.ScheduleCall(request_preempted=scheduler_pb2.RequestPreemptedRequest(request_id=id_))
+    yield scheduler_pb2.ScheduleCall(request_finished=finished(id_, target))
+    yield scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id="unheard of"))
+
+
+Stepper = Callable[[scheduler_pb2.ScheduleStepRequest], scheduler_pb2.ScheduleStepResponse]
+
+
+@contextmanager
+def stepping(scheduler: Scheduler, by: str) -> Iterator[Stepper]:
+    """Makes steps, each by a call or all in one stream: the messages are the same."""
+    if by == "unary":
+        yield scheduler.stub.ScheduleStep
+        return
+    said: queue.Queue[scheduler_pb2.ScheduleRequest | None] = queue.Queue()
+    answers = scheduler.stub.Schedule(iter(said.get, None), timeout=60)
+
+    def step(request: scheduler_pb2.ScheduleStepRequest) -> scheduler_pb2.ScheduleStepResponse:
+        said.put(scheduler_pb2.ScheduleRequest.FromString(request.SerializeToString()))
+        return scheduler_pb2.ScheduleStepResponse.FromString(next(answers).SerializeToString())
+
+    yield step
+    said.put(None)
+    assert list(answers) == []
+
+
+@pytest.mark.parametrize("by", ["unary", "stream"])
+def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair, by: str) -> None:
+    p, d = pair
+    id_, target = new_id(), d.engine.allocate(3)
+    grant = p.prefilled(id_, p.engine.allocate(3))
+    with stepping(d, by) as step:
+        reply = step(scheduler_pb2.ScheduleStepRequest(calls=calls(id_, grant, target), after_seq=d.seq))
+        kinds = [row.WhichOneof("answer") for row in reply.answers]
+        assert kinds == [
+            "request_arrived", "match_tokens", None, None, "blocks_allocated", "blocks_loaded", "tokens_computed",
+            "request_preempted", "request_finished", "abort_request",
+        ]  # fmt: skip
+        assert reply.answers[1].match_tokens.tokens == 40
+        refusals = [(row.code, reason(row.failure)) for row in reply.answers[2:4]]
+        assert refusals == [("INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"), ("INVALID_ARGUMENT", "INVALID_FIELD")]
+        assert reply.answers[2].failure.message
+        assert reply.answers[8].request_finished.keep, "they are being filled"
+        assert reply.header.incarnation == d.engine.incarnation()
+        news: list[scheduler_pb2.SchedulerNews] = []
+
+        def ended() -> bool:
+            news[:] = step(scheduler_pb2.ScheduleStepRequest(after_seq=d.seq)).news
+            return bool(news)
+
+        wait_until(ended)
+    assert [row.request_id for row in news] == [id_]
+    assert news[0].load_ended.HasField("failure"), "its request left before it came"
+    p.told("send_ended", id_)
+
+
+def test_a_step_that_cannot_be_as_a_whole_changes_nothing(pair: Pair) -> None:
+    _, d = pair
+    one = scheduler_pb2.ScheduleCall(request_arrived=arrived(new_id(), give=PREFILL, intent=intent()))
+    many = [scheduler_pb2.ScheduleCall()] * (STEP_CALLS_MAX + 1)
+    for step, code, why in (
+        (scheduler_pb2.ScheduleStepRequest(calls=[one], incarnation=7), "ABORTED", "INCARNATION_CHANGED"),
+        (scheduler_pb2.ScheduleStepRequest(calls=[one], after_seq=1 << 60), "INVALID_ARGUMENT", "INVALID_FIELD"),
+        (scheduler_pb2.ScheduleStepRequest(calls=many), "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ):
+        with unchanged(d.engine), refused(d.engine.api, code, why):
+            d.stub.ScheduleStep(step)
+    assert not d.aborted(one.request_arrived.request_id)
+    assert d.poll() == []
+
+
+# ---- news
+
+
+def news_after(scheduler: Scheduler, seq: int, **fields: Any) -> list[tuple[int, str]]:
+    request = scheduler_pb2.PollSchedulerNewsRequest(after_seq=seq, **fields)
+    return [(news.seq, news.request_id) for news in scheduler.stub.PollSchedulerNews(request).news]
+
+
+def test_news_are_told_again_until_a_later_number_acknowledges_them(pair: Pair) -> None:
+    p, d = pair
+    grant = p.prefilled(given := new_id(), p.engine.allocate(3))
+    ids = [lost(d, grant) for _ in range(3)]
+    start = news_after(d, 0)[0][0] - 1
+    rows = [(start + 1 + i, id_) for i, id_ in enumerate(ids)]
+    assert news_after(d, start) == news_after(d, start) == rows
+    assert news_after(d, start + 1) == rows[1:]
+    assert news_after(d, start) == rows[1:], "what was acknowledged is forgotten"
+    assert news_after(d, start + 3) == []
+    with refused(d.engine.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
+        news_after(d, start + 4)
+    with refused(d.engine.api, "ABORTED", "INCARNATION_CHANGED"):
+        news_after(d, start + 3, incarnation=7)
+    p.aborted(given)
+
+
+def test_who_waits_for_news_gets_the_first_one_or_none_in_time(pair: Pair) -> None:
+    p, d = pair
+    grant = p.prefilled(given := new_id(), p.engine.allocate(3))
+    assert news_after(d, d.seq, wait=dur(0.01)) == []
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(news_after, d, d.seq, wait=dur(30)) for _ in range(2)]
+        id_ = lost(d, grant)
+        assert [[name for _, name in one.result()] for one in waiting] == [[id_]] * 2
+    p.aborted(given)
+
+
+def test_news_that_nobody_reads_keep_new_requests_out(start: Start) -> None:
+    (engine,) = start(())
+    d = Scheduler(engine)
+    offer = handoff_pb2.FinishedBlocksRequest(
+        transfer_key=new_key(), last=True, content=content(PROMPT), blocks=[group(engine.allocate(3))]
+    )
+    grant = engine.api.handoff.FinishedBlocks(offer).grant
+    rows = [
+        call
+        for i in range(STEP_CALLS_MAX // 2)
+        for call in (
+            scheduler_pb2.ScheduleCall(request_arrived=arrived(f"r-{i}", None, offer=grant)),
+            scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id=f"r-{i}")),
+        )
+    ]
+    reply = scheduler_pb2.ScheduleStepResponse()
+    for _ in range(NEWS_MAX // (STEP_CALLS_MAX // 2)):
+        reply = engine.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest(calls=rows))
+        assert not any(row.code for row in reply.answers)
+    assert reply.more
+    with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
+        d.arrived("other")
+    assert d.poll()[-1].seq == len(reply.news)
+    d.poll()
+    d.arrived("other")
