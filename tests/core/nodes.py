@@ -87,6 +87,10 @@ def ids(*blocks: int) -> Any:
     return np.array(blocks, dtype=np.int64)
 
 
+def checksums(*values: int) -> bytes:
+    return np.array(values, dtype="<u4").tobytes()
+
+
 def lists(*groups: Sequence[int]) -> BlockLists:
     """Block lists, one for each group."""
     return tuple((i, ids(*blocks)) for i, blocks in enumerate(groups))

@@ -1,0 +1,209 @@
+"""The policy of a scheduler: what it gives of a request, part by part or when it has finished."""
+
+import pytest
+
+from kvgrpc.core.policy.values import (
+    Arrival,
+    Finished,
+    Give,
+    GiveUp,
+    HandOver,
+    Load,
+    LoadEnded,
+    Loss,
+    Mode,
+    OnLoss,
+    Part,
+    Save,
+    SendEnded,
+    Side,
+    StartOver,
+    Take,
+)
+from kvgrpc.core.tables.transfers import Next
+from kvgrpc.core.values.layout import Group, GroupKind
+from kvgrpc.errors import Reason
+from tests.core.policy.policies import (
+    ABORTED,
+    COMPLETE,
+    FREE,
+    FULL,
+    KEPT,
+    LOST,
+    PULL,
+    PUSH,
+    STATE,
+    TABLE,
+    R,
+    decode,
+    loading,
+    policy,
+    prefill,
+)
+
+# ---- what is given
+
+
+def test_a_finished_prefill_is_handed_over_with_what_was_computed_and_kept_until_it_is_back() -> None:
+    made = policy()
+    assert made.arrived(prefill(prompt=50)).one_token
+    assert made.finished(R, TABLE, 50, COMPLETE, step=9) == Finished(keep=True, handed_over=True)
+    assert made.take_tasks() == [HandOver(R, ((10, 11, 12, 13),), 50, 9)]
+    assert made.finished(R, TABLE, 50, COMPLETE) == Finished(keep=True, handed_over=True), "told twice"
+    assert made.take_tasks() == []
+    made.returned(R, Side.GIVE)
+    assert made.take_told() == [SendEnded(R, None)]
+    assert R not in made
+
+
+def test_a_decode_engine_offers_all_that_has_kv_for_the_next_turn() -> None:
+    made = loading(policy(), Arrival(R, 48, Take(PULL, 48), Give(PULL, prefill=False)))
+    made.received(R)
+    assert made.finished(R, TABLE, 66, COMPLETE).handed_over
+    assert made.take_tasks() == [HandOver(R, TABLE, 66, 0)]
+
+
+def test_what_would_be_handed_over_can_be_asked_before() -> None:
+    made = policy()
+    made.arrived(prefill())
+    assert [made.given_tokens(R, 70, outcome) for outcome in (COMPLETE, ABORTED)] == [64, 0]
+    made.finished(R, TABLE, 64, COMPLETE)
+    assert [made.given_tokens(id_, 64, COMPLETE) for id_ in (R, "unheard of")] == [0, 0]
+
+
+def test_of_a_prefill_no_more_than_the_prompt_is_handed_over() -> None:
+    made = policy()
+    made.arrived(prefill(prompt=48))
+    made.finished(R, TABLE, 52, COMPLETE)
+    assert made.take_tasks() == [HandOver(R, ((10, 11, 12),), 48, 0)]
+
+
+@pytest.mark.parametrize("mode", [PULL, PUSH])
+def test_what_did_not_finish_is_not_handed_over_and_whoever_waits_for_a_push_is_told(mode: Mode) -> None:
+    made = policy()
+    made.arrived(prefill(mode))
+    assert made.finished(R, TABLE, 64, ABORTED) == FREE
+    assert [type(task) for task in made.take_tasks()] == ([GiveUp] if mode is PUSH else [])
+    assert R not in made
+
+
+def test_a_push_that_is_given_up_after_its_first_parts_keeps_their_blocks_until_they_are_at_rest() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH))
+    made.computed(R, TABLE, 32, 1)
+    assert made.aborted(R, "enough") == KEPT
+    assert made.take_tasks()[1:] == [GiveUp(R, "enough")]
+    made.returned(R, Side.GIVE)
+    assert made.take_told() == [SendEnded(R, Loss(Reason.CANCELLED, "enough", Next.RECOMPUTE))]
+    assert len(made) == 0
+
+
+def test_a_push_sends_whole_blocks_as_they_are_computed_and_the_rest_at_the_end() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH, prompt=70))
+    made.computed(R, TABLE, 40, 1)
+    made.computed(R, TABLE, 40, 1)
+    made.computed(R, TABLE, 70, 2)
+    assert made.finished(R, TABLE, 70, COMPLETE, 2).handed_over
+    assert made.take_tasks() == [
+        Part(R, ((10, 11),), None, last=False, after_step=1),
+        Part(R, ((12, 13),), None, last=False, after_step=2),
+        Part(R, ((14,),), None, last=True, after_step=2),
+    ]
+
+
+def test_a_push_whose_parts_all_went_ends_with_an_empty_one() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH, prompt=32))
+    made.computed(R, TABLE, 32, 1)
+    made.finished(R, TABLE, 32, COMPLETE, 1)
+    assert made.take_tasks()[-1] == Part(R, ((),), None, last=True, after_step=1)
+
+
+def test_a_layer_wise_push_sends_each_part_in_ranges_of_layers() -> None:
+    made = policy(layer_ranges=((0, 1), (1, 1)))
+    made.arrived(prefill(PUSH, prompt=32))
+    made.finished(R, TABLE, 32, COMPLETE, 1)
+    blocks = ((10, 11),)
+    assert made.take_tasks() == [
+        Part(R, blocks, (0, 1), last=False, after_step=1),
+        Part(R, blocks, (1, 1), last=True, after_step=1),
+    ]
+
+
+def test_a_part_lists_blocks_of_those_groups_only_that_have_its_layers() -> None:
+    one = Group("one", GroupKind.FULL_ATTENTION, 1, 16, 64, 1, 8, "uint8")
+    made = policy(one, layer_ranges=((0, 1), (1, 1)))
+    made.arrived(prefill(PUSH, prompt=40))
+    made.computed(R, TABLE, 32, 1)
+    assert made.take_tasks() == [Part(R, ((10, 11),), (0, 1), last=False, after_step=1)]
+    made.finished(R, TABLE, 40, COMPLETE, 2)
+    assert made.take_tasks() == [
+        Part(R, ((12,),), (0, 1), last=False, after_step=2),
+        Part(R, ((),), (1, 1), last=True, after_step=2),
+    ]
+
+
+def test_a_decode_engine_pushes_what_it_has_at_its_end_only() -> None:
+    made = policy()
+    made.arrived(Arrival(R, 32, give=Give(PUSH, prefill=False)))
+    made.computed(R, TABLE, 48, 1)
+    assert made.take_tasks() == []
+    made.finished(R, TABLE, 60, COMPLETE, 2)
+    assert made.take_tasks() == [Part(R, (TABLE[0][:4],), None, last=True, after_step=2)]
+
+
+def test_states_go_with_the_last_part() -> None:
+    made = policy(FULL, STATE)
+    made.arrived(prefill(PUSH, prompt=40))
+    table = ((10, 11, 12), (5, 6))
+    made.computed(R, table, 32, 1)
+    made.finished(R, table, 40, COMPLETE, 2)
+    assert made.take_tasks() == [
+        Part(R, ((10, 11), ()), None, last=False, after_step=1),
+        Part(R, ((12,), (6,)), None, last=True, after_step=2),
+    ]
+
+
+def test_a_preempted_prefill_starts_its_push_over() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH, prompt=32))
+    made.preempted(R)
+    assert made.take_tasks() == [], "nothing was sent"
+    made.computed(R, TABLE, 16, 1)
+    made.preempted(R)
+    made.preempted(R)
+    made.computed(R, ((30, 31),), 32, 5)
+    assert made.take_tasks()[1:] == [StartOver(R), Part(R, ((30, 31),), None, last=False, after_step=5)]
+
+
+def test_a_push_that_fails_while_it_is_computed_sends_no_more_and_keeps_nothing_once_it_is_back() -> None:
+    made = policy()
+    made.arrived(prefill(PUSH))
+    made.computed(R, TABLE, 32, 1)
+    made.take_tasks()
+    made.failed(R, Side.GIVE, LOST)
+    made.computed(R, TABLE, 48, 2)
+    assert made.take_tasks() == []
+    made.returned(R, Side.GIVE)
+    made.computed(R, TABLE, 64, 2)
+    assert made.finished(R, TABLE, 64, COMPLETE, 2) == FREE
+    assert (made.take_tasks(), made.take_told()) == ([], [])
+
+
+# ---- staged engines
+
+
+def test_a_staged_engine_saves_what_each_step_computed_and_loads_what_came() -> None:
+    made = policy(staged=True)
+    made.arrived(prefill(prompt=40))
+    made.computed(R, TABLE, 20, 1)
+    made.computed(R, TABLE, 40, 2)
+    made.finished(R, TABLE, 40, COMPLETE, 2)
+    assert made.take_told() == [Save(R, ((10, 11),)), Save(R, ((11, 12),))]
+    made = loading(policy(staged=True), decode())
+    made.received(R)
+    assert made.take_told() == [Load(R, ((10, 11, 12, 13),))]
+    made.loaded(R)
+    made.loaded(R)
+    assert made.take_told() == [LoadEnded(R, 64, None, (), OnLoss.FAIL)]

@@ -1,0 +1,175 @@
+"""Blocks that a source of a push may still write: what proves that it writes no more, and what does not."""
+
+import pytest
+
+from kvgrpc.core import events
+from kvgrpc.core.actions import SendClose, SendOpen
+from kvgrpc.core.tables.transfers import Disposition, State
+from kvgrpc.errors import Reason
+from tests.core.nodes import access_id, describe, key_of, refused
+from tests.core.pairs import MODES, WRITING, Pair
+from tests.core.send.started_pushes import started
+
+
+@pytest.mark.parametrize("quiesced", [True, False])
+def test_a_closing_proves_what_was_written_to_be_at_rest_only_if_it_says_so(quiesced: bool) -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    row = events.Closing(access_id(10), True, quiesced)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
+    assert (pair.both()[1].memory is Disposition.RETURNED) is quiesced
+
+
+def test_a_foreign_engine_proves_nothing() -> None:
+    pair = started(WRITING)
+    other = describe("x", 7)
+    pair.d.admit(other)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    row = events.Closing(access_id(10), True, quiesced=True)
+    pair.call(pair.d, lambda c: events.CloseAccess(c, "x", 7, (row,)), "peer")
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+@pytest.mark.parametrize("incarnation", [7, 99], ids=["that has a handshake", "that has none"])
+def test_another_life_of_the_source_proves_nothing(incarnation: int) -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    if incarnation == 7:
+        pair.d.admit(describe("p", 7))
+    for made in (
+        lambda c: events.CloseAccess(c, "p", incarnation, (events.Closing(access_id(10), True, quiesced=True),)),
+        lambda c: events.SettleAccess(c, "p", incarnation, (events.Settling(access_id(10), True),)),
+    ):
+        pair.d.ask(made, "peer")
+        assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+def test_the_last_settling_of_a_push_that_is_over_proves_it_at_rest() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+    pair.moved()
+    assert pair.both()[1].memory is Disposition.RETURNED
+    assert pair.reasons() == [Reason.CANCELLED, Reason.CANCELLED]
+    verdict = pair.d.settle(pair.p.me, 10)
+    assert not verdict.valid
+
+
+@MODES
+def test_a_source_that_dies_leaves_a_quarantine_until_it_is_proved_at_rest(writers: frozenset[str]) -> None:
+    pair = started(writers)
+    pair.deaf = {SendClose}
+    pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
+    pair.feed(pair.d, events.Tick(), 11.0)
+    landing = pair.both()[1]
+    assert (landing.state, landing.memory) == (State.FAILED, Disposition.QUARANTINED)
+    assert pair.reasons()[1] is Reason.PEER_LOST
+    pair.feed(pair.d, events.ProcessEnded(0, "someone@1", drained=True))
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+    if writers:
+        pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
+    else:
+        pair.moved()
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_memory_that_is_proved_at_rest_ends_what_still_moves() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
+    assert (pair.both()[1].state, pair.both()[1].memory) == (State.FAILED, Disposition.RETURNED)
+
+
+def test_a_source_that_was_taken_for_dead_proves_itself_at_rest() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
+    pair.feed(pair.d, events.Tick(), 11.0)
+    row = events.Closing(access_id(10), True, quiesced=True)
+    number = pair.d.ask(lambda c: events.CloseAccess(c, "p", 1, (row,)), "peer")
+    with refused(Reason.NO_HANDSHAKE):
+        pair.d.answer(number)
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_a_closing_under_way_is_followed_by_the_one_that_proves_rest() -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    pair.finish(failure="no", blocks=())
+    (first,) = [action for _, action in pair.lost]
+    assert isinstance(first, SendClose)
+    assert not first.closing.quiesced
+    pair.moved()
+    assert len(pair.lost) == 1, "one at a time"
+    pair.feed(pair.p, events.CloseAnswered(first.closing.access_id, answered=False))
+    second = pair.lost[-1][1]
+    assert isinstance(second, SendClose)
+    assert second.closing.quiesced
+    pair.feed(pair.p, events.CloseAnswered(second.closing.access_id, answered=False))
+    pair.tick(1.1)
+    assert pair.lost[-1][1] == second
+    pair.recover()
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_a_part_that_settles_after_the_end_is_stale_and_proves_nothing_yet() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1,), last=False)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    assert not pair.d.settle(pair.p.me, 10, last=False).valid
+    assert pair.both()[1].memory is Disposition.QUARANTINED
+
+
+@pytest.mark.parametrize("late", ["settling", "closing"])
+def test_what_a_source_says_after_it_was_proved_at_rest_changes_nothing(late: str) -> None:
+    pair = started(WRITING)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
+    after = pair.both()[1]
+    assert after.memory is Disposition.RETURNED
+    with refused(Reason.NO_HANDSHAKE):
+        if late == "settling":
+            pair.d.settle(pair.p.me, 10)
+        else:
+            pair.d.close(pair.p.me, 10)
+    assert pair.both()[1] == after
+
+
+def test_nothing_is_quarantined_where_nothing_was_reserved() -> None:
+    pair = Pair(WRITING)
+    pair.register(pair.reserve(32, (), have_tokens=32).token)
+    pair.finish(32, (1,), last=False)
+    pair.deaf = {SendClose}
+    landing = pair.both()[1]
+    pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
+    assert not len(pair.d.state.pins)
+    pair.recover()
+    assert pair.both()[1].memory is Disposition.RETURNED
+
+
+def test_a_life_that_was_proved_at_rest_writes_again_only_after_a_new_handshake() -> None:
+    pair = Pair(WRITING)
+    pair.deaf = {SendOpen}
+    pair.register(pair.reserve(32, (3, 4)).token)
+    pair.finish(32, (1, 2))
+    ((_, sent),) = pair.lost
+    assert isinstance(sent, SendOpen)
+    pair.feed(pair.d, events.ProcessEnded(0, key_of(pair.p.me), drained=True))
+    with refused(Reason.NO_HANDSHAKE):
+        pair.d.opened(pair.p.me, sent.opening)
+    pair.d.admit(pair.p.me)
+    (row,) = pair.d.opened(pair.p.me, sent.opening)
+    assert isinstance(row, events.Opened)
