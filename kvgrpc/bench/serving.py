@@ -91,7 +91,7 @@ class Serving:
     async def summed_ahead(self) -> Answer:
         """Waits until what was handed over is summed up, if it is to be."""
         assert self._server is not None
-        while not self._server._node.sums_ahead.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
+        while not self._server._node.state.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know
             await asyncio.sleep(_LOOK_S)
         return {}, []
 

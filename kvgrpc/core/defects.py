@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.core.events import Closing
-from kvgrpc.core.moves.move import Move
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Move
 from kvgrpc.core.tables.transfers import Failure, Next, Transfer
 from kvgrpc.errors import Reason
 

@@ -11,68 +11,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kvgrpc.core import events
+from kvgrpc.core.access.checksums import ChecksumCalls
+from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.serving import Serving
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled, SendClose, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, Cancelled, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
-from kvgrpc.core.events import (
-    AccessAnswered,
-    AcknowledgeTransfers,
-    AllocateBlocks,
-    CallAbandoned,
-    CancelTransfer,
-    ChecksumBlocks,
-    ChecksumsAnswered,
-    ChecksumsComputed,
-    CloseAccess,
-    CloseAnswered,
-    ConnectPeer,
-    DialFailed,
-    EndpointOffered,
-    Event,
-    FinishedBlocks,
-    FreeBlocks,
-    GiveDestination,
-    HandshakeReceived,
-    LeasesVoided,
-    LifeBegan,
-    MemoryGone,
-    OpenAccess,
-    PartsAnswered,
-    PartsReady,
-    PeerAlive,
-    PeerAnswered,
-    PeerMapped,
-    PeerSilent,
-    PostingEnded,
-    ProcessEnded,
-    PullBlocks,
-    RegisterAnswered,
-    RegisterPush,
-    Rekeyed,
-    ReleaseLease,
-    ReleaseQuarantine,
-    RenewAnswered,
-    RenewLeases,
-    ReserveBlocks,
-    SettleAccess,
-    SettleAnswered,
-    StepDone,
-    Tick,
-    WaitsFor,
-)
 from kvgrpc.core.idempotency import Begun
+from kvgrpc.core.moves.course import Course
+from kvgrpc.core.moves.moves import Moves
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.pool.allocations import Allocations
 from kvgrpc.core.pool.quarantine import Quarantine
+from kvgrpc.core.receive.pull_course import PullCourse
+from kvgrpc.core.receive.pull_ends import PullEnds
 from kvgrpc.core.receive.pulls import Pulls
+from kvgrpc.core.receive.reservation_course import ReservationCourse
+from kvgrpc.core.receive.reservation_ends import ReservationEnds
+from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.hand_overs import HandOvers
+from kvgrpc.core.send.push_course import PushCourse
+from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Move, Stage
+from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.push import Registration
+from kvgrpc.core.state.reactions import Reaction, Reactions
+from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables.accesses import AccessState
-from kvgrpc.core.tables.leases import LeaseState
+from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.peers import Peer, PeerView
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
@@ -99,38 +70,50 @@ class Node:
     def __init__(
         self, limits: Limits | None = None, writers: frozenset[str] = frozenset(), *, checksums: bool = False
     ) -> None:
-        self.state = NodeState(limits or Limits(), writers, checksums=checksums)
-        self.sums_ahead = ChecksumPrefetch(self.state)
-        self.handover = HandOvers(self.state, self.sums_ahead)
-        self._lives = PeerLiveness(self.state)
-        self._peering = Handshakes(self.state, self._lives)
-        closings = PendingCloses(self.state, self._peering)
-        self._pulls = Pulls(self.state, self._peering, self._lives, closings)
-        self._pushes = Pushes(self.state, self._peering, self._lives, self.handover, closings)
-        self._serving = Serving(self.state, self.handover, self._pulls.deliveries, self._pushes, self.sums_ahead)
-        self._proofs = Quarantine(self.state, self._lives, self._peering, self._pulls.deliveries)
-        self._pool = Allocations(self.state)
-        self.handover.attach(self._pushes)
-        self._peering.attach(self._pushes, self._pulls)
-        self._proofs.attach(self._serving, (self._pulls, self._pushes))
-        self._lives.attach(self._serving, self._pulls, self._pushes, self._peering)
+        state = self.state = NodeState(limits or Limits(), writers, checksums=checksums)
+        self._liveness = PeerLiveness(state)
+        self._handshakes = Handshakes(state, self._liveness)
+        self._closes = PendingCloses(state, self._handshakes)
+        pull_ends, reservation_ends = PullEnds[Pull](state, self._closes), ReservationEnds(state, self._closes)
+        pull_course = PullCourse(state, self._handshakes, self._liveness, pull_ends)
+        reservation_course = ReservationCourse(state, self._handshakes, self._liveness, reservation_ends)
+        self._hand_overs = HandOvers(state)
+        self._push_ends = PushEnds(state, self._closes, self._hand_overs)
+        self._push_course = PushCourse(state, self._handshakes, self._liveness, self._push_ends, self._hand_overs)
+        courses: dict[type[Move], Course[Any]] = {
+            Pull: pull_course,
+            Reservation: reservation_course,
+            Registration: self._push_course,
+        }
+        self._moves = Moves(state, self._liveness, courses)
+        ends: dict[type[Pull], PullEnds[Any]] = {Pull: pull_ends, Reservation: reservation_ends}
+        self._pulls = Pulls(state, self._handshakes, pull_course, ends)
+        self._reservations = Reservations(state, self._handshakes, reservation_course)
+        self._pushes = Pushes(state, self._handshakes, self._push_course, self._hand_overs)
+        self._prefetch = ChecksumPrefetch(state)
+        self._checksums = ChecksumCalls(state, self._prefetch)
+        self._openings = AccessOpenings(state, self._reservations)
+        self._serving = Serving(state, self._hand_overs, self._reservations, self._pushes, self._openings)
+        self._quarantine = Quarantine(state, self._liveness, self._moves, self._reservations)
+        self._pool = Allocations(state)
+        state.react = self._reactions()
         self._handlers = self._make_handlers()
         self._deadlines = self._make_deadlines()
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: events.Event, now: float) -> list[Action]:
         """Fires what is due, then handles the event. `now` never goes back."""
         state = self.state
         assert now >= state.now, "time went back"
         self._fire_due(now)
         call = getattr(event, "call", None)
         if call is None:
-            self._handlers[type(event)](event)
+            self._hear(event)
             return self._take_actions()
         try:
             state.check_life(call.incarnation)
             known = state.keys.begin(call)
             if known is Begun.NEW:
-                self._handlers[type(event)](event)
+                self._hear(event)
             elif known is not Begun.JOINED:
                 state.emit(replace(known, call_id=call.id))
         except KVGrpcError as error:
@@ -147,7 +130,8 @@ class Node:
 
     def unclosed(self) -> list[SendClose]:
         """As `successor`, of a node that has raised: what closes its pushes' accesses at destinations."""
-        return closings(self._pushes.at_peers(), self.state.incarnation)
+        moves = [move for push in self.state.pushes for move in push.registrations.values()]
+        return closings([move for move in moves if move.access_id and move.peer], self.state.incarnation)
 
     def next_deadline(self) -> float | None:
         """When `handle(Tick(), now)` has something to do, or None."""
@@ -159,16 +143,29 @@ class Node:
 
     def peer(self, peer: Peer) -> PeerView:
         """A life of another engine as it is now."""
-        return self._peering.view(peer)
+        return self._handshakes.view(peer)
+
+    def find_lease(self, ref: events.LeaseRef) -> Lease:
+        """A lease, live or ended. Raises NotFound, or the grant's errors."""
+        return self._hand_overs.find(ref)
+
+    def lease(self, lease: Lease) -> LeaseView:
+        """A lease as it is now."""
+        return self._hand_overs.view(lease)
 
     def oldest_posting(self) -> float | None:
         """When the oldest posting in flight was posted, None while there is none."""
-        moves = (self._pulls.oldest_posting(), self._pushes.oldest_posting())
-        return min((posted for posted in moves if posted is not None), default=None)
+        move = self.state.moves.oldest_in_flight()
+        return None if move is None else move.posted_at
 
     def missing_proof(self, transfer_id: str) -> str:
-        """What would prove the blocks of an ended transfer to be at rest, for people."""
-        return self._pulls.missing_proof(transfer_id) or self._pushes.missing_proof(transfer_id)
+        """What would prove the blocks of an ended transfer to be at rest; empty when they are, or it is not over."""
+        push = self.state.pushes.find(transfer_id)
+        if push is not None:
+            moves = push.registrations.values() if push.over else ()
+            return "; ".join(move.missing_proof for move in moves if move.postings)
+        move = self.state.moves.find(transfer_id)
+        return move.missing_proof if move is not None and move.stage is Stage.ENDED else ""
 
     def check(self) -> None:
         """Asserts the invariants that tie the tables together. For tests and simulators."""
@@ -177,7 +174,7 @@ class Node:
         wanted = {(lease.id, PinKind.LEASE) for lease in state.leases}
         reads = [a for a in state.accesses.values() if a.kind is AccessKind.READ]
         wanted |= {(a.owner, PinKind.ACCESS) for a in reads if a.state is AccessState.OPEN}
-        wanted |= self._pulls.wanted_pins() | self._pushes.wanted_pins()
+        wanted |= {pin for move in state.moves if (pin := move.pinned(state.pins)) is not None}
         assert {(pin.owner, pin.kind) for pin in state.pins} == wanted, "pins without a reason, or missing"
         for lease in state.leases:
             assert state.now < lease.deadline <= lease.cap, f"{lease.id} outlives its time"
@@ -186,69 +183,101 @@ class Node:
             pinned = transfer.direction is Direction.SEND or transfer.memory is Disposition.HELD
             assert pinned, f"{transfer.id} is not over and holds nothing"
 
-    def _make_handlers(self) -> dict[type, Handler]:
+    def _reactions(self) -> Reactions:
+        """What a decision of one room means for the others, in this order."""
+        access, closes, moves = self._serving, self._closes, self._moves
+        return Reactions(
+            peer_heard=Reaction(access.peer_heard),
+            peer_back=Reaction(closes.peer_back),
+            peer_dead=Reaction(
+                access.peer_dead, closes.peer_dead, moves.peer_dead, self._liveness.hang_up, self._handshakes.peer_dead
+            ),
+            peer_forgotten=Reaction(closes.peer_forgotten),
+            peer_ready=Reaction(moves.peer_ready, closes.peer_ready),
+            peer_failed=Reaction(moves.peer_failed, closes.peer_failed),
+            memory_changed=Reaction(moves.memory_changed),
+            rekey_begins=Reaction(moves.rekey_begins, access.stop_reads),
+            rekey_ends=Reaction(access.stop_reads, self._handshakes.rekey_ends, self._liveness.rekey_ends),
+            lease_began=Reaction(self._prefetch.announced, access.lease_announced),
+            lease_refused=Reaction(access.lease_refused),
+            lease_ended=Reaction(self._prefetch.ended, self._push_ends.lease_ended),
+            lease_voided=Reaction(self._pushes.voided),
+        )
+
+    def _make_handlers(self) -> dict[type, tuple[Handler, ...]]:
+        """Which rooms hear an event, in this order."""
         return {
-            FinishedBlocks: self._finish,
-            PullBlocks: self._pulls.start,
-            GiveDestination: self._pulls.give,
-            RenewLeases: self.handover.renew,
-            ReleaseLease: self.handover.release,
-            CancelTransfer: self._cancel,
-            AcknowledgeTransfers: self._acknowledge,
-            AllocateBlocks: self._pool.allocate,
-            FreeBlocks: self._pool.free,
-            ConnectPeer: self._peering.connect,
-            HandshakeReceived: self._peering.received,
-            PeerAnswered: self._peering.answered,
-            DialFailed: self._peering.dial_failed,
-            PeerAlive: lambda event: self._lives.streaming(event.peer),
-            PeerSilent: lambda event: self._lives.silent(event.peer),
-            OpenAccess: self._serving.open,
-            SettleAccess: self._serving.settle,
-            CloseAccess: self._serving.close,
-            AccessAnswered: self._each("access_answered"),
-            SettleAnswered: self._each("settle_answered"),
-            CloseAnswered: self._pulls.close_answered,
-            RenewAnswered: self._pulls.renew_answered,
-            EndpointOffered: self._peering.endpoint_offered,
-            PeerMapped: self._peering.mapped,
-            PostingEnded: self._posting_ended,
-            StepDone: self._step_done,
-            LeasesVoided: self.handover.void,
-            LifeBegan: self._begin,
-            MemoryGone: lambda _: self._memory_gone(),
-            Tick: lambda _: None,
-            RegisterPush: self._pushes.register,
-            ReserveBlocks: self._pulls.deliveries.reserve,
-            PartsReady: self._serving.parts_ready,
-            PartsAnswered: self._pushes.parts_answered,
-            ChecksumBlocks: self._serving.checksum,
-            CallAbandoned: self._abandoned,
-            ChecksumsAnswered: self._pulls.checksums_answered,
-            ChecksumsComputed: self._summed,
-            RegisterAnswered: self._pulls.deliveries.register_answered,
-            ProcessEnded: self._proofs.process_ended,
-            Rekeyed: self._proofs.rekeyed,
-            ReleaseQuarantine: self._proofs.release,
-        }
+            events.FinishedBlocks: (self._finish,),
+            events.PullBlocks: (self._pulls.start,),
+            events.GiveDestination: (self._pulls.give,),
+            events.RenewLeases: (self._hand_overs.renew,),
+            events.ReleaseLease: (self._hand_overs.release,),
+            events.CancelTransfer: (self._cancel,),
+            events.AcknowledgeTransfers: (self._acknowledge,),
+            events.AllocateBlocks: (self._pool.allocate,),
+            events.FreeBlocks: (self._pool.free,),
+            events.ConnectPeer: (self._handshakes.connect,),
+            events.HandshakeReceived: (self._handshakes.received,),
+            events.PeerAnswered: (self._handshakes.answered,),
+            events.DialFailed: (self._handshakes.dial_failed,),
+            events.PeerAlive: (self._liveness.streaming,),
+            events.PeerSilent: (self._liveness.silent,),
+            events.OpenAccess: (self._serving.open,),
+            events.SettleAccess: (self._serving.settle,),
+            events.CloseAccess: (self._serving.close,),
+            events.AccessAnswered: (self._moves.access_answered,),
+            events.SettleAnswered: (self._moves.settle_answered,),
+            events.CloseAnswered: (self._closes.answered,),
+            events.RenewAnswered: (self._pulls.renew_answered,),
+            events.EndpointOffered: (self._handshakes.endpoint_offered,),
+            events.PeerMapped: (self._handshakes.mapped,),
+            events.PostingEnded: (self._moves.posting_ended, self._serving.posting_ended),
+            events.StepDone: (self._step_done,),
+            events.LeasesVoided: (self._hand_overs.void,),
+            events.LifeBegan: (self._begin,),
+            events.MemoryGone: (self._memory_gone,),
+            events.Tick: (),
+            events.RegisterPush: (self._pushes.register,),
+            events.ReserveBlocks: (self._reservations.reserve,),
+            events.PartsReady: (self._serving.parts_ready,),
+            events.PartsAnswered: (self._push_course.parts_answered,),
+            events.ChecksumBlocks: (self._checksums.ask,),
+            events.CallAbandoned: (self._checksums.abandoned, self._handshakes.abandoned),
+            events.ChecksumsAnswered: (self._moves.checksums_answered,),
+            events.ChecksumsComputed: (
+                self._moves.checksums_computed, self._prefetch.computed, self._checksums.computed,
+            ),
+            events.RegisterAnswered: (self._moves.register_answered,),
+            events.ProcessEnded: (self._quarantine.process_ended,),
+            events.Rekeyed: (self._quarantine.rekeyed,),
+            events.ReleaseQuarantine: (self._quarantine.release,),
+        }  # fmt: skip
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
+        """Who acts on a deadline; those that are missing are deadlines of moves."""
         return {
-            Timer.LEASE: self.handover.due,
-            Timer.OPEN_WAIT: self._serving.wait_due,
+            Timer.LEASE: self._hand_overs.due,
+            Timer.RENDEZVOUS: self._pushes.due,
+            Timer.OPEN_WAIT: self._openings.wait_due,
             Timer.ACCESS_FORGET: self._serving.forget,
-            Timer.SPENT_IDS: lambda _: self._serving.spent.turn(),
-            Timer.PEER_GRACE: self._lives.grace_over,
-            Timer.CONNECT: self._peering.connect_due,
-            Timer.ADMIT: self._peering.admit_due,
+            Timer.CLOSED_IDS: self._serving.closed_ids_due,
+            Timer.CLOSE_RETRY: self._closes.due,
+            Timer.DEAD_PEER_RETRY: self._closes.retry_dead_peer,
+            Timer.PEER_GRACE: self._liveness.grace_over,
+            Timer.CONNECT: self._handshakes.connect_due,
+            Timer.ADMIT: self._handshakes.admit_due,
             Timer.IDEMPOTENCY: self.state.key_due,
             Timer.TOMBSTONE: self._forget_cancelled,
-            Timer.REFUSED_LEASE: self.handover.forget_refused,
+            Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
-            Timer.SUMS: self._serving.sums.due,
-            Timer.QUARANTINE: self._proofs.quarantine_due,
-            Timer.REKEY: self._proofs.rekey_due,
+            Timer.SUMS: self._checksums.due,
+            Timer.QUARANTINE: self._quarantine.quarantine_due,
+            Timer.REKEY: self._quarantine.rekey_due,
         }
+
+    def _hear(self, event: events.Event) -> None:
+        for handler in self._handlers[type(event)]:
+            handler(event)
 
     def _fire_due(self, now: float) -> None:
         state = self.state
@@ -259,39 +288,22 @@ class Node:
                 if handler:
                     handler(name)
                 else:
-                    (self._pushes if self._pushes.knows(name) else self._pulls).due(timer, name)
+                    self._moves.due(timer, name)
         state.now = now
 
     def _take_actions(self) -> list[Action]:
-        self._proofs.look()
-        self._give_turns()
+        self._quarantine.look()
+        self._moves.give_turns()
         actions, self.state.actions = self.state.actions, []
         return actions
 
-    def _each(self, name: str) -> Handler:
-        """Pulls and pushes both hear it: each knows its own."""
-        handlers = [getattr(moving, name) for moving in (self._pulls, self._pushes)]
-
-        def hear(event: Event) -> None:
-            for handler in handlers:
-                handler(event)
-
-        return hear
-
-    def _finish(self, event: FinishedBlocks) -> None:
-        if event.waits_for is WaitsFor.REGISTRATION:
+    def _finish(self, event: events.FinishedBlocks) -> None:
+        if event.waits_for is events.WaitsFor.REGISTRATION:
             self._pushes.finish(event)
-            return
-        try:
-            lease = self.handover.finish(event)
-        except KVGrpcError as error:
-            if self.handover.refused(event, error):
-                self._serving.lease_refused(event.lease_id)
-            raise
-        if lease is not None:
-            self._serving.lease_announced(lease)
+        else:
+            self._hand_overs.finish(event)
 
-    def _step_done(self, event: StepDone) -> None:
+    def _step_done(self, event: events.StepDone) -> None:
         """A step is done; only some of its layers, if they are named: parts of a push may wait for no more."""
         state = self.state
         if state.description is None:
@@ -303,32 +315,11 @@ class Node:
         for layer in range(max(first, 0), min(first + count, layers)):
             steps[layer] = max(steps[layer], event.step)
         if state.step_done() > before:
-            self._serving.step_done()
-            self.sums_ahead.go_on()
-            self._pulls.step_done()
-        self._pushes.step_done()
+            self._serving.retry_step()
+            self._prefetch.go_on()
+        self._moves.step_done(event)
 
-    def _posting_ended(self, event: PostingEnded) -> None:
-        self._pulls.posting_ended(event)
-        self._pushes.posting_ended(event)
-        self._serving.posting_ended()
-
-    def _abandoned(self, event: CallAbandoned) -> None:
-        self._serving.sums.abandoned(event.call_id)
-        self._peering.abandoned(event.call_id)
-
-    def _summed(self, event: ChecksumsComputed) -> None:
-        self._pulls.summed(event)
-        self._serving.sums.summed(event)
-
-    def _give_turns(self) -> None:
-        """Whoever waits for its turn has it, by priority, while there is room."""
-        self.state.turns.paused = bool(self.state.rekeying)
-        while (name := self.state.turns.next()) is not None:
-            self._pulls.take_turn(name)
-            self._pushes.take_turn(name)
-
-    def _cancel(self, event: CancelTransfer) -> None:
+    def _cancel(self, event: events.CancelTransfer) -> None:
         """CancelTransfer by id, or by key; a key that is unknown is remembered."""
         state = self.state
         if bool(event.transfer_id) == bool(event.key):
@@ -337,7 +328,7 @@ class Node:
             found = [state.transfers.get(event.transfer_id)]
         else:
             found = state.transfers.with_key(event.key)
-            state.bury_key(event.key, event.message)
+            state.tombstone_key(event.key, event.message)
         outcome = ALREADY_ENDED if found else TOMBSTONED
         in_flight = [self._cancel_one(transfer, event.message) for transfer in found if not transfer.over]
         if in_flight:
@@ -348,24 +339,24 @@ class Node:
     def _cancel_one(self, transfer: Transfer, message: str) -> bool:
         if transfer.direction is Direction.RECEIVE:
             return self._pulls.cancel(transfer, message)
-        if self._pushes.knows(transfer.id):
+        if self.state.pushes.find(transfer.id) is not None:
             return self._pushes.cancel(transfer, message)
-        self.handover.end(self.state.leases.get(transfer.lease_id), LeaseState.RELEASED)
+        self._hand_overs.end(self.state.leases.get(transfer.lease_id), LeaseState.RELEASED)
         return False
 
-    def _acknowledge(self, event: AcknowledgeTransfers) -> None:
+    def _acknowledge(self, event: events.AcknowledgeTransfers) -> None:
         count = sum(self.state.transfers.archive(id_) for id_ in event.transfer_ids)
         self.state.reply(event.call.id, Acknowledged(count))
 
     def _forget_cancelled(self, name: str) -> None:
         del self.state.cancelled_keys[bytes.fromhex(name)]
 
-    def _memory_gone(self) -> None:
+    def _memory_gone(self, _: events.MemoryGone) -> None:
         """What a life before this one left in quarantine is no memory of anybody's any more."""
         for transfer in self.state.transfers.memory_gone():
             self.state.emit(TransferChanged(transfer))
 
-    def _begin(self, event: LifeBegan) -> None:
+    def _begin(self, event: events.LifeBegan) -> None:
         """Ends everything of the present incarnation, then starts the next with empty tables.
 
         The engine of the old one is gone, so nobody is told; whoever watches transfers is.
@@ -377,13 +368,15 @@ class Node:
         )
         error = Unavailable(Reason.ENGINE_LOST, "the engine behind this lead changed", retry_delay_s=1.0)
         for lease in list(state.leases):
-            self.handover.end(lease, LeaseState.RELEASED, gone)
+            self._hand_overs.end(lease, LeaseState.RELEASED, gone)
         self._pushes.end_all(gone)
         self._pulls.end_all(gone)
+        state.drop_moves()
         self._serving.end_all(error)
-        self._peering.end_all(error)
-        self._proofs.end_all(error)
-        self._lives.end_all()
+        self._checksums.end_all(error)
+        self._handshakes.end_all(error)
+        self._quarantine.end_all(error)
+        self._liveness.end_all()
         state.timers.clear_all()
         state.begin(
             event.incarnation,

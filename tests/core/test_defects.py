@@ -197,7 +197,7 @@ class Raises(Node):
             self.state.accesses.clear()
             raise RuntimeError("planted")
 
-        return super()._make_handlers() | {events.StepDone: step_done}
+        return super()._make_handlers() | {events.StepDone: (step_done,)}
 
 
 def test_what_was_decided_before_it_raised_is_there_with_the_deadlines_of_others() -> None:

@@ -20,6 +20,7 @@ from kvgrpc.core.events import (
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.transfers import Disposition, State
+from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.errors import Aborted, Reason, Unavailable
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, refused, snapshot
@@ -49,6 +50,24 @@ def test_a_node_without_a_life_refuses_work() -> None:
     assert isinstance(refusal, Refuse)
     assert refusal.error.reason is Reason.NO_POOL
     assert node.next_deadline() is None
+
+
+def test_tables_say_how_many_rows_of_each_index_are_left(lead: Lead) -> None:
+    state = lead.node.state
+    assert not any({**state.moves.left(), **state.pushes.left(), **state.turns.left()}.values())
+    token = grant(describe("new", 1), access=Access.WRITE)
+    lead.ask(lambda c: events.RegisterPush(c, token, "", access_id(1), access_id(2)))
+    (push,) = state.pushes
+    assert state.moves.left() == dict.fromkeys(state.moves.left(), 0) | {"by_name": 1, "by_access": 1, "by_address": 1}
+    assert state.pushes.left() == dict.fromkeys(state.pushes.left(), 1)
+    assert state.pushes.find(push.transfer_id) is push
+
+
+def test_a_lease_is_found_by_its_id_and_seen_as_it_is_now(lead: Lead) -> None:
+    lease_id = lead.finish(ttl_s=5.0).lease.id
+    lead.tick(2.0)
+    seen = lead.node.lease(lead.node.find_lease(LeaseRef(lease_id)))
+    assert (seen.id, seen.remaining_s, seen.age_s) == (lease_id, 3.0, 2.0)
 
 
 def test_time_never_goes_back(lead: Lead) -> None:

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from kvgrpc.core.moves import move as moves
+from kvgrpc.core.state import move
 from kvgrpc.core.tables import accesses, leases, peers, transfers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
@@ -19,7 +19,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 TABLES: dict[str, Mapping[Any, frozenset[Any]]] = {
     "kvgrpc.core.tables.transfers.STATES": transfers.STATES,
     "kvgrpc.core.tables.transfers.DISPOSITIONS": transfers.DISPOSITIONS,
-    "kvgrpc.core.moves.move.STAGES": moves.STAGES,
+    "kvgrpc.core.state.move.STAGES": move.STAGES,
     "kvgrpc.core.tables.leases.STATES": leases.STATES,
     "kvgrpc.core.tables.accesses.STATES": accesses.STATES,
     "kvgrpc.core.tables.peers.STATES": peers.STATES,

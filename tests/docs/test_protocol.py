@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.core.moves import moves as moving, pending_closes as closing
+from kvgrpc.core.moves import moves, pending_closes
 from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.values import grants, limits
 from kvgrpc.core.values.content import DIGEST_BYTES, chain
@@ -80,9 +80,9 @@ def test_what_would_help_is_what_the_core_says() -> None:
 
 def test_retries_between_leads_are_as_often_as_it_says() -> None:
     shown = {row[0]: row[1] for row in table("## Retries")}
-    assert f"every {moving.RETRY_DELAY_S:g} s" in shown["OpenAccess"]
-    assert f"every {moving.RETRY_DELAY_S:g} s" in shown["SettleAccess"]
-    assert f"every {closing.RETRY_DELAY_S:g} s" in shown["CloseAccess"]
+    assert f"every {moves.RETRY_DELAY_S:g} s" in shown["OpenAccess"]
+    assert f"every {moves.RETRY_DELAY_S:g} s" in shown["SettleAccess"]
+    assert f"every {pending_closes.RETRY_DELAY_S:g} s" in shown["CloseAccess"]
 
 
 def test_calls_with_an_idempotency_key_are_those_of_the_schema() -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvgrpc.core.moves.move import AT_ISSUER
+from kvgrpc.core.state.move import AT_ISSUER
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.admin import _pin
 from tests.service import forks
@@ -78,7 +78,7 @@ def rows_of(lead: Lead) -> Iterator[bytes]:
     groups = range(len(state.pool.pool.groups)) if state.description else range(0)
     held = [access_id for access_id, access in state.accesses.items() if access.held]
     # Those that are open at other engines.
-    opened = [move.name for moves in (node._pulls, node._pushes) for move in moves._table if move.stage in AT_ISSUER]
+    opened = [move.name for move in state.moves if move.stage in AT_ISSUER]
     counts = state.transfers.seq, [*state.transfers.counts.values()], len(state.leases), state.bytes_received
     pools = [(state.allocator.free_count(group), state.allocator.allocated(group)) for group in groups]
     yield repr((counts, pools, state.pins.quarantined, held, opened)).encode()

@@ -20,7 +20,7 @@ class Defective(Node):
 
     def _make_handlers(self) -> Any:
         handlers = super()._make_handlers()
-        cancel, begin = handlers[CancelTransfer], handlers[LifeBegan]
+        (cancel,), (begin,) = handlers[CancelTransfer], handlers[LifeBegan]
 
         def raises(event: CancelTransfer) -> None:
             if event.message not in (MESSAGE, ONCE_MORE):
@@ -37,7 +37,7 @@ class Defective(Node):
                 raise RuntimeError("planted once more")
             begin(event)
 
-        return handlers | {CancelTransfer: raises, LifeBegan: begins}
+        return handlers | {CancelTransfer: (raises,), LifeBegan: (begins,)}
 
 
 def plant() -> None:

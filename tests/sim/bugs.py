@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvgrpc.core.actions import Failed, Post, Verdicts
+from kvgrpc.core.actions import Failed, Operation, Post, Verdicts
 from kvgrpc.core.events import AccessAnswered, Opened, RenewLeases
-from kvgrpc.core.receive import pulls as pulling
 from kvgrpc.core.tables.accesses import AccessState, Verdict
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
@@ -44,7 +43,7 @@ def ended_again(change: Any) -> Any:
 
 def known_only(answered: Any) -> Any:
     """Every access of which something is heard is known."""
-    return lambda self, event: (self._sent[event.access_id], answered(self, event))[1]
+    return lambda self, event: (self._closes.sent[event.access_id], answered(self, event))[1]
 
 
 def any_grant(verify: Any) -> Any:
@@ -63,9 +62,9 @@ def always(answer: object) -> Make:
     return lambda _: lambda *_, **__: answer
 
 
-def never(timer: Timer) -> Make:
-    """Deadlines of that kind never come."""
-    return lambda set_: lambda self, kind, name, when: None if kind is timer else set_(self, kind, name, when)
+def never(*timers: Timer) -> Make:
+    """Deadlines of these kinds never come."""
+    return lambda set_: lambda self, kind, name, when: None if kind in timers else set_(self, kind, name, when)
 
 
 def settled_at_once(settle: Any) -> Any:
@@ -77,10 +76,12 @@ def from_memory(answered: Any) -> Any:
     known: dict[bytes, Opened] = {}
 
     def access_answered(moves: Any, event: AccessAnswered) -> None:
-        move = moves._table.of_access(event.access_id)
-        if move is not None and isinstance(event.result, Opened):
+        move = moves._state.moves.of_access(event.access_id)
+        if move is None or move.operation is Operation.WRITE:
+            pass
+        elif isinstance(event.result, Opened):
             known[move.token] = event.result
-        elif move is not None and move.token in known:
+        elif move.token in known:
             event = replace(event, result=known[move.token])
         answered(moves, event)
 
@@ -151,7 +152,14 @@ def shortening(renew: Any) -> Any:
 
 
 def at_rest(posting_ended: Any) -> Any:
-    return lambda self, event: posting_ended(self, replace(event, quiesced=True))
+    """What was read is at rest, whatever the data path says of it."""
+
+    def ended(self: Any, event: Any) -> None:
+        move = self._state.moves.of_posting(event.posting_id)
+        reads = move is not None and move.operation is Operation.READ
+        posting_ended(self, replace(event, quiesced=event.quiesced or reads))
+
+    return ended
 
 
 def posted_twice(post_slice: Any) -> Any:
@@ -167,11 +175,11 @@ def dead_mover(peer_dead: Any) -> Any:
     """Its lead is dead, so it writes nothing more."""
 
     def dead(self: Any, peer: Any) -> None:
-        accesses, writers = list(peer.accesses), self._deliveries.writers
+        accesses = list(peer.accesses)
         peer_dead(self, peer)
         for access_id in accesses:
-            if (landing := writers.find(access_id)) is not None:
-                self._deliveries._proved(access_id, landing)
+            if (reservation := self._state.open_writes.get(access_id)) is not None:
+                self._reservations._ends.proved(access_id, reservation)
 
     return dead
 
@@ -221,19 +229,15 @@ def landed(process_ended: Any) -> Any:
     return lambda self, event: process_ended(self, replace(event, drained=True))
 
 
-def freed_under_write(lease_ended: Any) -> Any:
-    return lambda self, lease, message: (lease_ended(self, lease, message), False)[1]
-
-
 def forgotten_source(lease_ended: Any) -> Any:
-    """As above, and their pins are gone."""
+    """What it writes itself is not pinned once the lease is over."""
 
-    def ended(self: Any, lease: Any, message: Any) -> bool:
-        moves = list(self._pushes.push(lease.transfer_id).registrations.values())
-        lease_ended(self, lease, message)
+    def ended(self: Any, lease: Any, failure: Any) -> None:
+        push = self._state.pushes.find(lease.transfer_id)
+        moves = [] if push is None else list(push.registrations.values())
+        lease_ended(self, lease, failure)
         for move in moves:
             self._state.pins.drop(move.name, PinKind.ACCESS)
-        return False
 
     return ended
 
@@ -261,10 +265,9 @@ def drops_done(count: Any) -> Any:
 
 def silence_is_valid(due: Any) -> Any:
     def _due(self: Any, timer: Timer, name: str) -> None:
-        if timer is Timer.SETTLE and isinstance(self, pulling.Pulls):
-            pull = self._table.find(name)
-            assert pull is not None
-            self._steps.settled(pull)
+        move = self._state.moves.find(name)
+        if timer is Timer.SETTLE and move.operation is Operation.READ:
+            self.course(move).settled(move)
         else:
             due(self, timer, name)
 
@@ -281,24 +284,15 @@ def kept_in_flight(_: Any) -> Any:
 
 def kept_early(forget: Any) -> Any:
     def forgotten(self: Any, name: str) -> None:
-        early = {lease_id: dict(accesses) for lease_id, accesses in self._early.items()}
+        early = {lease_id: dict(accesses) for lease_id, accesses in self._state.openings.early.items()}
         forget(self, name)
-        self._early.update(early)
+        self._state.openings.early.update(early)
 
     return forgotten
 
 
 def silent_end(over: Any) -> Any:
     return lambda self, move, _: over(self, move, None)
-
-
-def given_up(_: Any) -> Any:
-    """Nobody is told who cannot be reached at that moment."""
-
-    def unreachable(self: Any, address: str) -> None:
-        self._unsent.pop(address, None)
-
-    return unreachable
 
 
 def dead_for_good(closed: Any) -> Any:
@@ -329,10 +323,10 @@ def rest_untold(at_rest: Any) -> Any:
     """Whoever gave up a push says so once; that its last posting has ended since, it keeps to itself."""
 
     def kept(self: Any, move: Any) -> None:
-        close, self._closings.close = self._closings.close, always(None)(None)
+        close, self._closes.close = self._closes.close, always(None)(None)
         try:
             at_rest(self, move)
         finally:
-            self._closings.close = close
+            self._closes.close = close
 
     return kept

@@ -15,14 +15,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgrpc.core import idempotency, node, state
-from kvgrpc.core.access import checksums as sums, openings as open_access, serving
+from kvgrpc.core.access import checksums, openings, serving
 from kvgrpc.core.idempotency import Begun
-from kvgrpc.core.moves import move as moves, moves as moving, pending_closes as closing
-from kvgrpc.core.peers import liveness as lives
-from kvgrpc.core.pool import quarantine as proofs
-from kvgrpc.core.receive import pull_course as pull_steps, pull_ends, pulls as pulling, reservations as delivering
-from kvgrpc.core.receive.reservation import Reservation
-from kvgrpc.core.send import checksum_prefetch, hand_overs as handover, push_course as push_steps, push_ends
+from kvgrpc.core.moves import moves
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.peers import liveness
+from kvgrpc.core.pool import quarantine
+from kvgrpc.core.receive import pull_course, pull_ends, pulls
+from kvgrpc.core.receive.reservations import Reservations
+from kvgrpc.core.send import checksum_prefetch, hand_overs, push_course, push_ends
+from kvgrpc.core.state.move import Comparing
+from kvgrpc.core.state.push import Push
+from kvgrpc.core.state.reservation import Reservation
 from kvgrpc.core.tables import leases, timers, transfers, turns
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.timers import Timer
@@ -53,15 +57,15 @@ class Mutant:
 
 
 MUTANTS = (
-    Mutant("settle is skipped", pull_steps.PullCourse, "settle", bugs.settled_at_once, Rule.R2),
-    Mutant("bytes move before the access is open", pulling.Pulls, "access_answered", bugs.from_memory, Rule.R2),
-    Mutant("a write does not wait for a step", delivering.Reservations, "misses_step", bugs.always(False), Rule.R2, 60),
+    Mutant("settle is skipped", pull_course.PullCourse, "settle", bugs.settled_at_once, Rule.R2),
+    Mutant("bytes move before the access is open", moves.Moves, "access_answered", bugs.from_memory, Rule.R2),
+    Mutant("a write does not wait for a step", Reservations, "misses_step", bugs.always(False), Rule.R2, 60),
     Mutant("steps of the engine are not waited for", state.NodeState, "step_done", bugs.always(1 << 60), Rule.R2),
     Mutant(
         "a step that is done in a layer is done", node.Node, "_step_done",
         lambda done: lambda self, event: done(self, replace(event, layers=None)), Rule.R2,
     ),
-    Mutant("a settle timeout is success", moving.Moves, "due", bugs.silence_is_valid, Rule.R2),
+    Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),
     Mutant("who gives up under KEEP is done", serving.Serving, "_count", bugs.drops_done, Rule.R4),
@@ -71,68 +75,65 @@ MUTANTS = (
         lambda _: property(lambda self: bool(self.postings)), Rule.R1,
     ),
     Mutant(
-        "a source frees blocks under its own write", push_ends.PushEnds, "lease_ended", bugs.freed_under_write, Rule.R1
+        "a source frees blocks under its own write", Push, "reads", bugs.always(False), Rule.R1
     ),
     Mutant("a source forgets its own write", push_ends.PushEnds, "lease_ended", bugs.forgotten_source, Rule.R1),
     Mutant("another incarnation vouches", serving.Serving, "settle", bugs.any_life, Rule.R2),
     Mutant("a source vouches after its lease ended", serving, "_verdict", bugs.always(Verdict(True)), Rule.R2),
-    Mutant("a grant of another life is good", open_access, "verify", bugs.any_grant, Rule.R2),
+    Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),
     Mutant("late news change why a transfer failed", state.NodeState, "change", bugs.overwritten, Rule.R3),
     Mutant("a transfer ends twice", transfers.TransferTable, "change", bugs.ended_again, Rule.R3),
-    Mutant("what is not known stops a lead", closing.PendingCloses, "answered", bugs.known_only, Rule.R6),
+    Mutant("what is not known stops a lead", PendingCloses, "answered", bugs.known_only, Rule.R6),
     Mutant(
         "what was asked before is done again", idempotency.IdempotencyKeys, "begin", bugs.always(Begun.NEW), Rule.R10
     ),
-    Mutant("leases never expire", handover.HandOvers, "due", bugs.always(None), Rule.R8),
-    Mutant("an expired lease is revived", handover.HandOvers, "_renew_one", bugs.revived, Rule.R8),
+    Mutant("leases never expire", hand_overs.HandOvers, "due", bugs.always(None), Rule.R8),
+    Mutant("an expired lease is revived", hand_overs.HandOvers, "_renew_one", bugs.revived, Rule.R8),
     Mutant("a renewal comes before what was due", node.Node, "handle", bugs.renewals_first, Rule.R8, 120),
     Mutant("a renewal shortens", leases.Lease, "renew", bugs.shortening, Rule.R8),
-    Mutant("a cancel is lost", state.NodeState, "bury_key", bugs.always(None), Rule.R5),
-    Mutant("a cancel in flight is lost", pulling.Pulls, "cancel", bugs.always(False), Rule.R5),
+    Mutant("a cancel is lost", state.NodeState, "tombstone_key", bugs.always(None), Rule.R5),
+    Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(False), Rule.R5),
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
-    Mutant("accesses are not closed", closing.PendingCloses, "close", bugs.always(None), Rule.R5),
+    Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
     Mutant(
-        "whoever cannot be reached anew is told nothing", closing.PendingCloses, "unreachable", bugs.given_up, Rule.R5
-    ),
-    Mutant(
         "whoever was taken for dead is told nothing",
-        delivering.Reservations, "closed", bugs.dead_for_good, Rule.R5, 120
+        Reservations, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
-    Mutant("the dead who come back are told nothing", closing.PendingCloses, "peer_back", bugs.always(None), Rule.R5),
+    Mutant("the dead who come back are told nothing", PendingCloses, "peer_back", bugs.always(None), Rule.R5),
     Mutant("that a write is at rest is not told", push_ends.PushEnds, "at_rest", bugs.rest_untold, Rule.R5),
-    Mutant("silence is waited for without an end", lives.PeerLiveness, "_begin_grace", bugs.always(None), Rule.R5),
+    Mutant("silence is waited for without an end", liveness.PeerLiveness, "_begin_grace", bugs.always(None), Rule.R5),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
     Mutant("the other side of a push is waited for without an end", timers.Timers, "set",
-        bugs.never(Timer.REGISTRATION), Rule.R7),
+        bugs.never(Timer.REGISTRATION, Timer.RENDEZVOUS), Rule.R7),
     Mutant("checksums are waited for without an end", timers.Timers, "set", bugs.never(Timer.SUMS), Rule.R7, 60),
     Mutant("a handshake is waited for without an end", timers.Timers, "set", bugs.never(Timer.CONNECT), Rule.R7, 60),
     Mutant("too much in quarantine changes nothing", timers.Timers, "set", bugs.never(Timer.QUARANTINE), Rule.R7),
     Mutant("a re-key waits for what does not end", timers.Timers, "set", bugs.never(Timer.REKEY), Rule.R7),
-    Mutant("content is not compared", open_access, "check", bugs.always(None), Rule.R11),
-    Mutant("a released handle is trusted", pulling.Pulls, "posting_ended", bugs.at_rest, Rule.R1),
+    Mutant("content is not compared", openings, "check", bugs.always(None), Rule.R11),
+    Mutant("a released handle is trusted", moves.Moves, "posting_ended", bugs.at_rest, Rule.R1),
     Mutant(
-        "a closing that proves nothing is trusted", delivering.Reservations, "closed",
+        "a closing that proves nothing is trusted", Reservations, "closed",
         lambda closed: lambda self, access, **fields: closed(self, access, **(fields | {"quiesced": True})), Rule.R1,
     ),
-    Mutant("two postings write into one block", pull_steps.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
-    Mutant("a source posts twice into one block", push_steps.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
+    Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
+    Mutant("a source posts twice into one block", push_course.PushCourse, "_post_slice", bugs.posted_twice, Rule.R1),
     Mutant("a dead lead is taken for a dead mover", serving.Serving, "peer_dead", bugs.dead_mover, Rule.R1),
     Mutant(
-        "a re-key is trusted where it proves nothing", proofs.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 60
+        "a re-key is trusted where it proves nothing", quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 60
     ),
     Mutant(
-        "what a dead process sent is taken for landed", proofs.Quarantine, "process_ended", bugs.landed, Rule.R1, 60
+        "what a dead process sent is taken for landed", quarantine.Quarantine, "process_ended", bugs.landed, Rule.R1, 60
     ),
-    Mutant("the end of a process is not heard", proofs.Quarantine, "process_ended", bugs.always(None), Rule.END),
-    Mutant("ends of processes are not looked for", lives.PeerLiveness, "watch", bugs.always(None), Rule.END, 60),
-    Mutant("a proof is not heeded", delivering.Reservations, "peer_at_rest", bugs.always(None), Rule.END),
+    Mutant("the end of a process is not heard", quarantine.Quarantine, "process_ended", bugs.always(None), Rule.END),
+    Mutant("ends of processes are not looked for", liveness.PeerLiveness, "watch", bugs.always(None), Rule.END, 60),
+    Mutant("a proof is not heeded", Reservations, "peer_at_rest", bugs.always(None), Rule.END),
     Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
     Mutant("closings that came early are kept", serving.Serving, "forget", bugs.kept_early, Rule.END),
-    Mutant("checksums are not compared", moves.Comparing, "both", bugs.all_agree, Rule.R2),
+    Mutant("checksums are not compared", Comparing, "both", bugs.all_agree, Rule.R2),
     Mutant(
         "blocks are summed up before their step is over",
         checksum_prefetch.ChecksumPrefetch,
@@ -141,40 +142,40 @@ MUTANTS = (
         Rule.R2,
     ),
     Mutant("the sums of other blocks are told", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
-    Mutant("a send concludes", push_steps.PushCourse, "_post", bugs.concluded, Rule.R9),
+    Mutant("a send concludes", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
     *(replace(mutant, liars=True) for mutant in (
         Mutant("whoever settles owns the access", serving.Serving, "_settle_row", trusting.settles_for_all, Rule.R2),
         Mutant("whoever closes owns the access", serving.Serving, "_close_row", trusting.closes_for_all, Rule.R2),
         Mutant(
             "whoever has parts owns the access",
-            delivering.Reservations, "parts_ready", trusting.widens_for_all, Rule.R2
+            Reservations, "parts_ready", trusting.widens_for_all, Rule.R2
         ),
-        Mutant("whoever wants sums owns the access", sums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2),
-        Mutant("an access id stands for all uses of it", open_access, "_check_same", bugs.always(None), Rule.R2),
+        Mutant("whoever wants sums owns the access", checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2),
+        Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
         Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
-        Mutant("a grant that is opened is not verified", open_access, "verify", trusting.unsigned, Rule.R2),
-        Mutant("a grant that is renewed is not verified", handover, "verify", trusting.unsigned, Rule.R2, 60),
-        Mutant("a source's answer is not checked", pull_steps, "check_opened", bugs.always(""), Rule.R2),
-        Mutant("a destination's answer is not checked", push_steps, "check_target", bugs.always(""), Rule.R2, 60),
-        Mutant("a source's memory is what it was", pull_steps.PullCourse, "opened", trusting.any_generation, Rule.R2),
+        Mutant("a grant that is opened is not verified", openings, "verify", trusting.unsigned, Rule.R2),
+        Mutant("a grant that is renewed is not verified", hand_overs, "verify", trusting.unsigned, Rule.R2, 60),
+        Mutant("a source's answer is not checked", pull_course, "wrong_opened", bugs.always(""), Rule.R2, 60),
+        Mutant("a destination's answer is not checked", push_course.PushCourse, "_wrong", bugs.always(""), Rule.R2, 60),
+        Mutant("a source's memory is what it was", pull_course.PullCourse, "opened", trusting.any_generation, Rule.R2),
         Mutant(
-            "a destination's memory is what it was", push_steps.PushCourse, "opened", trusting.any_generation, Rule.R2,
+            "a destination's memory is what it was", push_course.PushCourse, "opened", trusting.any_generation, Rule.R2,
             120,
         ),
-        Mutant("a verdict is of all accesses", moving.Moves, "settle_answered", trusting.valid_for_all, Rule.R2),
+        Mutant("a verdict is of all accesses", moves.Moves, "settle_answered", trusting.valid_for_all, Rule.R2),
         Mutant("what is pushed is not compared", content, "check", bugs.always(None), Rule.R11),
-        Mutant("parts of an earlier epoch are taken", delivering.Reservations, "check", trusting.any_epoch, Rule.R2),
-        Mutant("layers are there that a source names", delivering.Reservations, "_within",
+        Mutant("parts of an earlier epoch are taken", Reservations, "check", trusting.any_epoch, Rule.R2),
+        Mutant("layers are there that a source names", Reservations, "_within",
             lambda _: lambda self, layers: layers, Rule.R2, 60),
         Mutant(
-            "any life says that a write is at rest", delivering.Reservations, "quiesced", trusting.any_life_at_rest,
+            "any life says that a write is at rest", Reservations, "quiesced", trusting.any_life_at_rest,
             Rule.R1,
         ),
-        Mutant("another life takes over a push", delivering.Reservations, "check", trusting.any_life_delivers, Rule.R2),
+        Mutant("another life takes over a push", Reservations, "check", trusting.any_life_delivers, Rule.R2),
         Mutant(
-            "checksums that did not come are equal", moving.Moves, "checksums_answered", trusting.absent_agree, Rule.R2
+            "checksums that did not come are equal", moves.Moves, "checksums_answered", trusting.absent_agree, Rule.R2
         ),
-        Mutant("fewer checksums will do", moves.Comparing, "both", trusting.shorter_will_do, Rule.R2, 60),
+        Mutant("fewer checksums will do", Comparing, "both", trusting.shorter_will_do, Rule.R2, 60),
     )),
 )  # fmt: skip
 

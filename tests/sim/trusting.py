@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvgrpc.core.events import SettleAnswered
-from kvgrpc.core.moves.move import Stage
+from kvgrpc.core.state.move import Stage
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.core.values.ids import peer_key
@@ -28,7 +28,16 @@ def widens_for_all(parts_ready: Any) -> Any:
 
 def sums_for_all(ask: Any) -> Any:
     """Whoever wants the sums of what is read under one is."""
-    return lambda self, event, peer: ask(self, event, _owner(self, peer, event.access_id))
+
+    def asked(self: Any, event: Any) -> None:
+        access = self._state.accesses.get(event.access_id)
+        owner = None if access is None else self._state.peers.get(access.peer)
+        if owner is not None:
+            known = owner.description
+            event = replace(event, engine_id=known.engine_id, incarnation=known.incarnation)
+        ask(self, event)
+
+    return asked
 
 
 def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
@@ -78,11 +87,11 @@ def valid_for_all(settle_answered: Any) -> Any:
     """What a peer says of one access it says of all."""
 
     def answered(self: Any, event: Any) -> None:
-        move = self._table.of_access(event.access_id)
+        move = self._state.moves.of_access(event.access_id)
         settle_answered(self, event)
         if move is None or not isinstance(event.result, Verdict):
             return
-        for other in self._table.of_peer(move.peer):
+        for other in self._state.moves.of_peer(move.peer):
             if other.stage is Stage.SETTLING:
                 settle_answered(self, SettleAnswered(other.access_id, event.result))
 
@@ -93,7 +102,7 @@ def any_life_at_rest(quiesced: Any) -> Any:
     """What one life of a source says of a write holds for all lives of its engine."""
 
     def said(self: Any, life: str, access_id: bytes) -> None:
-        landing = self.writers.find(access_id)
+        landing = self._state.open_writes.get(access_id)
         writer = life if landing is None else landing.writers[access_id]
         same = engine_of(life) == engine_of(writer)
         quiesced(self, writer if same else life, access_id)
@@ -132,7 +141,7 @@ def absent_agree(answered: Any) -> Any:
             return
         move.comparing = None
         if move.left is None and not move.busy:
-            self._steps.settle(move)
+            self.course(move).settle(move)
 
     return heard
 

@@ -4,21 +4,17 @@ They are of the bytes as they lie in memory. What an engine hands over it may ha
 (`send.checksum_prefetch`); all else is summed up when a destination asks for it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from kvgrpc.core.actions import Checksums
-from kvgrpc.core.events import ChecksumBlocks, ChecksumsComputed
+from kvgrpc.core.events import CallAbandoned, ChecksumBlocks, ChecksumsComputed
 from kvgrpc.core.send.checksum_prefetch import TOO_LATE, ChecksumPrefetch, Wanted, begin
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.waiting import ChecksumAsk, ChecksumAsks
 from kvgrpc.core.tables.accesses import Access, AccessState
-from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
-from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Summing, pieces_of, portions_of
+from kvgrpc.core.values.chunks import pieces_of, portions_of
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind
 from kvgrpc.errors import (
@@ -44,42 +40,23 @@ ALL_LAYERS = (0, 1 << 40)
 GONE = DeadlineExceeded(Reason.DEADLINE, "nobody waits for these checksums any more")
 
 
-@dataclass(eq=False)
-class _Ask:
-    """A call of a peer that the ranks sum up for."""
-
-    call: int
-    access: Access
-    portions: Iterator[list[tuple[Blocks, LayerRange | None]]]
-    next: list[tuple[Blocks, LayerRange | None]] | None
-    """The portion that comes next; None: that was the last one."""
-    found: list[tuple[bytes, ...]] = field(default_factory=list)
-    """Of each portion, of each rank."""
-
-    @property
-    def name(self) -> str:
-        """The ranks know its portions by that."""
-        return f"s{self.call}"
-
-
 class ChecksumCalls:
     """Calls of peers that wait for sums. The ranks get portion by portion, few at once, of one peer after the other: so
     that a caller that is gone, or an access that is over, costs no more than what the ranks are at.
     """
 
-    def __init__(self, state: NodeState, ahead: ChecksumPrefetch) -> None:
+    def __init__(self, state: NodeState, prefetch: ChecksumPrefetch) -> None:
         self._state = state
-        self._ahead = ahead
-        self._waiting: dict[str, _Ask] = {}
-        """By name."""
-        self._queue: dict[str, dict[str, _Ask]] = {}
-        """Those whose next portion is not begun: by peer, whose turns they have, and by name."""
-        self._running: dict[str, tuple[_Ask, Summing]] = {}
-        """Portions that the ranks are at, by name; also of those who wait no longer."""
+        self._prefetch = prefetch
 
-    def ask(self, event: ChecksumBlocks, peer: Peer) -> None:
+    @property
+    def _asks(self) -> ChecksumAsks:
+        return self._state.checksum_asks
+
+    def ask(self, event: ChecksumBlocks) -> None:
         """ChecksumBlocks: of blocks that the caller may read."""
         state = self._state
+        peer = state.caller(event.engine_id, event.incarnation)
         access = state.accesses.get(event.access_id)
         if access is None or access.peer != peer.key or access.kind is not AccessKind.READ:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
@@ -87,55 +64,51 @@ class ChecksumCalls:
         self._check_room(access)
         wanted = [(state.resolve(lists, f"blocks[{i}]"), layers) for i, (lists, layers) in enumerate(event.blocks)]
         _check_granted(wanted, state.pins.blocks(access.owner, PinKind.ACCESS))
-        if self._ahead.answer(event.call.id, access, state.leases.get(access.lease_id), wanted):
+        if self._prefetch.answer(event.call.id, access, state.leases.get(access.lease_id), wanted):
             return
         portions = portions_of(state.pool.pool, wanted)
-        ask = _Ask(event.call.id, access, portions, next(portions, None))
-        self._waiting[ask.name] = ask
+        ask = ChecksumAsk(event.call.id, access, portions, next(portions, None))
+        self._asks.waiting[ask.name] = ask
         state.timers.set(Timer.SUMS, ask.name, state.now + state.limits.transfer_timeout_s)
         self._go_on(ask)
         self._give_turns()
 
-    def summed(self, event: ChecksumsComputed) -> None:
+    def computed(self, event: ChecksumsComputed) -> None:
         """A rank has summed up."""
-        self._ahead.summed(event)
-        ask, summing = self._running.get(event.name, (None, None))
+        ask, summing = self._asks.running.get(event.name, (None, None))
         if ask is None or summing is None or not summing.take(event.rank, event.values, event.message):
             return
-        del self._running[event.name]
-        if ask.name in self._waiting and summing.error:
+        del self._asks.running[event.name]
+        if ask.name in self._asks.waiting and summing.error:
             self._refuse(ask, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {summing.error}"))
-        elif ask.name in self._waiting:
+        elif ask.name in self._asks.waiting:
             ask.found.append(summing.by_rank())
             ask.next = next(ask.portions, None)
             self._go_on(ask)
         self._give_turns()
 
-    def abandoned(self, call: int) -> None:
-        """Nobody waits for the answer of that call any more."""
-        if self._ahead.waiting.pop(call, None):
+    def abandoned(self, event: CallAbandoned) -> None:
+        """The caller does not wait for its answer any more."""
+        call = event.call_id
+        if self._state.prefetch.waiting.pop(call, None):
             self._state.refuse(call, GONE)
-        elif ask := self._waiting.get(f"s{call}"):
+        elif ask := self._asks.waiting.get(f"s{call}"):
             self._refuse(ask, GONE)
 
     def due(self, name: str) -> None:
         """The ranks took too long."""
-        if not self._ahead.due(name):
-            self._refuse(self._waiting[name], TOO_LATE)
+        if not self._prefetch.due(name):
+            self._refuse(self._asks.waiting[name], TOO_LATE)
 
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends."""
-        for ask in self._waiting.values():
+        for ask in self._asks.waiting.values():
             self._state.refuse(ask.call, error)
-        self._waiting.clear()
-        self._queue.clear()
-        self._running.clear()
-        self._ahead.end_all()
 
     def _check_room(self, access: Access) -> None:
         """Raises Exhausted where too many wait: in all, of one peer, or under one access."""
-        waiting = [ask.access for ask in self._waiting.values()]
-        waiting += [other for other, _ in self._ahead.waiting.values()]
+        waiting = [ask.access for ask in self._asks.waiting.values()]
+        waiting += [other for other, _ in self._state.prefetch.waiting.values()]
         ours = [other for other in waiting if other.peer == access.peer]
         for what, count, most in (
             ("", len(waiting), WAITING_MAX),
@@ -145,10 +118,10 @@ class ChecksumCalls:
             if count >= most:
                 raise Exhausted(Reason.LIMIT_EXCEEDED, f"{most} calls{what} wait for checksums", retry_delay_s=0.1)
 
-    def _go_on(self, ask: _Ask) -> None:
+    def _go_on(self, ask: ChecksumAsk) -> None:
         """The next portion waits for its turn; after the last one the call is answered."""
         if ask.next is not None:
-            self._queue.setdefault(ask.access.peer, {})[ask.name] = ask
+            self._asks.queue.setdefault(ask.access.peer, {})[ask.name] = ask
             return
         ranks = range(self._state.pool.world_size)
         self._state.reply(ask.call, Checksums(tuple(b"".join(part[rank] for part in ask.found) for rank in ranks)))
@@ -156,12 +129,12 @@ class ChecksumCalls:
 
     def _give_turns(self) -> None:
         state = self._state
-        while self._queue and len(self._running) < RUNNING_MAX:
-            peer, asks = next(iter(self._queue.items()))
+        while self._asks.queue and len(self._asks.running) < RUNNING_MAX:
+            peer, asks = next(iter(self._asks.queue.items()))
             ask = asks.pop(next(iter(asks)))
-            del self._queue[peer]
+            del self._asks.queue[peer]
             if asks:
-                self._queue[peer] = asks  # behind the other peers
+                self._asks.queue[peer] = asks  # behind the other peers
             try:
                 _check_open(ask.access)
             except KVGrpcError as error:
@@ -169,20 +142,20 @@ class ChecksumCalls:
                 continue
             assert ask.next is not None
             name = f"{ask.name}.{len(ask.found)}"
-            self._running[name] = ask, begin(state, name, pieces_of(state.pool.pool, ask.next))
+            self._asks.running[name] = ask, begin(state, name, pieces_of(state.pool.pool, ask.next))
 
-    def _refuse(self, ask: _Ask, error: KVGrpcError) -> None:
+    def _refuse(self, ask: ChecksumAsk, error: KVGrpcError) -> None:
         self._state.refuse(ask.call, error)
         self._drop(ask)
 
-    def _drop(self, ask: _Ask) -> None:
+    def _drop(self, ask: ChecksumAsk) -> None:
         """It waits no longer. What the ranks are at they end."""
-        del self._waiting[ask.name]
+        del self._asks.waiting[ask.name]
         self._state.timers.clear(Timer.SUMS, ask.name)
-        asks = self._queue.get(ask.access.peer, {})
+        asks = self._asks.queue.get(ask.access.peer, {})
         asks.pop(ask.name, None)
         if not asks:
-            self._queue.pop(ask.access.peer, None)
+            self._asks.queue.pop(ask.access.peer, None)
 
 
 def _check_open(access: Access) -> None:

@@ -4,13 +4,11 @@ A row that cannot be answered yet (its lease is not announced, its step is not o
 bounded time. What waits is found by what it misses, so that an event looks only at those that it may help.
 """
 
-from dataclasses import dataclass
-
-from kvgrpc.core.access.closed_ids import ClosedAccessIds
 from kvgrpc.core.actions import Openings
 from kvgrpc.core.events import OpenAccess, Opened
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.waiting import OpenCall, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.peers import Peer, PeerState
@@ -38,33 +36,21 @@ LIVENESS = "liveness"
 POSTINGS = "postings"
 
 
-@dataclass(eq=False)
-class _Call:
-    """An OpenAccess call, which is answered when its last row is."""
-
-    id: int
-    rows: list[Opened | KVGrpcError | None]
-    left: int
-    blocks: int = 0
-    """That its answer names at most, so far."""
-
-
 class AccessOpenings:
     """Accesses from the asking to the open state."""
 
-    def __init__(self, state: NodeState, spent: ClosedAccessIds, deliveries: Reservations) -> None:
+    def __init__(self, state: NodeState, reservations: Reservations) -> None:
         self._state = state
-        self._deliveries = deliveries
-        self._spent = spent
-        self._rows: dict[bytes, list[tuple[_Call, int]]] = {}
-        """Rows that wait, by access id."""
-        self._missing: dict[tuple[str, str], dict[bytes, None]] = {}
-        """Accesses that wait, by what they miss and whose it is."""
+        self._reservations = reservations
+
+    @property
+    def _waiting(self) -> WaitingOpenings:
+        return self._state.openings
 
     def open(self, event: OpenAccess, peer: Peer) -> None:
         """OpenAccess: every row is answered on its own, the call when its last row is."""
         count = len(event.openings)
-        call = _Call(event.call.id, [None] * count, count)
+        call = OpenCall(event.call.id, [None] * count, count)
         if not count:
             self._state.reply(call.id, Openings(()))
         for row, opening in enumerate(event.openings):
@@ -72,7 +58,7 @@ class AccessOpenings:
 
     def retry(self, missing: str, whose: str = "") -> None:
         """Tries again what missed that."""
-        for access_id in list(self._missing.get((missing, whose), ())):
+        for access_id in list(self._waiting.missing.get((missing, whose), ())):
             self._try(self._state.accesses[access_id])
 
     def wait_due(self, name: str) -> None:
@@ -87,15 +73,15 @@ class AccessOpenings:
 
     def refuse_all(self, error: KVGrpcError) -> None:
         """Nothing is opened now: whoever waits is told to come again."""
-        for access_id in list(self._rows):
+        for access_id in list(self._waiting.rows):
             self._refuse(self._state.accesses[access_id], error)
 
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused."""
-        for access_id in list(self._rows):
+        for access_id in list(self._waiting.rows):
             self.dismiss(self._state.accesses[access_id], error)
 
-    def _open_row(self, call: _Call, row: int, peer: Peer, opening: Opening) -> None:
+    def _open_row(self, call: OpenCall, row: int, peer: Peer, opening: Opening) -> None:
         try:
             self._check_room(call, opening)
             access = self._state.accesses.get(opening.access_id)
@@ -106,10 +92,10 @@ class AccessOpenings:
         except KVGrpcError as error:
             self._answer_row(call, row, error)
             return
-        self._rows.setdefault(access.id, []).append((call, row))
+        self._waiting.rows.setdefault(access.id, []).append((call, row))
         self._try(access)
 
-    def _check_room(self, call: _Call, opening: Opening) -> None:
+    def _check_room(self, call: OpenCall, opening: Opening) -> None:
         """Raises OutOfRange for a row whose blocks might not fit into the answer beside those of the rows before."""
         most, blocks = self._state.limits.blocks_per_request, read_claims(opening.token).block_count
         if call.blocks and call.blocks + blocks > most:
@@ -120,7 +106,7 @@ class AccessOpenings:
         state = self._state
         if len(opening.access_id) != ACCESS_ID_BYTES:
             raise InvalidRequest(Reason.INVALID_FIELD, f"an access id has {ACCESS_ID_BYTES} random bytes")
-        if opening.access_id in self._spent:
+        if opening.access_id in self._state.closed_ids:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this access was closed long ago; open a new one")
         kind = AccessKind.READ if opening.push_content is None else AccessKind.WRITE
         claims = verify(opening.token, state.grant_key, state.pool.engine_id, state.incarnation, kind)
@@ -155,16 +141,16 @@ class AccessOpenings:
         state = self._state
         access.waiting_for = ""
         if access.state is AccessState.WAITING:
-            parts = self._deliveries.check(access)
-            if self._deliveries.misses_step(access):
+            parts = self._reservations.check(access)
+            if self._reservations.misses_step(access):
                 access.waiting_for = STEP
-            elif self._deliveries.misses_postings(access):
+            elif self._reservations.misses_postings(access):
                 access.waiting_for = POSTINGS
             elif state.peers[access.peer].state is PeerState.SUSPECT:
                 access.waiting_for = LIVENESS
             else:
-                self._deliveries.open(access, parts)
-        return None if access.waiting_for else self._deliveries.opened(access)
+                self._reservations.open(access, parts)
+        return None if access.waiting_for else self._reservations.opened(access)
 
     def _read(self, access: Access) -> Opened | None:
         """What a reader may read, None while something is missing. Raises what refuses it."""
@@ -253,7 +239,7 @@ class AccessOpenings:
             del peer.accesses[access.id]
 
     def _wait(self, access: Access) -> None:
-        self._missing.setdefault(_missing(access), {})[access.id] = None
+        self._waiting.missing.setdefault(_missing(access), {})[access.id] = None
         name = access.id.hex()
         if self._state.timers.when(Timer.OPEN_WAIT, name) is None:
             self._state.timers.set(Timer.OPEN_WAIT, name, self._state.now + self._state.limits.open_wait_s)
@@ -263,17 +249,17 @@ class AccessOpenings:
         self._state.timers.clear(Timer.OPEN_WAIT, access.id.hex())
 
     def _unlist(self, access: Access) -> None:
-        waiting = self._missing.get(_missing(access))
+        waiting = self._waiting.missing.get(_missing(access))
         if waiting is not None:
             waiting.pop(access.id, None)
             if not waiting:
-                del self._missing[_missing(access)]
+                del self._waiting.missing[_missing(access)]
 
     def _answer(self, access: Access, answer: Opened | KVGrpcError) -> None:
-        for call, row in self._rows.pop(access.id, []):
+        for call, row in self._waiting.rows.pop(access.id, []):
             self._answer_row(call, row, answer)
 
-    def _answer_row(self, call: _Call, row: int, answer: Opened | KVGrpcError) -> None:
+    def _answer_row(self, call: OpenCall, row: int, answer: Opened | KVGrpcError) -> None:
         call.rows[row] = answer.untraced() if isinstance(answer, KVGrpcError) else answer
         call.left -= 1
         if not call.left:

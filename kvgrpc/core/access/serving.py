@@ -3,13 +3,10 @@
 A verdict is given once. What an access meant for its lease is decided when it closes: by the identity of its consumer.
 """
 
-from kvgrpc.core.access.checksums import ChecksumCalls
-from kvgrpc.core.access.closed_ids import ClosedAccessIds
 from kvgrpc.core.access.openings import LEASE, LIVENESS, POSTINGS, STEP, AccessOpenings
 from kvgrpc.core.actions import Closings, Verdicts
-from kvgrpc.core.events import ChecksumBlocks, CloseAccess, Closing, OpenAccess, PartsReady, SettleAccess, Settling
+from kvgrpc.core.events import CloseAccess, Closing, OpenAccess, PartsReady, PostingEnded, SettleAccess, Settling
 from kvgrpc.core.receive.reservations import Reservations
-from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.send.hand_overs import HandOvers
 from kvgrpc.core.send.pushes import Pushes
 from kvgrpc.core.state import NodeState
@@ -28,17 +25,14 @@ class Serving:
     """The issuer's side of every access."""
 
     def __init__(
-        self, state: NodeState, handover: HandOvers, deliveries: Reservations, pushes: Pushes, ahead: ChecksumPrefetch
-    ) -> None:
+        self, state: NodeState, hand_overs: HandOvers, reservations: Reservations, pushes: Pushes,
+        openings: AccessOpenings,
+    ) -> None:  # fmt: skip
         self._state = state
-        self._handover = handover
-        self._deliveries = deliveries
+        self._hand_overs = hand_overs
+        self._reservations = reservations
         self._pushes = pushes
-        self.spent = ClosedAccessIds(state)
-        self.sums = ChecksumCalls(state, ahead)
-        self._openings = AccessOpenings(state, self.spent, deliveries)
-        self._early: dict[str, dict[bytes, None]] = {}
-        """Accesses that were closed before their lease was announced, by lease id."""
+        self._openings = openings
 
     def open(self, event: OpenAccess) -> None:
         """OpenAccess: see there. Not by peers that know this memory as it was before it was registered anew."""
@@ -57,7 +51,7 @@ class Serving:
         life = peer_key(event.engine_id, event.incarnation)
         for row in event.settlings:
             if row.last:
-                self._deliveries.quiesced(life, row.access_id)
+                self._reservations.quiesced(life, row.access_id)
         peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._settle_row(peer, row) for row in event.settlings)
         self._state.reply(event.call.id, Verdicts(rows))
@@ -67,22 +61,18 @@ class Serving:
         life = peer_key(event.engine_id, event.incarnation)
         for row in event.closings:
             if row.quiesced:
-                self._deliveries.quiesced(life, row.access_id)
+                self._reservations.quiesced(life, row.access_id)
         peer = self._state.caller(event.engine_id, event.incarnation)
         rows = tuple(self._close_row(event.call, peer, row) for row in event.closings)
         self._state.reply(event.call.id, Closings(rows))
 
-    def checksum(self, event: ChecksumBlocks) -> None:
-        """ChecksumBlocks: see `sums`."""
-        self.sums.ask(event, self._state.caller(event.engine_id, event.incarnation))
-
     def parts_ready(self, event: PartsReady) -> None:
-        """PartsReady: see `delivering`."""
-        self._deliveries.parts_ready(event, self._state.caller(event.engine_id, event.incarnation))
+        """PartsReady: see `Reservations.parts_ready`."""
+        self._reservations.parts_ready(event, self._state.caller(event.engine_id, event.incarnation))
 
     def lease_announced(self, lease: Lease) -> None:
         """Consumers that gave up before are counted; openings that came before are answered."""
-        for access_id in self._early.pop(lease.id, {}):
+        for access_id in self._state.openings.early.pop(lease.id, {}):
             self._count(self._state.accesses[access_id], lease, received=False)
         self._openings.retry(LEASE, lease.id)
 
@@ -90,15 +80,15 @@ class Serving:
         """The hand-over of a lease was refused: whoever waits for it fails at once."""
         self._openings.retry(LEASE, lease_id)
 
-    def step_done(self) -> None:
+    def retry_step(self) -> None:
         """Openings that waited for the engine's step are tried again."""
         self._openings.retry(STEP)
 
-    def posting_ended(self) -> None:
+    def posting_ended(self, _: PostingEnded) -> None:
         """Openings that waited for our own postings are tried again."""
         self._openings.retry(POSTINGS)
 
-    def peer_alive(self, peer: Peer) -> None:
+    def peer_heard(self, peer: Peer) -> None:
         """Openings of a peer that is heard again are tried again."""
         self._openings.retry(LIVENESS, peer.key)
 
@@ -108,26 +98,18 @@ class Serving:
         for access_id in list(peer.accesses):
             access = self._state.accesses[access_id]
             if access.kind is AccessKind.WRITE and access.held:
-                self._deliveries.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
+                self._reservations.closed(access, reason=Reason.PEER_LOST, message=lost, quiesced=False)
             else:
                 self._close(access, dropped=True, message=lost)
 
-    def written_by(self, key: str) -> bool:
-        """Whether that life of a peer may write here."""
-        return key in self._deliveries.writers.lives()
-
-    def memory_changes(self) -> None:
+    def stop_reads(self) -> None:
         """The memory is about to be registered anew: what is read of it is not vouched for, and nothing is opened."""
         state = self._state
         for access in list(state.accesses.values()):
             if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
-                self._handover.outdate(access, Reason.MEMORY_CHANGED)
+                self._hand_overs.outdate(access, Reason.MEMORY_CHANGED)
         busy = "this engine's memory is being registered anew"
         self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
-
-    def wait_due(self, name: str) -> None:
-        """An opening waited long enough."""
-        self._openings.wait_due(name)
 
     def forget(self, name: str) -> None:
         """The verdict of a closed access was kept long enough; or one whose lease ended was never closed."""
@@ -136,33 +118,39 @@ class Serving:
             self._close(access)
             return
         del self._state.accesses[access.id]
-        self.spent.add(access.id)
-        early = self._early.get(access.lease_id)
+        if self._state.closed_ids.add(access.id):
+            self._await_turn()
+        early = self._state.openings.early.get(access.lease_id)
         if early is not None:
             early.pop(access.id, None)
             if not early:
-                del self._early[access.lease_id]
+                del self._state.openings.early[access.lease_id]
         peer = self._state.peers.get(access.peer)
         if peer is not None:
             peer.accesses.pop(access.id, None)
             peer.closed_early.discard(access.id)
 
+    def closed_ids_due(self, _: str) -> None:
+        """A generation of ids of closed accesses was remembered long enough."""
+        if self._state.closed_ids.turn():
+            self._await_turn()
+
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: openings that wait are refused, and no read is expected any more."""
         self._openings.end_all(error)
-        self.sums.end_all(error)
-        self._early.clear()
-        self.spent.clear()
         for access in self._state.accesses.values():
             if access.held:
                 self._state.expect(access, open_=False)
+
+    def _await_turn(self) -> None:
+        self._state.timers.set(Timer.CLOSED_IDS, "", self._state.now + self._state.limits.registration_timeout_s)
 
     def _settle_row(self, peer: Peer, row: Settling) -> Verdict:
         access = self._state.accesses.get(row.access_id)
         if access is None or access.peer != peer.key or access.state is AccessState.WAITING:
             return Verdict(False, Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.kind is AccessKind.WRITE:
-            return self._deliveries.settle(access, row)
+            return self._reservations.settle(access, row)
         if row.part < access.settled and not row.last:
             return Verdict(True)
         verdict = access.verdict or _verdict(access)
@@ -188,12 +176,12 @@ class Serving:
         was_open = access.held
         if access.kind is AccessKind.WRITE and was_open:
             message = row.message or "the source gave up"
-            self._deliveries.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
+            self._reservations.closed(access, reason=Reason.SOURCE_FAILED, message=message, quiesced=row.quiesced)
         else:
             waiting = access.state is AccessState.WAITING
             self._close(access, dropped=row.dropped, message=row.message)
             if access.kind is AccessKind.WRITE and waiting:
-                self._deliveries.refused(peer, access.lease_id, row)
+                self._reservations.refused(peer, access.lease_id, row)
         return was_open
 
     def _tombstone(self, peer: Peer, row: Closing) -> None:
@@ -201,7 +189,7 @@ class Serving:
         state = self._state
         if len(row.access_id) != ACCESS_ID_BYTES or len(state.accesses) >= state.limits.accesses:
             return
-        if row.access_id in self.spent or len(peer.closed_early) >= state.limits.closed_early_per_peer:
+        if row.access_id in state.closed_ids or len(peer.closed_early) >= state.limits.closed_early_per_peer:
             return
         try:
             kind = read_claims(row.token).access
@@ -209,7 +197,7 @@ class Serving:
         except KVGrpcError:
             return
         if kind is AccessKind.WRITE:
-            self._deliveries.refused(peer, claims.lease_id, row)
+            self._reservations.refused(peer, claims.lease_id, row)
         access = Access(
             Opening(row.access_id, row.token, None), peer.description.engine_id, peer.key, claims.lease_id, state.now,
             kind=kind,
@@ -244,7 +232,7 @@ class Serving:
             self._pushes.reader_gone(access, message, received=received)
             self._count(access, lease, received=received)
         else:
-            self._early.setdefault(access.lease_id, {})[access.id] = None
+            self._state.openings.early.setdefault(access.lease_id, {})[access.id] = None
 
     def _count(self, access: Access, lease: Lease, *, received: bool) -> None:
         """What a closed access means for its lease."""
@@ -253,7 +241,7 @@ class Serving:
             lease.received.add(access.consumer)
         if received or (access.dropped and lease.on_abort is OnAbort.RELEASE):
             lease.finished.add(access.consumer)
-        self._handover.count(lease)
+        self._hand_overs.count(lease)
 
     def _account(self, access: Access, nbytes: int) -> None:
         """Bytes that a reader says it moved: for people, and never more than there were."""

@@ -1,21 +1,24 @@
-"""The steps that pulls and pushes have in common: reaching the peer, opening, posting, settling.
+"""The course that all moves have in common: reaching the peer, opening, posting, comparing, settling.
 
-Each step is taken once by the events that `moving` hears; what a move waits for meanwhile has a deadline.
+`moves` takes each step as an event allows it; what a move waits for meanwhile has a deadline. Each kind of move has a
+course and ends of its own, in `receive` and `send`.
 """
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from kvgrpc.core.actions import ComputeChecksums, Operation, Post, SendChecksums, SendOpen, SendSettle
-from kvgrpc.core.moves.move import Comparing, Move, MoveTable, Stage, posting_name
+from kvgrpc.core.events import Opened
+from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Comparing, Move, Stage, posting_name
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
@@ -47,42 +50,27 @@ an interpreter. That is after about a tenth of the time that all bytes take, and
 """
 
 M = TypeVar("M", bound=Move)
-M_contra = TypeVar("M_contra", bound=Move, contravariant=True)
-
-
-class Ends(Protocol[M_contra]):
-    """How moves of a kind end."""
-
-    def fail(self, move: M_contra, error: KVGrpcError, *, closed: bool = False) -> None: ...
-
-    def fail_with(
-        self, move: M_contra, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
-    ) -> None: ...
-
-    def at_rest(self, move: M_contra) -> None: ...
 
 
 class Course(ABC, Generic[M]):
-    """What happens to a move between its making and its end. `operation` is what its postings do."""
+    """What happens to the moves of one kind between their making and their end."""
 
-    operation: Operation
+    ends: Ends[M]
 
-    def __init__(
-        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, moves: MoveTable[M], ends: Ends[M]
-    ) -> None:
+    def __init__(self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness) -> None:
         self._state = state
-        self._peering = peering
-        self._lives = lives
-        self._moves = moves
-        self._ends = ends
-
-    def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
-        """Before a move is made for a caller. Raises as Peering.check_room."""
-        self._peering.check_room(address, engine_id, incarnation, connection)
+        self._handshakes = handshakes
+        self._liveness = liveness
+        self.retries: dict[Timer, Callable[[M], None]] = {
+            Timer.OPEN_RETRY: self.send_open,
+            Timer.SETTLE_RETRY: self.send_settle,
+            Timer.SUMS_ASK: self.ask_checksums,
+        }
+        """What a move says, or says again, when its deadline is due."""
 
     def connect(self, move: M, connection: str = "") -> None:
         """Looks for the peer's lead; the move goes on now, or when the lead is reached. `connection`: of the caller."""
-        self._moves.await_address(move)
+        self._state.moves.await_address(move)
         peer = self._want(move, connection)
         if peer is not None:
             self.reached(move, peer)
@@ -96,14 +84,14 @@ class Course(ABC, Generic[M]):
         state = self._state
         state.timers.clear(Timer.OPEN_RETRY, move.name)
         move.move(Stage.CONNECTING)
-        self._lives.forget(move.peer)
+        self._liveness.forget(move.peer)
         state.change(move.transfer_id, phases=self._phase(move, "handshake"), waiting_for="handshake")
         self.connect(move)
 
     def open(self, move: M, peer: Peer) -> None:
         state = self._state
         move.move(Stage.OPENING)
-        self._moves.bind(move, peer.key)
+        self._state.moves.bind(move, peer.key)
         state.change(
             move.transfer_id,
             phases=self._phase(move, "open"),
@@ -119,6 +107,24 @@ class Course(ABC, Generic[M]):
         request_id = self._state.transfers.get(move.transfer_id).request_id
         paths = tuple(peer.paths[rank].data_path for rank in sorted(peer.paths))
         self._state.emit(SendOpen(move.peer, self._opening(move, request_id, paths), move.trace))
+
+    def opened(self, move: M, opened: Opened) -> None:
+        """The peer answered OpenAccess: its blocks are known, if the answer makes sense."""
+        state = self._state
+        state.timers.clear(Timer.OPEN_RETRY, move.name)
+        peer = state.peers[move.peer]
+        whose = "source" if move.operation is Operation.READ else "destination"
+        if wrong := self._wrong(move, peer, opened):
+            self.ends.fail_with(move, Reason.PEER_FAILED, f"the {whose}'s answer makes no sense: {wrong}")
+        elif opened.memory_generation != peer.description.memory_generation:
+            self._liveness.forget(move.peer)
+            message = f"the {whose} registered its memory anew since the handshake"
+            self.ends.fail_with(move, Reason.MEMORY_CHANGED, message)
+        else:
+            move.opened = opened
+            move.move(Stage.OPEN)
+            self._accept(move, peer, opened)
+            self.try_post(move)
 
     @abstractmethod
     def try_post(self, move: M) -> None:
@@ -136,7 +142,7 @@ class Course(ABC, Generic[M]):
         if move.left is None:
             self._compare_or_settle(move)
         elif not self._state.peers[move.peer].reachable:
-            self._moves.await_mapping(move)
+            self._state.moves.await_mapping(move)
             self._want(move)
         elif self._state.turns.take(move.name, self._state.transfers.get(move.transfer_id).priority):
             self._post_slice(move)
@@ -157,9 +163,9 @@ class Course(ABC, Generic[M]):
             return
         here, there = comparing.both()
         if comparing.error:
-            self._ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
+            self.ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
         elif list(map(len, here)) != list(map(len, there)):
-            self._ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
+            self.ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
         elif here != there:
             move.mismatch = self._difference(comparing, here, there)
             self.settle(move)
@@ -210,30 +216,51 @@ class Course(ABC, Generic[M]):
     def settled(self, move: M) -> None:
         """The peer's side held throughout the round."""
 
+    def stale(self, move: M, reason: Reason, message: str) -> None:
+        """The peer's side did not hold throughout the round."""
+        self.ends.fail_with(move, reason, message, closed=move.last_round and not move.mismatch)
+
     def resume(self, move: M) -> None:
         """The last posting of parts that were replaced meanwhile is over; only a source replaces parts."""
 
     @abstractmethod
     def _opening(self, move: M, request_id: str, paths: tuple[str, ...]) -> Opening:
-        """Of each kind its own."""
+        """What OpenAccess asks for."""
+
+    @abstractmethod
+    def _wrong(self, move: M, peer: Peer, opened: Opened) -> str:
+        """What is wrong with the peer's answer; empty when nothing is."""
+
+    @abstractmethod
+    def _accept(self, move: M, peer: Peer, opened: Opened) -> None:
+        """The peer's answer is good; the move is OPEN."""
+
+    def _next_round(self, move: M) -> None:
+        """The parts of this round are settled; there are more, or will be."""
+        move.rounds += 1
+        move.settled_bytes = move.nbytes
+        move.move(Stage.OPEN)
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
+            self._state.timers.clear(timer, move.name)
+        self._state.change(move.transfer_id, waiting_for="parts")
 
     def _want(self, move: M, connection: str = "") -> Peer | None:
         """The peer's lead, or None while it is being reached, or when the move has failed because it cannot be."""
         claims = move.claims
         try:
-            return self._peering.want(claims.address, claims.engine_id, claims.incarnation, move.trace, connection)
+            return self._handshakes.want(claims.address, claims.engine_id, claims.incarnation, move.trace, connection)
         except KVGrpcError as error:
-            self._ends.fail(move, error)
+            self.ends.fail(move, error)
             return None
 
     def _post_when_ready(self, move: M) -> None:
         """The end of `try_post`: what is left to wait for is the engine's step and the mapping of the peer."""
         state = self._state
         if move.after_step > state.step_done():
-            self._moves.await_step(move)
+            self._state.moves.await_step(move)
             self._wait_for(move, "step")
         elif not state.peers[move.peer].reachable:
-            self._moves.await_mapping(move)
+            self._state.moves.await_mapping(move)
             self._wait_for(move, "handshake")
             self._want(move)
         elif state.turns.take(move.name, state.transfers.get(move.transfer_id).priority):
@@ -264,7 +291,7 @@ class Course(ABC, Generic[M]):
             return
         move.move(Stage.WIRE)
         move.planned += size.nbytes
-        if state.checksums and self.operation is Operation.READ:
+        if state.checksums and move.operation is Operation.READ:
             move.left = self._compared(move, chunks, sizes)
         elif size.runs > RUNS_MAX:
             most = Size(state.limits.in_flight_bytes, size.blocks, RUNS_MAX)
@@ -334,9 +361,9 @@ class Course(ABC, Generic[M]):
         move.posted_at = state.now
         for rank in range(state.pool.world_size):
             posting_id = posting_name(move.name, rank)
-            self._moves.posted(move, posting_id)
+            self._state.moves.posted(move, posting_id)
             summed = None if pieces is None else ComputeChecksums(rank, name, pieces)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, self.operation, move.fills, summed))
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, summed))
 
     def _summing(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
         """What all ranks are to sum up of what they post now, by its name."""
@@ -349,7 +376,7 @@ class Course(ABC, Generic[M]):
     def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:
         """Where its bytes come from, and where they go."""
         mine, peers = self._state.pool.pool, self._state.peers[move.peer].description.pool
-        return (peers, mine) if self.operation is Operation.READ else (mine, peers)
+        return (peers, mine) if move.operation is Operation.READ else (mine, peers)
 
     def _phase(self, move: M, name: str) -> tuple[Phase, ...]:
         """The phases with `name` begun. Only the first round of a transfer's first move has phases of its own."""

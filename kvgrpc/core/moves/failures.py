@@ -1,6 +1,7 @@
 """What each kind of failure means for a move: at whose side it lies, and what would help."""
 
-from kvgrpc.core.moves.move import Move
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.state.move import Move
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure, Next, Side
 from kvgrpc.errors import Reason
@@ -60,7 +61,8 @@ OWN_FAILURES = frozenset(
 
 def move_failure(move: Move, reason: Reason, message: str, rank: int | None = None) -> Failure:
     """The failure of a move in its present stage."""
-    side = Side.DESTINATION if (reason in OWN_FAILURES) is move.reads else Side.SOURCE
+    reads = move.operation is Operation.READ
+    side = Side.DESTINATION if (reason in OWN_FAILURES) is reads else Side.SOURCE
     step = NEXT_STEPS.get(reason, Next.RECOMPUTE)
     if step is Next.RETRY_HERE and not move.retried_here:
         step = Next.RECOMPUTE

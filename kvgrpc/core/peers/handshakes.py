@@ -3,14 +3,19 @@
 One handshake makes two lives known to each other, both ways. What becomes of the lives is in `lives`.
 """
 
-from typing import Protocol
-
 from kvgrpc.core.actions import Dial, Introduced, MakeOffer, PeerConnected
-from kvgrpc.core.events import ConnectPeer, DialFailed, EndpointOffered, HandshakeReceived, PeerAnswered, PeerMapped
-from kvgrpc.core.peers.dials import Dials
-from kvgrpc.core.peers.handshake import Admission, Dialling, Shake
+from kvgrpc.core.events import (
+    CallAbandoned,
+    ConnectPeer,
+    DialFailed,
+    EndpointOffered,
+    HandshakeReceived,
+    PeerAnswered,
+    PeerMapped,
+)
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.handshake import Admission, Dialling, Shake
 from kvgrpc.core.tables.peers import Peer, PeerState, PeerView
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.compatibility import check_compatible, protocol
@@ -30,44 +35,25 @@ ADMISSIONS_OF_A_LIFE = 4
 """That wait for our ranks at once."""
 
 
-class Waiting(Protocol):
-    """Who waits for peers: the pulls of this engine, and its pushes."""
-
-    def peer_ready(self, address: str, peer: Peer) -> None: ...
-
-    def peer_failed(self, address: str, error: KVGrpcError, expected: str | None, lead: Peer | None) -> None: ...
-
-    def open_accesses(self, peer: str) -> int: ...
-
-
 class Handshakes:
     """All handshakes of this engine."""
 
-    def __init__(self, state: NodeState, lives: PeerLiveness) -> None:
+    def __init__(self, state: NodeState, liveness: PeerLiveness) -> None:
         self._state = state
-        self._lives = lives
-        self._dialling: dict[str, Dialling] = {}
-        """By address."""
-        self._shakes: dict[str, Shake] = {}
-        """All under way, by key."""
-        self._dials = Dials(state)
+        self._liveness = liveness
         self._shaken = 0
-
-    def attach(self, *waiting: Waiting) -> None:
-        """Names who waits, in the order of being told; once, when the node is built."""
-        self._waiting = waiting
 
     def view(self, peer: Peer) -> PeerView:
         """A peer as it is now."""
         held = sum(self._state.accesses[access_id].held for access_id in peer.accesses)
-        return peer.view(self._state.now, held + sum(waiting.open_accesses(peer.key) for waiting in self._waiting))
+        return peer.view(self._state.now, held + self._state.moves.open_accesses(peer.key))
 
     def check_room(self, address: str, engine_id: str, incarnation: int, connection: str) -> None:
         """Before `want` for a caller. Raises Exhausted when that would begin a handshake, and the caller has caused too
         many of late.
         """
-        if address and address not in self._dialling and self._usable(address, engine_id, incarnation) is None:
-            self._dials.check(connection)
+        if address and address not in self._state.dials and self._usable(address, engine_id, incarnation) is None:
+            self._state.dial_budget.check(connection, self._state.limits, self._state.now)
 
     def want(self, address: str, engine_id: str, incarnation: int, trace: str, connection: str = "") -> Peer | None:
         """The peer if it is connected; else None: `peer_ready` or `peer_failed` follows for `address`. `connection`
@@ -99,11 +85,11 @@ class Handshakes:
         dial = self._dial(event.address, event.engine_id, event.call.trace, event.call.connection)
         dial.calls[event.call.id] = event.engine_id
 
-    def abandoned(self, call: int) -> None:
-        """Nobody waits for that ConnectPeer any more. The handshake goes on, for others."""
-        for dial in self._dialling.values():
-            if dial.calls.pop(call, None) is not None:
-                self._state.refuse(call, GONE)
+    def abandoned(self, event: CallAbandoned) -> None:
+        """The caller of a ConnectPeer waits no more. The handshake goes on, for others."""
+        for dial in self._state.dials.values():
+            if dial.calls.pop(event.call_id, None) is not None:
+                self._state.refuse(event.call_id, GONE)
                 return
 
     def received(self, event: HandshakeReceived) -> None:
@@ -115,39 +101,39 @@ class Handshakes:
                 Reason.WRONG_ENGINE, f"this is engine {here.engine_id}, not {event.expected_engine_id}"
             )
         check_compatible(here, event.peer)
-        peer = self._lives.admit_caller(event.peer, event.endpoints)
+        peer = self._liveness.admit_caller(event.peer, event.endpoints)
         self._make_room(peer)
         shake = Admission(
             self._new_key(), peer.key, call_id=event.call.id, peer=peer, protocol=protocol(here, event.peer) or 0
         )
-        self._shakes[shake.key] = shake
+        self._state.handshakes[shake.key] = shake
         state.timers.set(Timer.ADMIT, shake.key, state.now + state.limits.connect_timeout_s)
-        self._lives.map(peer)
+        self._liveness.map(peer)
         self._offer(shake)
 
     def answered(self, event: PeerAnswered) -> None:
         """The lead that we dialled introduced itself. It hears us from now on: we hang up unless it is admitted."""
-        dial = self._dialling.get(event.address)
+        dial = self._state.dials.get(event.address)
         if dial is None:
-            self._lives.hang_up_stranger(event.peer)
+            self._liveness.hang_up_stranger(event.peer)
             return
         try:
             check_compatible(self._state.pool, event.peer)
-            peer = self._lives.admit(event.peer, event.endpoints)
+            peer = self._liveness.admit(event.peer, event.endpoints)
         except KVGrpcError as error:
-            self._lives.hang_up_stranger(event.peer)
+            self._liveness.hang_up_stranger(event.peer)
             self._give_up(dial, error)
             return
         peer.dialled = event.address
         dial.peer = peer.key
         peer.told = dial.told
-        self._lives.alive(peer)
-        self._lives.map(peer)
+        self._liveness.alive(peer)
+        self._liveness.map(peer)
         self._finish(dial, peer)
 
     def dial_failed(self, event: DialFailed) -> None:
         """The handshake failed, here or there."""
-        dial = self._dialling.get(event.address)
+        dial = self._state.dials.get(event.address)
         if dial is None:
             return
         error = event.error
@@ -157,13 +143,13 @@ class Handshakes:
 
     def endpoint_offered(self, event: EndpointOffered) -> None:
         """A rank made its endpoint; with the last one the handshake goes on."""
-        shake = self._shakes.get(event.key)
+        shake = self._state.handshakes.get(event.key)
         if shake is None:
             return
         shake.offers[event.rank] = event.endpoint
         if len(shake.offers) < self._state.pool.world_size:
             return
-        del self._shakes[shake.key]
+        del self._state.handshakes[shake.key]
         generation = self._state.pool.memory_generation
         if isinstance(shake, Dialling):
             shake.told = generation
@@ -176,52 +162,54 @@ class Handshakes:
 
     def mapped(self, event: PeerMapped) -> None:
         """A rank tried to reach its peer."""
-        peer = self._lives.mapped(event)
+        peer = self._liveness.mapped(event)
         if peer is None:
             return
-        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
             self._finish(dial, peer)
 
     def connect_due(self, address: str) -> None:
         """A handshake that we started took too long."""
-        dial = self._dialling[address]
+        dial = self._state.dials[address]
         if dial.peer:
             # Our own ranks did not answer: the next handshake asks them again.
-            self._lives.unmap(self._state.peers[dial.peer])
+            self._liveness.unmap(self._state.peers[dial.peer])
         self._give_up(
             dial, Unavailable(Reason.PEER_UNREACHABLE, f"the handshake with {address} did not finish in time")
         )
 
     def admit_due(self, key: str) -> None:
         """Our ranks made no endpoint for a peer in time."""
-        shake = self._shakes.pop(key)
+        shake = self._state.handshakes.pop(key)
         assert isinstance(shake, Admission)
         error = Unavailable(Reason.DEADLINE, "this engine's ranks made no endpoint in time", retry_delay_s=1.0)
         self._state.refuse(shake.call_id, error)
 
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends: so does every handshake."""
-        for dial in list(self._dialling.values()):
+        for dial in list(self._state.dials.values()):
             self._give_up(dial, error)
-        for shake in list(self._shakes.values()):
+        for shake in list(self._state.handshakes.values()):
             assert isinstance(shake, Admission)
             self._turn_away(shake, error)
 
-    def begin_anew(self) -> None:
+    def rekey_ends(self) -> None:
         """The memory was registered anew: the endpoints that handshakes under way are about are void."""
         self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory anew", retry_delay_s=1.0))
 
     def peer_dead(self, peer: Peer) -> None:
         """A life ended: what we began with it comes to nothing."""
         lost = Unavailable(Reason.PEER_UNREACHABLE, f"engine {peer.description.engine_id} died during the handshake")
-        for dial in [dial for dial in self._dialling.values() if dial.peer == peer.key]:
+        for dial in [dial for dial in self._state.dials.values() if dial.peer == peer.key]:
             self._give_up(dial, lost)
         for shake in self._admissions(peer):
             self._turn_away(shake, lost)
 
     def _admissions(self, peer: Peer) -> list[Admission]:
         """Those of one life, the oldest first."""
-        return [shake for shake in self._shakes.values() if isinstance(shake, Admission) and shake.peer is peer]
+        return [
+            shake for shake in self._state.handshakes.values() if isinstance(shake, Admission) and shake.peer is peer
+        ]
 
     def _make_room(self, peer: Peer) -> None:
         """A life that repeats its handshake gives up the first of those that are not answered."""
@@ -231,7 +219,7 @@ class Handshakes:
             self._turn_away(under_way[0], Exhausted(Reason.LIMIT_EXCEEDED, why, retry_delay_s=1.0))
 
     def _turn_away(self, shake: Admission, error: KVGrpcError) -> None:
-        del self._shakes[shake.key]
+        del self._state.handshakes[shake.key]
         self._state.timers.clear(Timer.ADMIT, shake.key)
         self._state.refuse(shake.call_id, error)
 
@@ -246,13 +234,13 @@ class Handshakes:
         return peer if peer and peer.usable else None
 
     def _dial(self, address: str, engine_id: str, trace: str, connection: str = "") -> Dialling:
-        dial = self._dialling.get(address)
+        dial = self._state.dials.get(address)
         if dial is None:
-            self._dials.begin(connection)
+            self._state.dial_budget.begin(connection, self._state.now)
             dial = Dialling(
                 self._new_key(), f"dial {address}", address=address, expected_engine_id=engine_id, trace=trace
             )
-            self._dialling[address] = self._shakes[dial.key] = dial
+            self._state.dials[address] = self._state.handshakes[dial.key] = dial
             self._state.timers.set(Timer.CONNECT, address, self._state.now + self._state.limits.connect_timeout_s)
             self._offer(dial)
         return dial
@@ -280,8 +268,7 @@ class Handshakes:
                 self._state.refuse(call, error)
             else:
                 self._state.reply(call, PeerConnected(self.view(peer)))
-        for waiting in self._waiting:
-            waiting.peer_ready(dial.address, peer)
+        self._state.react.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
         """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
@@ -292,14 +279,13 @@ class Handshakes:
         again = {call: engine_id for call, engine_id in dial.calls.items() if expected not in (None, engine_id)}
         for call in [call for call in dial.calls if call not in again]:
             self._state.refuse(call, error)
-        for waiting in self._waiting:
-            waiting.peer_failed(dial.address, error, expected, lead)
+        self._state.react.peer_failed(dial.address, error, expected, lead)
         for call, engine_id in again.items():
             self._dial(dial.address, engine_id, dial.trace).calls[call] = engine_id
 
     def _end_dial(self, dial: Dialling) -> None:
-        del self._dialling[dial.address]
-        self._shakes.pop(dial.key, None)
+        del self._state.dials[dial.address]
+        self._state.handshakes.pop(dial.key, None)
         self._state.timers.clear(Timer.CONNECT, dial.address)
 
 

@@ -1,15 +1,13 @@
 """The lives of other engines: admitted, mapped, silent, dead.
 
 A life is dead when a newer one introduced itself, or when it was silent for the grace; it never comes back, only a new
-handshake makes a new object. What a death means for pulls and accesses is theirs to say (`Pulls.peer_dead`,
-`Serving.peer_dead`).
+handshake makes a new object. What a death means for other rooms is in the table of reactions (`node`).
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 from kvgrpc.core.actions import AwaitEnd, HangUp, MapPeer, UnmapPeer, WeightsUnknown
-from kvgrpc.core.events import PeerMapped
+from kvgrpc.core.events import PeerAlive, PeerMapped, PeerSilent
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer
@@ -23,38 +21,6 @@ DEAD_KEPT = 64
 """Dead lives that ListPeers still shows; those that only introduced themselves are forgotten first."""
 
 
-class Issuer(Protocol):
-    """Who serves peers: the accesses at this engine."""
-
-    def peer_alive(self, peer: Peer) -> None: ...
-
-    def peer_dead(self, peer: Peer) -> None: ...
-
-    def written_by(self, key: str) -> bool: ...
-
-
-class Mover(Protocol):
-    """Who moves bytes from or to peers: the pulls of this engine, and its pushes."""
-
-    def peer_dead(self, peer: Peer) -> None: ...
-
-    def memory_changed(self, peer: Peer) -> None: ...
-
-
-class Source(Mover, Protocol):
-    """Who closes accesses at peers."""
-
-    def peer_back(self, peer: Peer) -> None: ...
-
-    def peer_gone(self, key: str) -> None: ...
-
-
-class Handshakes(Protocol):
-    """Who shakes hands with peers."""
-
-    def peer_dead(self, peer: Peer) -> None: ...
-
-
 class PeerLiveness:
     """One object per life of a peer."""
 
@@ -62,13 +28,6 @@ class PeerLiveness:
         self._state = state
         self._attempts = 0
         """Mappings that were ever begun, of all peers."""
-
-    def attach(self, issuer: Issuer, source: Source, pushes: Mover, handshakes: Handshakes) -> None:
-        """Names who is told about lives; once, when the node is built."""
-        self._issuer = issuer
-        self._source = source
-        self._movers: tuple[Mover, ...] = (source, pushes)
-        self._handshakes = handshakes
 
     def admit(
         self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...], *, caller: bool = False
@@ -95,19 +54,18 @@ class PeerLiveness:
             known = state.peers[key] = Peer(description, endpoints, state.now)
             if weights_unknown(state.pool, description):
                 state.emit(WeightsUnknown(key))
-            self._source.peer_back(known)
+            state.react.peer_back(known)
         elif _lasting(known.description) != _lasting(description):
             raise InvalidRequest(Reason.INVALID_FIELD, "what an engine is does not change within one incarnation")
         elif known.description.memory_generation != description.memory_generation:
             # Registered anew: what is read at the old addresses now is nothing.
-            for mover in self._movers:
-                mover.memory_changed(known)
+            state.react.memory_changed(known)
             self.unmap(known)
         known.description, known.endpoints, known.forgotten = description, endpoints, False
         known.met |= not caller
         for other in others:
             other.replaced_by = key
-            self._bury(other)
+            self._mark_dead(other)
         return known
 
     def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
@@ -124,17 +82,18 @@ class PeerLiveness:
         peer.heard = self._state.now
         peer.move(PeerState.CONNECTED)
         self._state.timers.clear(Timer.PEER_GRACE, peer.key)
-        self._issuer.peer_alive(peer)
+        self._state.react.peer_heard(peer)
 
-    def streaming(self, key: str) -> None:
+    def streaming(self, event: PeerAlive) -> None:
         """The liveness stream stands."""
-        peer = self._state.peers.get(key)
+        peer = self._state.peers.get(event.peer)
         if peer is not None and peer.state is not PeerState.DEAD:
             peer.met = True
             self.alive(peer)
 
-    def silent(self, key: str) -> None:
+    def silent(self, event: PeerSilent) -> None:
         """The liveness stream is gone: the grace begins."""
+        key = event.peer
         peer = self._state.peers.get(key)
         if peer is None or peer.state in (PeerState.DEAD, PeerState.SUSPECT):
             return
@@ -144,20 +103,20 @@ class PeerLiveness:
 
     def grace_over(self, key: str) -> None:
         """A peer was silent for the grace."""
-        self._bury(self._state.peers[key])
+        self._mark_dead(self._state.peers[key])
 
     def exited(self, key: str) -> None:
         """Its processes are gone."""
         peer = self._state.peers.get(key)
         if peer is not None:
-            self._bury(peer)
+            self._mark_dead(peer)
 
     def watch(self, key: str) -> None:
         """Looks for the end of its processes, where they can be seen."""
         for rank in range(self._state.pool.world_size):
             self._state.emit(AwaitEnd(rank, key))
 
-    def begin_anew(self) -> None:
+    def rekey_ends(self) -> None:
         """What peers know of this engine's memory is void: the next use of each shakes hands again."""
         for peer in self._state.peers.values():
             if peer.state is not PeerState.DEAD:
@@ -217,7 +176,7 @@ class PeerLiveness:
         """The incarnation ends: nobody knows the next one yet."""
         for peer in self._state.peers.values():
             if peer.state is not PeerState.DEAD:
-                self._hang_up(peer)
+                self.hang_up(peer)
         self._state.peers.clear()
 
     def _streams(self, key: str) -> bool:
@@ -240,32 +199,29 @@ class PeerLiveness:
         if full and not new:
             raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(living)} peers are connected", retry_delay_s=1.0)
         if full or (caller and len(new) >= limits.new_peers):
-            self._bury(new[0])
+            self._mark_dead(new[0])
 
-    def _bury(self, peer: Peer) -> None:
+    def _mark_dead(self, peer: Peer) -> None:
         if peer.state is PeerState.DEAD:
             return
         state = self._state
         peer.move(PeerState.DEAD)
         state.timers.clear(Timer.PEER_GRACE, peer.key)
-        self._issuer.peer_dead(peer)
-        for mover in self._movers:
-            mover.peer_dead(peer)
-        self._hang_up(peer)
-        self._handshakes.peer_dead(peer)
+        state.react.peer_dead(peer)
         peer.endpoints = peer.tried = ()  # nobody reaches for them any more, and they may be long
         dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]
-            self._source.peer_gone(key)
+            state.react.peer_forgotten(key)
 
-    def _hang_up(self, peer: Peer) -> None:
+    def hang_up(self, peer: Peer) -> None:
+        """Our ranks let its memory go, and the shell its channel."""
         self._let_go(peer, gone=True)
         self._state.emit(HangUp(peer.key))
 
     def _let_go(self, peer: Peer, *, gone: bool = False) -> None:
         peer.mapping.clear()
-        writes = self._issuer.written_by(peer.key)
+        writes = peer.key in self._state.writing_lives()
         if writes:
             self.watch(peer.key)
         for rank in range(peer.description.world_size):

@@ -10,13 +10,13 @@ A re-key begins by refusing new work and failing what moves, then waits for post
 long as a transfer may take; then every rank is told, and with the last rank's report peers have to shake hands anew.
 """
 
-from collections.abc import Collection, Iterable
-from typing import Protocol
-
 from kvgrpc.core.actions import QuarantineReleased, Rekey
 from kvgrpc.core.events import ProcessEnded, Rekeyed, ReleaseQuarantine
+from kvgrpc.core.moves.moves import Moves
+from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.receive.reservations import Reservations
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.waiting import Proofs
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
@@ -28,93 +28,41 @@ TOO_MUCH = "too much memory is in quarantine"
 """Why a re-key begins that nobody asked for."""
 
 
-class Peers(Protocol):
-    """The lives of other engines."""
-
-    def exited(self, key: str) -> None: ...
-
-    def watch(self, key: str) -> None: ...
-
-    def begin_anew(self) -> None: ...
-
-
-class Handshakes(Protocol):
-    """Handshakes under way."""
-
-    def begin_anew(self) -> None: ...
-
-
-class Issuer(Protocol):
-    """The accesses at this engine."""
-
-    def memory_changes(self) -> None: ...
-
-
-class Mover(Protocol):
-    """The moves of one kind."""
-
-    def memory_changes(self) -> None: ...
-
-    def oldest_posting(self) -> float | None: ...
-
-    def at_somebodys_word(self, transfer_ids: Collection[str]) -> None: ...
-
-
 class Quarantine:
     """Proofs for blocks in quarantine."""
 
-    def __init__(self, state: NodeState, peers: Peers, handshakes: Handshakes, deliveries: Reservations) -> None:
+    def __init__(self, state: NodeState, liveness: PeerLiveness, moves: Moves, reservations: Reservations) -> None:
         self._state = state
-        self._peers = peers
-        self._handshakes = handshakes
-        self._deliveries = deliveries
-        self._ended: dict[str, dict[int, bool]] = {}
-        """By life, the ranks whose process is gone, and whether nothing of it lands any more."""
-        self._left: set[int] = set()
-        """Ranks that have not reported of the re-key."""
-        self._unproved: set[int] = set()
-        """Ranks whose re-key proved nothing about what peers write."""
-        self._doubted: dict[str, set[int]] = {}
-        """By life, those of all re-keys since it may write: a later one is of other data paths than it wrote by."""
-        self._calls: list[int] = []
-        """Whoever waits for the re-key."""
-        self._before = 0
-        self._next_at = 0.0
-        """When there may be another one."""
-        self._tried: frozenset[str] = frozenset()
-        """What was still in quarantine after the last one: another one is of no use to it."""
-        self._hopeless = 0
-        """How many quarantines there had ever been when all that were left had been tried: until there is another one
-        nothing is due.
-        """
+        self._liveness = liveness
+        self._moves = moves
+        self._reservations = reservations
 
-    def attach(self, issuer: Issuer, movers: Iterable[Mover]) -> None:
-        """Names who uses the memory; once, when the node is built."""
-        self._issuer = issuer
-        self._movers = tuple(movers)
+    @property
+    def _proofs(self) -> Proofs:
+        return self._state.proofs
 
     def process_ended(self, event: ProcessEnded) -> None:
         """A rank saw the end of its peer's process. With the last one the life is over, and often proved at rest."""
         state = self._state
-        writes = event.peer in self._deliveries.writers.lives()
+        writes = event.peer in self._state.writing_lives()
         if not writes and event.peer not in state.peers:
             return
-        ended = self._ended.setdefault(event.peer, {})
+        ended = self._proofs.processes_ended.setdefault(event.peer, {})
         ended[event.rank] = event.drained
         if len(ended) < state.pool.world_size:
             return
-        self._peers.exited(event.peer)
+        self._liveness.exited(event.peer)
         if all(ended.values()):
-            self._deliveries.peer_at_rest(event.peer)
+            self._reservations.peer_at_rest(event.peer)
 
     def _forget_ended(self) -> None:
         """Lives that are over, and of which nothing is in question any more."""
-        if not self._ended:
+        if not self._proofs.processes_ended:
             return
-        writers, peers = self._deliveries.writers.lives(), self._state.peers
-        for life in list(self._ended):
+        writers, peers = self._state.writing_lives(), self._state.peers
+        for life in list(self._proofs.processes_ended):
             if life not in writers and (life not in peers or peers[life].state is PeerState.DEAD):
-                del self._ended[life]
+                del self._proofs.processes_ended[life]
 
     def release(self, event: ReleaseQuarantine) -> None:
         """ReleaseQuarantine: by re-key, which is answered when it is over, or at somebody's word."""
@@ -125,8 +73,7 @@ class Quarantine:
                 raise InvalidRequest(Reason.INVALID_FIELD, "force takes a message: why nothing can write there")
             for id_ in event.transfer_ids:
                 state.transfers.get(id_)
-            for mover in self._movers:
-                mover.at_somebodys_word(event.transfer_ids)
+            self._moves.release_by_operator(event.transfer_ids)
         elif event.transfer_ids:
             raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
         elif state.rekeying or before or state.transfers.quarantined:
@@ -135,7 +82,7 @@ class Quarantine:
                 self._begin("an operator asked for it")
             elif state.timers.when(Timer.REKEY, "") is None:  # the ranks' time is over; this caller's begins
                 state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
-            self._calls.append(event.call.id)
+            self._proofs.calls.append(event.call.id)
             return
         self._answer(event.call.id, before)
 
@@ -144,20 +91,20 @@ class Quarantine:
         state = self._state
         self._forget_ended()
         if state.rekeying:
-            if not self._left and self._calm():
+            if not self._proofs.rekeying_ranks and self._calm():
                 self._go()
             return
-        hope = state.pins.quarantines != self._hopeless and any(state.pins.quarantined)
+        hope = state.pins.quarantines != self._proofs.hopeless and any(state.pins.quarantined)
         if hope and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
-            state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._next_at))
+            state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._proofs.next_at))
 
     def quarantine_due(self, _: str) -> None:
         """What was too much in quarantine had its time to come to rest by itself."""
         state = self._state
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
-        fresh = [since for owner, since in owners.items() if owner not in self._tried]
+        fresh = [since for owner, since in owners.items() if owner not in self._proofs.tried]
         if not fresh:
-            self._hopeless = state.pins.quarantines
+            self._proofs.hopeless = state.pins.quarantines
             return
         if not self._wanted() or state.rekeying:
             return
@@ -169,80 +116,70 @@ class Quarantine:
 
     def rekey_due(self, _: str) -> None:
         """Postings had their time to end; or the ranks had theirs to report."""
-        if not self._left:
+        if not self._proofs.rekeying_ranks:
             self._go()
             return
-        late = ", ".join(map(str, sorted(self._left)))
+        late = ", ".join(map(str, sorted(self._proofs.rekeying_ranks)))
         self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, f"rank {late} has not begun its data paths anew"))
 
     def rekeyed(self, event: Rekeyed) -> None:
         """A rank began its data paths anew."""
-        if event.rank not in self._left:
+        if event.rank not in self._proofs.rekeying_ranks:
             return
-        self._left.discard(event.rank)
+        self._proofs.rekeying_ranks.discard(event.rank)
         if event.message:
-            self._unproved.add(event.rank)
-        if not self._left:
+            self._proofs.unproved.add(event.rank)
+        if not self._proofs.rekeying_ranks:
             self._finish()
 
     def end_all(self, error: KVGrpcError) -> None:
         """The incarnation ends, and with it what peers know of its memory."""
         self._refuse_calls(error)
-        self._left.clear()
-        self._ended.clear()
-        self._doubted.clear()
-        self._tried = frozenset()
-        self._hopeless = 0
-        self._next_at = 0.0
 
     def _begin(self, why: str) -> None:
         state = self._state
         state.rekeying = why
         state.timers.clear(Timer.QUARANTINE, "")
         state.timers.set(Timer.REKEY, "", state.now + state.limits.transfer_timeout_s)
-        self._before = sum(state.pins.quarantined)
-        for mover in self._movers:
-            mover.memory_changes()
-        self._issuer.memory_changes()
+        self._proofs.before = sum(state.pins.quarantined)
+        state.react.rekey_begins()
 
     def _calm(self) -> bool:
         """Nothing is left that could end by itself: our postings, and peers that still answer."""
-        if any(mover.oldest_posting() is not None for mover in self._movers):
+        if self._state.moves.oldest_in_flight() is not None:
             return False
-        return not any(self._state.lives_on(life) for life in self._deliveries.writers.lives())
+        return not any(self._state.lives_on(life) for life in self._state.writing_lives())
 
     def _go(self) -> None:
         """Tells the ranks."""
         state = self._state
-        for life in self._deliveries.writers.lives():
-            self._peers.watch(life)
+        for life in self._state.writing_lives():
+            self._liveness.watch(life)
         state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
-        self._left = set(range(state.pool.world_size))
-        self._unproved.clear()
-        for rank in sorted(self._left):
+        self._proofs.rekeying_ranks = set(range(state.pool.world_size))
+        self._proofs.unproved.clear()
+        for rank in sorted(self._proofs.rekeying_ranks):
             state.emit(Rekey(rank))
 
     def _finish(self) -> None:
         """The memory has another generation: whoever knew the last one shakes hands again."""
         state = self._state
-        writers = self._deliveries.writers.lives()
+        writers = self._state.writing_lives()
         state.timers.clear(Timer.REKEY, "")
         state.rekeying = ""
-        self._issuer.memory_changes()  # what pushes that were there already opened meanwhile
         state.raise_generation()
-        self._next_at = state.now + state.limits.rekey_interval_s
-        self._handshakes.begin_anew()
-        self._peers.begin_anew()
-        self._doubted = {life: self._doubted.get(life, set()) | self._unproved for life in writers}
-        for life, doubted in self._doubted.items():
-            if doubted <= self._ended.get(life, {}).keys():
-                self._deliveries.peer_at_rest(life)
-                self._ended.pop(life, None)
-        self._tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
-        self._hopeless = state.pins.quarantines
-        calls, self._calls = self._calls, []
+        self._proofs.next_at = state.now + state.limits.rekey_interval_s
+        state.react.rekey_ends()
+        self._proofs.doubted = {life: self._proofs.doubted.get(life, set()) | self._proofs.unproved for life in writers}
+        for life, doubted in self._proofs.doubted.items():
+            if doubted <= self._proofs.processes_ended.get(life, {}).keys():
+                self._reservations.peer_at_rest(life)
+                self._proofs.processes_ended.pop(life, None)
+        self._proofs.tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
+        self._proofs.hopeless = state.pins.quarantines
+        calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
-            self._answer(call, self._before)
+            self._answer(call, self._proofs.before)
 
     def _answer(self, call: int, before: int) -> None:
         state = self._state
@@ -251,7 +188,7 @@ class Quarantine:
         state.reply(call, QuarantineReleased(max(before - left, 0), left, generation))
 
     def _refuse_calls(self, error: KVGrpcError) -> None:
-        calls, self._calls = self._calls, []
+        calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
             self._state.refuse(call, error)
 
@@ -260,6 +197,6 @@ class Quarantine:
         return not self._state.sets_aside or bool(self._state.quarantine_full())
 
     def _check_interval(self) -> None:
-        wait_s = self._next_at - self._state.now
+        wait_s = self._proofs.next_at - self._state.now
         if wait_s > 0:
             raise Exhausted(Reason.QUARANTINED, "the last re-key is not long ago", retry_delay_s=wait_s)

@@ -1,17 +1,18 @@
 """What is checked before a pull changes anything: its grant, its destination, and the source's answer."""
 
 from kvgrpc.core.events import Destination, Opened, PullBlocks
-from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.moves.opened import wrong_blocks
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.values import content as contents
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import Claim
-from kvgrpc.core.values.descriptors import Blocks, check_ids
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Access as AccessKind, Claims, read_claims
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.layout import check_prefix
-from kvgrpc.errors import InvalidRequest, KVGrpcError, PermissionDenied, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, PermissionDenied, PreconditionFailed, Reason
 
 
 def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
@@ -19,7 +20,7 @@ def check_pull(state: NodeState, event: PullBlocks) -> tuple[Claims, Claim]:
 
     Raises what `read_claims` and `contents.claim` raise, and for a wrong kind or key.
     """
-    assert len(event.access_id) == ACCESS_ID_BYTES, "whoever makes the event draws 16 random bytes"
+    assert len(event.access_id) == ACCESS_ID_BYTES, "the event has 16 random bytes"
     claims = read_claims(event.token)
     if claims.access is not AccessKind.READ:
         raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a pull takes a READ grant; this is a WRITE grant")
@@ -60,20 +61,10 @@ def check_destination(state: NodeState, destination: Destination, tokens: int) -
     return blocks, skip
 
 
-def check_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:
-    """What is wrong with the source's answer; empty when nothing is. A peer's data proves nothing by itself."""
-    groups = source.pool.groups
+def wrong_opened(source: EngineDescription, pull: Pull, opened: Opened) -> str:
+    """What is wrong with the source's answer; empty when nothing is."""
     if opened.token_count != pull.claim.tokens:
         return f"it granted {opened.token_count} tokens, {pull.claim.tokens} were asked for"
-    if [group for group, _ in opened.blocks] != list(range(len(groups))):
-        return "it does not list every group once"
     if not (opened.ttl_s > 0 and opened.remaining_s >= 0):
         return "its lease has no time"
-    for group, (_, ids) in zip(groups, opened.blocks, strict=True):
-        if len(ids) != group.blocks_of(opened.token_count):
-            return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
-        try:
-            check_ids(ids, group.blocks, f"group {group.name}")
-        except KVGrpcError as bad:
-            return str(bad)
-    return ""
+    return wrong_blocks(source, opened, exact=True)

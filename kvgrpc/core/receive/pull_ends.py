@@ -4,79 +4,53 @@ Success needs a VALID settle; everything else fails closed. Blocks that a postin
 until it ended, whatever became of the transfer.
 """
 
-from typing import Protocol
+from typing import TypeVar
 
 from kvgrpc.core.actions import BlocksReturned, Failed, Received
+from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
-from kvgrpc.core.moves.move import MOVE_TIMERS, MoveTable, Stage
-from kvgrpc.core.moves.pending_closes import PendingCloses
-from kvgrpc.core.receive.pull import Pull
-from kvgrpc.core.receive.reservation import Reservation
-from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, Failure, State
-from kvgrpc.errors import KVGrpcError, Reason
+from kvgrpc.errors import Reason
+
+P = TypeVar("P", bound=Pull)
 
 
-class Deliveries(Protocol):
-    """The pushes that land here."""
+class PullEnds(Ends[P]):
+    """The ends of pulls, and what those of reservations have in common with them."""
 
-    def ended(self, landing: Reservation, reason: Reason | None = None) -> None: ...
-
-    def forgotten(self, landing: Reservation) -> None: ...
-
-
-class PullEnds:
-    """The ends of all pulls."""
-
-    def __init__(self, state: NodeState, pulls: MoveTable[Pull], closings: PendingCloses) -> None:
-        self._state = state
-        self._pulls = pulls
-        self._closings = closings
-
-    def attach(self, deliveries: Deliveries) -> None:
-        """Names who is told of the ends of pushes that land here; once, when the node is built."""
-        self._deliveries = deliveries
-
-    def succeed(self, pull: Pull) -> None:
+    def succeed(self, pull: P) -> None:
         """The source vouched for the bytes: they are the engine's."""
         state = self._state
         assert pull.stage is Stage.SETTLING
         assert not pull.busy
         pull.move(Stage.ENDED)
-        if isinstance(pull, Reservation):
-            self._deliveries.ended(pull)
-        self._clear_timers(pull)
+        self._close_writes(pull, None, dropped=False)
+        self._stop(pull)
         state.pins.drop(pull.transfer_id, PinKind.TARGET)
         transfer = state.change(pull.transfer_id, state=State.SUCCEEDED, memory=Disposition.RETURNED)
         state.tell(transfer.owner, Received(transfer.id, transfer.request_id, transfer.use_tokens))
         self._forget(pull)
 
-    def fail(self, move: Pull, error: KVGrpcError, *, closed: bool = False) -> None:
-        """Ends a pull with an error. `closed`: there is no access to close at the source."""
-        self.fail_with(move, error.reason, error.message, closed=closed)
-
     def fail_with(
-        self, move: Pull, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
+        self, move: P, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
-        """As `fail`."""
         self.end(move, State.FAILED, move_failure(move, reason, message, rank), closed=closed)
 
-    def end(self, pull: Pull, end: State, failure: Failure, *, closed: bool = False) -> None:
+    def end(self, pull: P, end: State, failure: Failure, *, closed: bool = False) -> None:
         """Ends a pull without success."""
         state = self._state
-        self._clear_timers(pull)
+        self._stop(pull)
         memory = Disposition.QUARANTINED if pull.busy else Disposition.RETURNED
         transfer = state.change(pull.transfer_id, state=end, failure=failure, memory=memory)
-        if isinstance(pull, Reservation):
-            self._deliveries.ended(pull, failure.reason)
         dropped = end is State.CANCELLED or failure.reason is Reason.ENGINE_LOST
-        if isinstance(pull, Reservation) and dropped:
-            state.bury_key(transfer.key, failure.message)
+        self._close_writes(pull, failure, dropped=dropped)
         if not closed:
-            self._closings.close(pull, dropped=dropped, message=failure.message)
+            self._closes.close(pull, dropped=dropped, message=failure.message)
         pull.move(Stage.ENDED)
-        self._pulls.over(pull)
+        state.moves.over(pull)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if pull.busy:
             if not pull.moves_nothing:
@@ -86,12 +60,7 @@ class PullEnds:
         state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
         self._forget(pull)
 
-    def close(self, landing: Reservation) -> None:
-        """Nothing more is read under its access, but the push goes on."""
-        self._closings.close(landing, dropped=False)
-        self._pulls.drop_access(landing)
-
-    def at_rest(self, move: Pull) -> None:
+    def at_rest(self, move: P) -> None:
         """Nothing accesses the blocks of an ended pull any more: they come back."""
         state = self._state
         state.pins.drop(move.transfer_id, PinKind.QUARANTINE)
@@ -99,13 +68,9 @@ class PullEnds:
         state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
         self._forget(move)
 
-    def _forget(self, pull: Pull) -> None:
-        self._pulls.remove(pull)
-        if isinstance(pull, Reservation):
-            self._deliveries.forgotten(pull)
+    def _close_writes(self, move: P, failure: Failure | None, *, dropped: bool) -> None:
+        """What a source may write is over; only reservations let one write."""
 
-    def _clear_timers(self, pull: Pull) -> None:
-        self._state.turns.leave(pull.name)
-        pull.left = None
-        for timer in MOVE_TIMERS:
-            self._state.timers.clear(timer, pull.name)
+    def _forget(self, pull: P) -> None:
+        self._state.moves.remove(pull)
+        del self._state.receives[pull.transfer_id]

@@ -1,9 +1,9 @@
 """Renewing the leases of pulls that wait or read: at every third of the TTL, many in one call."""
 
 from kvgrpc.core.actions import SendRenew
-from kvgrpc.core.moves.move import MoveTable, Stage
-from kvgrpc.core.receive.pull import Pull
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Move, Stage
+from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
 
 INTERVAL_MIN_S = 0.05
@@ -17,9 +17,8 @@ BATCH_S = 1.0
 class Renewals:
     """Renewals of all pulls."""
 
-    def __init__(self, state: NodeState, pulls: MoveTable[Pull]) -> None:
+    def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._pulls = pulls
 
     def start(self, pull: Pull) -> None:
         """A pull's access is open: the lease has its TTL, or less, from now on."""
@@ -30,7 +29,7 @@ class Renewals:
         """Renews this pull's lease, and with it those of the same peer that are due soon."""
         now = self._state.now
         rows = []
-        for other in self._pulls.of_peer(pull.peer):
+        for other in self._state.moves.of_peer(pull.peer):
             if other.opened is None or other.stage is Stage.ENDED:
                 continue
             if other.next_renewal <= now + min(BATCH_S, other.opened.ttl_s / 10):
@@ -40,6 +39,6 @@ class Renewals:
         for at in range(0, len(rows), most):
             self._state.emit(SendRenew(pull.peer, tuple(rows[at : at + most])))
 
-    def _plan(self, pull: Pull, left_s: float) -> None:
+    def _plan(self, pull: Move, left_s: float) -> None:
         pull.next_renewal = self._state.now + max(left_s / 3, INTERVAL_MIN_S)
         self._state.timers.set(Timer.RENEW, pull.name, pull.next_renewal)

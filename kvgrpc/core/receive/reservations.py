@@ -6,26 +6,23 @@ steps of a pull. Either way success needs every part, and the blocks come back w
 
 from dataclasses import replace
 
-from kvgrpc.core.actions import Reserved, Widened
+from kvgrpc.core.actions import Operation, Reserved, Widened
 from kvgrpc.core.events import (
     Closing,
     Destination,
     Opened,
     PartsReady,
     PushSource,
-    RegisterAnswered,
     ReserveBlocks,
     Settling,
 )
-from kvgrpc.core.moves.move import MoveTable, Stage
-from kvgrpc.core.moves.moves import RETRY_DELAY_S
+from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.receive.checks import check_destination
-from kvgrpc.core.receive.pull import Pull
-from kvgrpc.core.receive.pull_course import PullCourse
-from kvgrpc.core.receive.pull_ends import PullEnds
-from kvgrpc.core.receive.reservation import Refusal, Reservation, claims_of, nobody
-from kvgrpc.core.receive.writers import Writers
+from kvgrpc.core.receive.reservation_course import ReservationCourse
+from kvgrpc.core.receive.writers import add_writer, drop_writer
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.reservation import Refusal, Reservation, claims_of, unknown_source
 from kvgrpc.core.tables.accesses import Access, AccessState, Verdict
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.timers import Timer
@@ -49,16 +46,13 @@ from kvgrpc.errors import (
 
 
 class Reservations:
-    """All pushes that land at this engine."""
+    """Blocks that this engine reserves for pushes, and what their sources may do with them."""
 
-    def __init__(self, state: NodeState, table: MoveTable[Pull], steps: PullCourse, ends: PullEnds) -> None:
+    def __init__(self, state: NodeState, handshakes: Handshakes, course: ReservationCourse) -> None:
         self._state = state
-        self._table = table
-        self._steps = steps
-        self._ends = ends
-        self._targets: dict[str, Reservation] = {}
-        """Landings that are not forgotten, by the target in their grant."""
-        self.writers = Writers(state.emit)
+        self._handshakes = handshakes
+        self._course = course
+        self._ends = course.ends
         self._reserved = 0
 
     # -- calls
@@ -90,7 +84,7 @@ class Reservations:
         )  # fmt: skip
         token = mint(claims, state.grant_key)
         if event.source is not None:
-            self._steps.check_room(event.source.address, event.source.engine_id, 0, event.call.connection)
+            self._handshakes.check_room(event.source.address, event.source.engine_id, 0, event.call.connection)
         if event.validate_only:
             state.reply(event.call.id, Reserved(None, b""))
             return
@@ -110,30 +104,20 @@ class Reservations:
             priority=event.priority,
         )
         landing = Reservation(
-            transfer.id, token, nobody(source, event.key), b"", event.call.trace, claim,
+            transfer.id, token, unknown_source(source, event.key), b"", event.call.trace, claim,
             stage=Stage.RENDEZVOUS,
             transfer_timeout_s=limits.transfer_timeout_s,
             target_id=target_id,
             registration_timeout_s=timeout_s,
             cap=state.now + limits.lease_cap_s,
         )  # fmt: skip
-        self._table.add(landing)
-        self._targets[target_id] = landing
-        self._steps.take(landing, blocks, skip, event.after_step)
-        self._steps.await_part(landing)
+        state.moves.add(landing)
+        state.receives[transfer.id] = state.targets[target_id] = landing
+        self._course.take(landing, blocks, skip, event.after_step)
+        self._course.await_part(landing)
         state.reply(event.call.id, Reserved(transfer, token))
         if source.address:
-            self._steps.connect(landing, event.call.connection)
-
-    def register_answered(self, event: RegisterAnswered) -> None:
-        """The source knows of our registration, refused it, or did not answer."""
-        landing = self._table.find(event.transfer_id)
-        if landing is None or landing.stage is not Stage.RENDEZVOUS or event.error is None:
-            return
-        if event.retryable:
-            self._state.timers.set(Timer.OPEN_RETRY, landing.name, self._state.now + RETRY_DELAY_S)
-        else:
-            self._ends.fail(landing, event.error)
+            self._course.connect(landing, event.call.connection)
 
     def parts_ready(self, event: PartsReady, peer: Peer) -> None:
         """PartsReady: the source widens what we may read."""
@@ -142,15 +126,15 @@ class Reservations:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.state is not AccessState.OPEN:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
-        landing = self._targets[access.lease_id]
+        landing = self._state.targets[access.lease_id]
         if landing.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
         fresh = [row for row in event.parts if row.number >= len(landing.parts)]
         landing.parts.extend(fresh)
         if fresh:
-            self._steps.await_part(landing)
+            self._course.await_part(landing)
         self._state.reply(event.call.id, Widened())
-        self._steps.try_post(landing)
+        self._course.try_post(landing)
 
     # -- accesses of sources
 
@@ -179,10 +163,10 @@ class Reservations:
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
         if landing.write_access and opening.part_epoch < landing.part_epoch:
             raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
-        if self._table.of_access(opening.access_id) is not None:
+        if opening.access_id in state.open_writes or self._reads(opening.access_id):
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
         reverse = opening.reverse_access_id
-        if reverse and (len(reverse) != ACCESS_ID_BYTES or self._table.of_access(reverse) is not None):
+        if reverse and (len(reverse) != ACCESS_ID_BYTES or state.moves.of_access(reverse) is not None):
             raise InvalidRequest(Reason.INVALID_FIELD, f"a reverse access id has {ACCESS_ID_BYTES} new random bytes")
         if not reverse:
             if state.checksums or not state.sets_aside:
@@ -208,14 +192,15 @@ class Reservations:
         state.expect(access, open_=True)
         landing.write_access = access.id
         landing.part_epoch = opening.part_epoch
-        self._table.bind(landing, peer.key)
+        state.moves.bind(landing, peer.key)
         landing.claims = claims_of(peer.description, landing.claims.transfer_key)
         access.opening = replace(opening, parts=())
         if parts is not None:
             landing.begin(peer.description.pool, parts)
+            state.moves.index_access(landing, reverse)
         else:
-            self.writers.add(landing, access.id, peer.key)
-        self._table.index_access(landing, reverse or access.id)
+            add_writer(state, landing, access.id, peer.key)
+            landing.access_id = access.id
         landing.move(Stage.OPEN)
         state.timers.clear(Timer.OPEN_RETRY, landing.name)
         transfer = state.transfers.get(landing.transfer_id)
@@ -229,8 +214,8 @@ class Reservations:
             peer_address=peer.description.address,
             peer_transfer_id=opening.transfer_id,
         )
-        self._steps.await_part(landing)
-        self._steps.try_post(landing)
+        self._course.await_part(landing)
+        self._course.try_post(landing)
 
     def opened(self, access: Access) -> Opened:
         """What the opener of an open access may fill."""
@@ -255,11 +240,11 @@ class Reservations:
             access.verdict = Verdict(False, reason, "the push ended at its destination before it settled")
         if access.verdict is not None:
             if row.last and access.state is AccessState.STALE:
-                self._close(access)
+                self._ends.close_access(access)
             return access.verdict
         if row.part < access.settled and not row.last:
             return Verdict(True)
-        landing = self._targets[access.lease_id]
+        landing = self._state.targets[access.lease_id]
         access.settled = row.part + 1
         pool, target = self._state.pool, landing.destination
         assert target is not None
@@ -270,35 +255,35 @@ class Reservations:
         self._state.bytes_received += moved
         if row.last:
             access.verdict = Verdict(True)
-            self.writers.forget(access.id)
+            drop_writer(self._state, access.id)
             landing.move(Stage.SETTLING)
             self._state.change(landing.transfer_id, nbytes=landing.nbytes, nbytes_done=landing.nbytes)
             self._ends.succeed(landing)
         else:
             self._state.change(landing.transfer_id, nbytes_done=landing.nbytes)
-            self._steps.landed(landing, self._within(row.layers_done))
+            self._course.landed(landing, self._within(row.layers_done))
         return Verdict(True)
 
     def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
         """The opener closed its access, or died: it delivers no more."""
         live = access.state is AccessState.OPEN
-        self._close(access)
+        self._ends.close_access(access)
         if quiesced:
-            self.writers.forget(access.id)
+            drop_writer(self._state, access.id)
         if live:
-            landing = self._targets[access.lease_id]
+            landing = self._state.targets[access.lease_id]
             # Whoever was taken for dead may live, and writes until it is told.
             knows = landing.parts is None and reason is not Reason.PEER_LOST
             self._ends.fail_with(landing, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
         """A source says that it cannot deliver, before it opened anything, or anew."""
-        landing = self._targets.get(target_id)
+        landing = self._state.targets.get(target_id)
         if landing is None:
             return
         if row.quiesced:
             for access_id in [id_ for id_, life in landing.writers.items() if life == peer.key]:
-                self.writers.forget(access_id)
+                drop_writer(self._state, access_id)
         mine = not landing.write_access or landing.peer == peer.key
         if landing.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
@@ -314,61 +299,30 @@ class Reservations:
         """The life of a source that may write says that its movers are at rest, though it may be taken for dead here,
         or have been.
         """
-        landing = self.writers.find(access_id)
+        landing = self._state.open_writes.get(access_id)
         if landing is not None and landing.stage is Stage.ENDED and landing.writers[access_id] == life:
-            self._proved(access_id, landing)
+            self._ends.proved(access_id, landing)
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
-        for access_id, landing in self.writers.of_life(peer):
-            assert landing.stage is Stage.ENDED, "whoever comes with a proof has ended what moves"
-            self._proved(access_id, landing)
-
-    # -- ends
-
-    def ended(self, landing: Reservation, reason: Reason | None = None) -> None:
-        """A landing is over: what its source says from now on is too late."""
-        access = self._state.accesses.get(landing.write_access)
-        if access is None or access.state is not AccessState.OPEN:
-            return
-        if self.writers.find(access.id) is not None:
-            access.move(AccessState.STALE)
-            access.stale = reason
-            kept_s = self._state.limits.lease_cap_s
-            self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), self._state.now + kept_s)
-        else:
-            access.stale = reason
-            self._close(access)
-
-    def forgotten(self, landing: Reservation) -> None:
-        """Nothing of it is left."""
-        del self._targets[landing.target_id]
-
-    def clear(self) -> None:
-        """The incarnation ends."""
-        self._targets.clear()
-        self.writers.clear()
+        writes = [(id_, landing) for id_, landing in self._state.open_writes.items() if landing.writers[id_] == peer]
+        for access_id, landing in writes:
+            assert landing.stage is Stage.ENDED, "what gives the proof has ended the moves"
+            self._ends.proved(access_id, landing)
 
     def _replace(self, landing: Reservation) -> None:
         """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
         self._state.accesses[landing.write_access].stale = Reason.PREEMPTED
-        self._close(self._state.accesses[landing.write_access])
-        self.writers.forget(landing.write_access)
-        self._steps.start_over(landing)
+        self._ends.close_access(self._state.accesses[landing.write_access])
+        drop_writer(self._state, landing.write_access)
+        self._course.start_over(landing)
 
     def _landing(self, access: Access) -> Reservation:
-        landing = self._targets.get(access.lease_id)
+        landing = self._state.targets.get(access.lease_id)
         if landing is None or landing.stage is Stage.ENDED:
             self._state.check_key(read_claims(access.opening.token).transfer_key)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
         return landing
-
-    def _close(self, access: Access) -> None:
-        state = self._state
-        access.move(AccessState.CLOSED)
-        state.expect(access, open_=False)
-        kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
-        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
 
     def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
         """The ranges that a source states, if there are such layers; else none."""
@@ -376,6 +330,7 @@ class Reservations:
         sound = all(first >= 0 and count > 0 and first + count <= most for first, count in layers_done)
         return layers_done if sound else ()
 
-    def _proved(self, access_id: bytes, landing: Reservation) -> None:
-        self.writers.forget(access_id)
-        self._ends.at_rest(landing)
+    def _reads(self, access_id: bytes) -> bool:
+        """Whether this engine reads at a peer under that access."""
+        move = self._state.moves.of_access(access_id)
+        return move is not None and move.operation is Operation.READ

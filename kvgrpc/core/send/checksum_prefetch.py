@@ -5,16 +5,17 @@ compares checksums sums up lease after lease; `access.checksums` asks here first
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvgrpc.core.actions import Checksums, ComputeChecksums
 from kvgrpc.core.events import ChecksumsComputed
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.waiting import Places, Prefetch, PrefetchTurn
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Pieces, Summing, pieces_of
 from kvgrpc.core.values.descriptors import Blocks
@@ -31,8 +32,6 @@ AHEAD_BYTES_MAX = 64 << 20
 TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the ranks did not sum up in time")
 
 Wanted = Sequence[tuple[Blocks, LayerRange | None]]
-Places = list[slice]
-"""Which bytes of a lease's sums are wanted, of every rank."""
 
 
 def begin(state: NodeState, name: str, pieces: Pieces) -> Summing:
@@ -43,16 +42,6 @@ def begin(state: NodeState, name: str, pieces: Pieces) -> Summing:
     return Summing(set(ranks))
 
 
-@dataclass(eq=False)
-class _Turn:
-    """The lease that is being summed up ahead; None once it has ended."""
-
-    lease: Lease | None
-    name: str
-    """The ranks know it by that."""
-    summing: Summing
-
-
 class ChecksumPrefetch:
     """Sums of what is handed over, once its step is over. One lease has its turn at a time: who asks for sums of
     another one waits for no more than that.
@@ -60,43 +49,38 @@ class ChecksumPrefetch:
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._queue: dict[str, Lease] = {}
-        """Leases that wait for their turn, by id."""
-        self._turn: _Turn | None = None
         self._turns = 0
-        self._nbytes = 0
-        self.waiting: dict[int, tuple[Access, Places]] = {}
-        """Calls that wait for the lease that has its turn."""
+
+    @property
+    def _prefetch(self) -> Prefetch:
+        return self._state.prefetch
 
     def announced(self, lease: Lease) -> None:
         """A lease stands."""
         if self._state.checksums:
-            self._queue[lease.id] = lease
+            self._prefetch.queue[lease.id] = lease
             self.go_on()
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is summed up, and nothing waits for its turn."""
-        return self._turn is None and not self._queue
 
     def go_on(self) -> None:
         """The next lease has its turn if its step is over: those after it wait for the same step, or a later one."""
         state = self._state
-        while self._turn is None and self._queue:
-            lease = next(iter(self._queue.values()))
+        while self._prefetch.turn is None and self._prefetch.queue:
+            lease = next(iter(self._prefetch.queue.values()))
             if lease.after_step > state.step_done():
                 return
-            del self._queue[lease.id]
-            if self._nbytes + self._size(lease) <= AHEAD_BYTES_MAX:
-                self._nbytes += self._size(lease)
+            del self._prefetch.queue[lease.id]
+            if self._prefetch.nbytes + self._size(lease) <= AHEAD_BYTES_MAX:
+                self._prefetch.nbytes += self._size(lease)
                 self._turns += 1
                 name = f"a{self._turns}"
-                self._turn = _Turn(lease, name, begin(state, name, pieces_of(state.pool.pool, [(lease.blocks, None)])))
+                self._prefetch.turn = PrefetchTurn(
+                    lease, name, begin(state, name, pieces_of(state.pool.pool, [(lease.blocks, None)]))
+                )
 
     def answer(self, call: int, access: Access, lease: Lease, wanted: Wanted) -> bool:
         """Answers a call, now or when it can; False where its sums are not among these."""
-        state, turn = self._state, self._turn
-        self._queue.pop(lease.id, None)
+        state, turn = self._state, self._prefetch.turn
+        self._prefetch.queue.pop(lease.id, None)
         under_way = turn is not None and turn.lease is lease
         places = _places(lease.blocks, wanted) if lease.sums or under_way else None
         if places is None:
@@ -104,20 +88,20 @@ class ChecksumPrefetch:
         if turn is None or not under_way:
             self._reply(call, lease, places)
             return True
-        self.waiting[call] = access, places
+        self._prefetch.waiting[call] = access, places
         if state.timers.when(Timer.SUMS, turn.name) is None:
             state.timers.set(Timer.SUMS, turn.name, state.now + state.limits.transfer_timeout_s)
         return True
 
-    def summed(self, event: ChecksumsComputed) -> None:
+    def computed(self, event: ChecksumsComputed) -> None:
         """A rank has summed up."""
-        turn = self._turn
+        turn = self._prefetch.turn
         if turn is None or turn.name != event.name or not turn.summing.take(event.rank, event.values, event.message):
             return
-        self._turn = None
+        self._prefetch.turn = None
         lease, error = turn.lease, turn.summing.error
         if lease is not None and error:
-            self._nbytes -= self._size(lease)
+            self._prefetch.nbytes -= self._size(lease)
             self._refuse(turn, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {error}"))
         elif lease is not None:
             lease.sums = turn.summing.by_rank()
@@ -125,28 +109,24 @@ class ChecksumPrefetch:
                 self._reply(call, lease, places)
         self.go_on()
 
-    def ended(self, lease: Lease) -> None:
+    def ended(self, lease: Lease, _: Failure | None) -> None:
         """A lease ended, which still has its blocks. The ranks may be at them still: the next one waits for that."""
-        self._queue.pop(lease.id, None)
-        turn = self._turn
+        self._prefetch.queue.pop(lease.id, None)
+        turn = self._prefetch.turn
         under_way = turn is not None and turn.lease is lease
         if lease.sums or under_way:
-            self._nbytes -= self._size(lease)
+            self._prefetch.nbytes -= self._size(lease)
         if turn is not None and under_way:
             turn.lease = None
             self._refuse(turn, ended_error(lease.state, lease.id))
 
     def due(self, name: str) -> bool:
         """The ranks took too long for the calls that wait; whether that is the name of what they do here."""
-        turn = self._turn
+        turn = self._prefetch.turn
         if turn is None or turn.name != name:
             return False
         self._refuse(turn, TOO_LATE)
         return True
-
-    def end_all(self) -> None:
-        """The incarnation ends, and all leases have."""
-        self._turn = None
 
     def _size(self, lease: Lease) -> int:
         return 4 * self._state.pool.world_size * sum(map(len, lease.blocks))
@@ -154,14 +134,14 @@ class ChecksumPrefetch:
     def _reply(self, call: int, lease: Lease, places: Places) -> None:
         self._state.reply(call, Checksums(tuple(b"".join(rank[place] for place in places) for rank in lease.sums)))
 
-    def _refuse(self, turn: _Turn, error: KVGrpcError) -> None:
+    def _refuse(self, turn: PrefetchTurn, error: KVGrpcError) -> None:
         for call in self._take(turn):
             self._state.refuse(call, error)
 
-    def _take(self, turn: _Turn) -> dict[int, tuple[Access, Places]]:
+    def _take(self, turn: PrefetchTurn) -> dict[int, tuple[Access, Places]]:
         """The calls that waited; they wait no longer."""
         self._state.timers.clear(Timer.SUMS, turn.name)
-        found, self.waiting = self.waiting, {}
+        found, self._prefetch.waiting = self._prefetch.waiting, {}
         return found
 
 

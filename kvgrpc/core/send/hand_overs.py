@@ -4,11 +4,8 @@ A hand-over pins its blocks under a lease; the SEND transfer beside it is what p
 ends, in the same step, its pins, the accesses that stand on it, and the transfer.
 """
 
-from typing import Protocol
-
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
-from kvgrpc.core.send.checksum_prefetch import ChecksumPrefetch
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
 from kvgrpc.core.tables.leases import END_REASON, Lease, LeaseState, ended_error
@@ -35,40 +32,34 @@ from kvgrpc.errors import (
 LEASE_ID_BYTES_MAX = 64
 
 
-class Pushes(Protocol):
-    """The pushes from this engine."""
-
-    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool: ...
-
-    def voided(self, lease_id: str) -> None: ...
-
-
 class HandOvers:
     """Leases of this engine."""
 
-    def __init__(self, state: NodeState, sums: ChecksumPrefetch) -> None:
+    def __init__(self, state: NodeState) -> None:
         self._state = state
-        self._sums = sums
         self._minted = 0
 
-    def attach(self, pushes: Pushes) -> None:
-        """Names whose leases are ended with pushes; once, when the node is built."""
-        self._pushes = pushes
+    def finish(self, event: FinishedBlocks) -> None:
+        """FinishedBlocks (READERS) and GrantLease."""
+        try:
+            self._finish(event)
+        except KVGrpcError as error:
+            if self._refused(event, error):
+                self._state.react.lease_refused(event.lease_id)
+            raise
 
-    def finish(self, event: FinishedBlocks) -> Lease | None:
-        """FinishedBlocks (READERS) and GrantLease. Returns the new lease, None for validate_only."""
+    def _finish(self, event: FinishedBlocks) -> None:
         state = self._state
         blocks, content, ttl_s = self._check(event)
         lease = self.new_lease(event, blocks, content, ttl_s)
         token = self._token(lease, event.key)
         if event.validate_only:
             state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
-            return None
+            return
         self.add(lease, event)
         transfer = self._send(lease, event) if event.transfer else None
         state.reply(event.call.id, HandedOver(self.view(lease), transfer, token))
-        self._sums.announced(lease)
-        return lease
+        state.react.lease_began(lease)
 
     def new_lease(self, event: FinishedBlocks, blocks: Blocks, content: Content, ttl_s: float) -> Lease:
         """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
@@ -107,7 +98,7 @@ class HandOvers:
         """A push goes on: its lease lasts so long from now, up to the cap; never less than before."""
         lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
 
-    def refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
+    def _refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
         """After a refusal: whether the lease will never come, so that nobody waits for it.
 
         A client repeats a call that was refused for what may pass. Nothing repeats a call of the engine's session: it
@@ -155,7 +146,7 @@ class HandOvers:
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
             if lease is None or lease.pushed:
-                self._pushes.voided(lease_id)
+                self._state.react.lease_voided(lease_id)
             elif lease.live:
                 self.end(lease, LeaseState.VOIDED)
 
@@ -195,10 +186,10 @@ class HandOvers:
         state = self._state
         lease.end(how)
         failure = failure or _send_failure(lease)
-        held = lease.pushed and self._pushes.lease_ended(lease, failure)
+        state.react.lease_ended(lease, failure)
         self._close(lease, END_REASON[how])
         if lease.transfer_id:
-            self._end_send(lease, failure, cancelled=cancelled, held=held)
+            self._end_send(lease, failure, cancelled=cancelled)
         else:
             state.tell(lease.owner, BlocksReturned("", lease.request_id, lease.id))
 
@@ -247,7 +238,6 @@ class HandOvers:
             self.outdate(state.accesses[access_id], reason)
         state.pins.drop(lease.id, PinKind.LEASE)
         state.leases.ended(lease)
-        self._sums.ended(lease)
         lease.forget_blocks()
 
     def _check(self, event: FinishedBlocks) -> tuple[Blocks, Content, float]:
@@ -335,14 +325,15 @@ class HandOvers:
         lease.renew(self._state.now, ttl_s)
         return lease.deadline - self._state.now, None
 
-    def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool, held: bool) -> None:
-        """`held`: our own postings still read the blocks."""
+    def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool) -> None:
         state = self._state
         transfer = state.transfers.get(lease.transfer_id)
+        push = state.pushes.find(transfer.id)
+        held = push is not None and push.reads(state.pins)
         if failure is None:
             end = State.SUCCEEDED
         else:
-            end = State.CANCELLED if cancelled or failure.reason in _NOBODY_FAILED else State.FAILED
+            end = State.CANCELLED if cancelled or failure.reason in _WANTED_ENDS else State.FAILED
         state.change(
             transfer.id,
             state=end,
@@ -357,8 +348,8 @@ class HandOvers:
             state.tell(lease.owner, BlocksReturned(transfer.id, transfer.request_id, lease.id))
 
 
-_NOBODY_FAILED = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
-"""Why a lease ended early: somebody wanted it so."""
+_WANTED_ENDS = frozenset({Reason.CANCELLED, Reason.LEASE_RELEASED, Reason.LEASE_VOIDED})
+"""Why a lease ended early although nothing failed."""
 
 
 def _send_failure(lease: Lease) -> Failure | None:

@@ -3,19 +3,21 @@
     (parts, registration) -> connect -> open -> opened -> posted -> settle      where this side moves the bytes
                                                 opened -> told                  where the destination does, and settles
 
-What it has in common with a pull is in `move_steps`; ends are in `push_ends`.
+What it has in common with a pull is in `moves.course`; ends are in `push_ends`.
 """
 
-from kvgrpc.core.actions import Operation, SendParts
-from kvgrpc.core.events import Opened
+from kvgrpc.core.actions import SendParts
+from kvgrpc.core.events import Opened, PartsAnswered
 from kvgrpc.core.moves.course import Course
-from kvgrpc.core.moves.move import Stage
+from kvgrpc.core.moves.moves import RETRY_DELAY_S
+from kvgrpc.core.moves.opened import wrong_blocks
 from kvgrpc.core.peers.handshakes import Handshakes
 from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.send.push import PushTable, Registration, check_target
 from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.push import Registration
 from kvgrpc.core.tables.accesses import Access, AccessState, Opening
 from kvgrpc.core.tables.peers import Peer
 from kvgrpc.core.tables.pins import PinKind
@@ -30,29 +32,26 @@ from kvgrpc.errors import Reason
 class PushCourse(Course[Registration]):
     """What happens to a registration between its making and its end."""
 
-    operation = Operation.WRITE
-
     def __init__(
-        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, pushes: PushTable, ends: PushEnds,
-        handover: HandOvers,
-    ) -> None:  # fmt: skip
-        super().__init__(state, peering, lives, pushes, ends)
-        self._pushes = pushes
-        self._push_ends = ends
-        self._handover = handover
+        self, state: NodeState, handshakes: Handshakes, liveness: PeerLiveness, ends: PushEnds, hand_overs: HandOvers
+    ) -> None:
+        super().__init__(state, handshakes, liveness)
+        self.ends: PushEnds = ends
+        self._hand_overs = hand_overs
+        self.retries[Timer.PARTS_RETRY] = self.tell
 
     def reached(self, move: Registration, peer: Peer) -> None:
         """The destination's lead is connected; the access is opened as soon as there is a part, and nothing of earlier
         ones is under way.
         """
         if move.push.parts is None or move.postings:
-            self._moves.bind(move, peer.key)
+            self._state.moves.bind(move, peer.key)
         else:
             self.open(move, peer)
 
     def resume(self, move: Registration) -> None:
         self._state.pins.drop(move.name, PinKind.ACCESS)
-        self._push_ends.return_parts(move.push)
+        self.ends.return_parts(move.push)
         if move.push.parts is not None:
             self.connect(move)
 
@@ -60,7 +59,9 @@ class PushCourse(Course[Registration]):
         paths = {path.data_path for path in peer.paths.values()}
         move.writes = paths <= self._state.writers and READS_PUSHES not in peer.description.features
         if move.replaced:
-            self._pushes.take_ids(move, *next_access_ids(self._state.secret, move.reverse_id))
+            access_id, reverse_id = next_access_ids(self._state.secret, move.reverse_id)
+            self._state.pushes.take_ids(move, access_id, reverse_id)
+            self._state.moves.index_access(move, access_id)
             move.replaced = False
         if not move.writes and move.reverse_id not in self._state.accesses:
             self._let_read(move, peer)
@@ -68,37 +69,6 @@ class PushCourse(Course[Registration]):
             if move.ready:
                 self._widen(move)
         super().open(move, peer)
-
-    def opened(self, move: Registration, opened: Opened) -> None:
-        """The destination said which blocks are to be filled."""
-        state = self._state
-        state.timers.clear(Timer.OPEN_RETRY, move.name)
-        peer = state.peers[move.peer]
-        assert move.push.content is not None
-        wrong = check_target(peer.description, move.push.content, opened)
-        if wrong:
-            self._ends.fail_with(move, Reason.PEER_FAILED, f"the destination's answer makes no sense: {wrong}")
-            return
-        if opened.memory_generation != peer.description.memory_generation:
-            self._lives.forget(move.peer)
-            message = "the destination registered its memory anew since the handshake"
-            self._ends.fail_with(move, Reason.MEMORY_CHANGED, message)
-            return
-        move.opened = opened
-        move.told, move.telling = move.telling, 0
-        move.progress = Progress(state.pool.pool, opened.token_count)
-        move.move(Stage.OPEN)
-        state.change(
-            move.transfer_id,
-            state=State.ACTIVE,
-            phases=self._phase(move, "queue"),
-            waiting_for="parts",
-            peer_engine_id=peer.description.engine_id,
-            peer_incarnation=peer.description.incarnation,
-            peer_address=peer.description.address,
-            peer_transfer_id=opened.transfer_id,
-        )
-        self.try_post(move)
 
     def try_post(self, move: Registration) -> None:
         """Moves what is ready, or tells the destination of it."""
@@ -115,11 +85,24 @@ class PushCourse(Course[Registration]):
             self._post_when_ready(move)
         elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
             # Opened while the memory was registered anew: nobody vouches for what is read under it.
-            self._ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory anew")
+            self.ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory anew")
         elif not move.telling:
             self._widen(move)
             self._state.change(move.transfer_id, waiting_for="")
             self.tell(move)
+
+    def parts_answered(self, event: PartsAnswered) -> None:
+        """The destination knows which parts are ready, or did not answer."""
+        move = self._state.pushes.of_access(event.access_id)
+        if move is None or move.stage is not Stage.OPEN or not move.telling:
+            return
+        if event.error is None:
+            move.told, move.telling = move.telling, 0
+            self.try_post(move)
+        elif event.retryable:
+            self._state.timers.set(Timer.PARTS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
+        else:
+            self.ends.fail(move, event.error)
 
     def tell(self, move: Registration) -> None:
         """Says again which parts are ready."""
@@ -133,16 +116,33 @@ class PushCourse(Course[Registration]):
         if move.last_round:
             push.received.add(move.claims.engine_id)
             push.finished.add(move.claims.engine_id)
-            self._push_ends.done(move)
-            self._handover.count(lease)
+            self.ends.done(move)
+            self._hand_overs.count(lease)
             return
-        move.rounds += 1
-        move.settled_bytes = move.nbytes
-        move.move(Stage.OPEN)
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY):
-            state.timers.clear(timer, move.name)
-        state.change(move.transfer_id, waiting_for="parts")
+        self._next_round(move)
         self.try_post(move)
+
+    def _wrong(self, move: Registration, peer: Peer, opened: Opened) -> str:
+        assert move.push.content is not None
+        offered = move.push.content.tokens
+        if not 0 < opened.token_count <= offered:
+            return f"it takes {opened.token_count} of {offered} tokens"
+        return wrong_blocks(peer.description, opened, exact=False)
+
+    def _accept(self, move: Registration, peer: Peer, opened: Opened) -> None:
+        """The destination said which blocks are to be filled."""
+        move.told, move.telling = move.telling, 0
+        move.progress = Progress(self._state.pool.pool, opened.token_count)
+        self._state.change(
+            move.transfer_id,
+            state=State.ACTIVE,
+            phases=self._phase(move, "queue"),
+            waiting_for="parts",
+            peer_engine_id=peer.description.engine_id,
+            peer_incarnation=peer.description.incarnation,
+            peer_address=peer.description.address,
+            peer_transfer_id=opened.transfer_id,
+        )
 
     def _post(self, move: Registration) -> None:
         move.posted_epoch = move.push.part_epoch
@@ -158,7 +158,7 @@ class PushCourse(Course[Registration]):
         late = next((i for i, part in enumerate(fresh) if part.after_step > state.step_done(part.layers)), len(fresh))
         move.ready = done + late
         if late < len(fresh):
-            self._moves.await_step(move)
+            self._state.moves.await_step(move)
         return late < len(fresh)
 
     def _widen(self, move: Registration) -> None:
@@ -172,7 +172,7 @@ class PushCourse(Course[Registration]):
     def _extend(self, move: Registration) -> None:
         """The lease lasts as long as the bytes of these parts may take."""
         lease = self._state.leases.get(move.push.lease_id)
-        self._handover.extend(lease, move.transfer_timeout_s + self._state.limits.settle_timeout_s)
+        self._hand_overs.extend(lease, move.transfer_timeout_s + self._state.limits.settle_timeout_s)
 
     def _let_read(self, move: Registration, peer: Peer) -> None:
         """Opens a READ access on our own lease, for the destination."""

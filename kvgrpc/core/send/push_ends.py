@@ -6,12 +6,13 @@ good, or dies, is a consumer that is done, if the hand-over says so (RELEASE).
 """
 
 from kvgrpc.core.actions import BlocksReturned, Failed, PartsReturned
+from kvgrpc.core.moves.ends import Ends
 from kvgrpc.core.moves.failures import move_failure
-from kvgrpc.core.moves.move import AT_ISSUER, MOVE_TIMERS, Stage
 from kvgrpc.core.moves.pending_closes import PendingCloses
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.send.push import Push, PushTable, Registration
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import AT_ISSUER, Stage
+from kvgrpc.core.state.push import Push, Registration
 from kvgrpc.core.tables.accesses import AccessState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
@@ -24,29 +25,26 @@ GAVE_UP = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
 """A destination that ends so will not come again."""
 
 
-class PushEnds:
-    """The ends of all pushes from here."""
+class PushEnds(Ends[Registration]):
+    """The ends of registrations, and of the pushes that they belong to."""
 
-    def __init__(self, state: NodeState, pushes: PushTable, handover: HandOvers, closings: PendingCloses) -> None:
-        self._state = state
-        self._pushes = pushes
-        self._handover = handover
-        self._closings = closings
+    def __init__(self, state: NodeState, closes: PendingCloses, hand_overs: HandOvers) -> None:
+        super().__init__(state, closes)
+        self._hand_overs = hand_overs
 
     # -- registrations
 
     def fail(self, move: Registration, error: KVGrpcError, *, closed: bool = False) -> None:
-        """Ends a registration with a peer's error. `closed`: the destination knows that its access is over."""
-        # That a peer is dead is this lead's to find out.
+        # Only this lead declares a peer dead.
         reason = Reason.PEER_FAILED if error.reason is Reason.PEER_LOST else error.reason
         self.fail_with(move, reason, error.message, closed=closed)
 
     def fail_with(
         self, move: Registration, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
-        """As `fail`."""
         if closed:
-            self._pushes.drop_access(move)
+            self._state.pushes.drop_access(move.access_id)
+            self._state.moves.drop_access(move)
         failure = move_failure(move, reason, message, rank)
         self._over(move, failure.message)
         self.failed(move.push, move.claims.engine_id, reason, message)
@@ -61,7 +59,7 @@ class PushEnds:
                 push.finished.add(engine_id)
         if lease is not None:
             lease.trouble = push.trouble
-            self._handover.count(lease)
+            self._hand_overs.count(lease)
         if not push.over:
             self._state.change(push.transfer_id, waiting_for="registration")
 
@@ -72,9 +70,9 @@ class PushEnds:
     def at_rest(self, move: Registration) -> None:
         """The last posting of an ended registration is over: nothing of ours writes at the destination any more."""
         state, push = self._state, move.push
-        self._closings.close(move, dropped=True)
+        self._closes.close(move, dropped=True)
         state.pins.drop(move.name, PinKind.ACCESS)
-        self._pushes.remove(move)
+        self._remove(move)
         self.return_parts(push)
         if push.over and not push.posting:
             self._return(push)
@@ -85,7 +83,7 @@ class PushEnds:
         Those that were replaced before are not in its hands: they are returned when nothing reads them.
         """
         self._take_back(push)
-        if not self._reads(push):
+        if not push.reads(self._state.pins):
             self._tell_parts(push)
             self._return(push)
 
@@ -103,20 +101,21 @@ class PushEnds:
         state = self._state
         lease = state.leases.find(push.lease_id)
         if lease is not None:
-            self._handover.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
+            self._hand_overs.end(lease, LeaseState.RELEASED, failure, cancelled=end is State.CANCELLED)
             return
-        held = self._end_all(push, failure)
+        self._end_all(push, failure)
+        held = push.reads(state.pins)
         memory = Disposition.QUARANTINED if held else Disposition.RETURNED
         transfer = state.change(push.transfer_id, state=end, failure=failure, memory=memory)
         state.tell(transfer.owner, Failed(transfer.id, transfer.request_id, failure, end is State.CANCELLED))
         if not held:
             state.tell(transfer.owner, BlocksReturned(transfer.id, transfer.request_id))
 
-    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
-        """The lease of a push is over, and the push with it; whether our own postings still read its blocks."""
-        push = self._pushes.push(lease.transfer_id)
-        assert push is not None
-        return self._end_all(push, failure)
+    def lease_ended(self, lease: Lease, failure: Failure | None) -> None:
+        """The lease of a push is over, and the push with it."""
+        push = self._state.pushes.find(lease.transfer_id)
+        if push is not None:
+            self._end_all(push, failure)
 
     def start_over(self, push: Push, how: LeaseState) -> None:
         """The parts of this epoch count no more: `how` their lease ends. The next epoch has its time."""
@@ -125,7 +124,7 @@ class PushEnds:
         reason = Reason.LEASE_VOIDED if how is LeaseState.VOIDED else Reason.PREEMPTED
         for move in push.live:
             self._shut(move, reason)
-        self._handover.retire(lease, how, reason)
+        self._hand_overs.retire(lease, how, reason)
         if how is LeaseState.VOIDED:
             self._take_back(push)
             self._tell_returned(push, lease.id)
@@ -134,10 +133,10 @@ class PushEnds:
         push.parts, push.lease_id = None, ""
         push.part_epoch += 1
         due = min(state.now + state.limits.registration_timeout_s, push.cap)
-        state.timers.set(Timer.REGISTRATION, push.transfer_id, due)
+        state.timers.set(Timer.RENDEZVOUS, push.transfer_id, due)
         state.change(push.transfer_id, lease_id="", waiting_for="parts")
         for move in push.live:
-            self._clear_timers(move)
+            self._stop(move)
             if not move.postings:
                 state.pins.drop(move.name, PinKind.ACCESS)
             move.rewind()
@@ -165,49 +164,41 @@ class PushEnds:
             if move.posted_epoch == push.part_epoch:
                 self._state.pins.drop(move.name, PinKind.ACCESS)
 
-    def _end_all(self, push: Push, failure: Failure | None) -> bool:
-        """Ends what is left of a push; whether our own postings still read its blocks."""
+    def _end_all(self, push: Push, failure: Failure | None) -> None:
+        """Ends what is left of a push."""
         state = self._state
         message = failure.message if failure else "the push is over"
         reason = Reason.SOURCE_FAILED if failure and failure.reason is Reason.SOURCE_FAILED else Reason.CANCELLED
-        state.bury_key(push.key, message, Reason.TRANSFER_ENDED if push.received else reason)
-        state.timers.clear(Timer.REGISTRATION, push.transfer_id)
+        state.tombstone_key(push.key, message, Reason.TRANSFER_ENDED if push.received else reason)
+        state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
         push.over = True
         for move in push.live:
             self._over(move, message)
-        self._pushes.forget(push)
-        return self._reads(push)
-
-    def _reads(self, push: Push) -> bool:
-        """Whether our own postings still read blocks of it."""
-        pins = self._state.pins
-        return any(pins.has(move.name, PinKind.ACCESS) for move in push.registrations.values())
+        self._state.pushes.forget(push)
 
     def _over(self, move: Registration, message: str | None) -> None:
         """`message` tells the destination why; None when it knows that it is over."""
-        self._clear_timers(move)
+        self._stop(move)
         if message is not None:
-            self._closings.close(move, dropped=True, message=message)
+            self._closes.close(move, dropped=True, message=message)
         self._shut(move, Reason.LEASE_RELEASED)
         move.move(Stage.ENDED)
-        self._pushes.over(move)
+        self._state.moves.over(move)
         if not move.postings:
             self._state.pins.drop(move.name, PinKind.ACCESS)
-            self._pushes.remove(move)
+            self._remove(move)
 
     def _shut(self, move: Registration, reason: Reason) -> None:
         """Nobody reads under the access for that destination any more, or is vouched for."""
         access = self._state.accesses.get(move.reverse_id)
         if access is not None and access.state is AccessState.OPEN:
-            self._handover.outdate(access, reason)
+            self._hand_overs.outdate(access, reason)
             if move.stage not in AT_ISSUER:  # the destination never learned of it
                 access.move(AccessState.CLOSED)
                 self._state.expect(access, open_=False)
                 forget = self._state.now + self._state.limits.settle_timeout_s
                 self._state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), forget)
 
-    def _clear_timers(self, move: Registration) -> None:
-        self._state.turns.leave(move.name)
-        move.left = None
-        for timer in MOVE_TIMERS:
-            self._state.timers.clear(timer, move.name)
+    def _remove(self, move: Registration) -> None:
+        self._state.moves.remove(move)
+        self._state.pushes.remove(move)

@@ -7,17 +7,13 @@ key. Everything wrong with a part is found before anything changes.
 from dataclasses import replace
 
 from kvgrpc.core.actions import GaveUp, HandedOver, Registered
-from kvgrpc.core.events import Closing, FinishedBlocks, Opened, PartsAnswered, RegisterPush, Settling
-from kvgrpc.core.moves.move import AT_ISSUER, Stage
-from kvgrpc.core.moves.moves import RETRY_DELAY_S, Moves
-from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.events import Closing, FinishedBlocks, RegisterPush, Settling
 from kvgrpc.core.peers.handshakes import Handshakes
-from kvgrpc.core.peers.liveness import PeerLiveness
 from kvgrpc.core.send.hand_overs import HandOvers
-from kvgrpc.core.send.push import Push, PushTable, Registration
 from kvgrpc.core.send.push_course import PushCourse
-from kvgrpc.core.send.push_ends import PushEnds
 from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import Stage
+from kvgrpc.core.state.push import Push, Registration
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
@@ -33,17 +29,15 @@ from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, OutOfRange, PreconditionFailed, Reason
 
 
-class Pushes(Moves[Registration]):
+class Pushes:
     """All pushes from this engine."""
 
-    def __init__(
-        self, state: NodeState, peering: Handshakes, lives: PeerLiveness, handover: HandOvers, closings: PendingCloses
-    ) -> None:
-        table = self._pushes = PushTable()
-        self._handover = handover
-        self._push_ends = PushEnds(state, table, handover, closings)
-        self._push_steps = PushCourse(state, peering, lives, table, self._push_ends, handover)
-        super().__init__(state, lives, table, self._push_steps, self._push_ends)
+    def __init__(self, state: NodeState, handshakes: Handshakes, course: PushCourse, hand_overs: HandOvers) -> None:
+        self._state = state
+        self._handshakes = handshakes
+        self._course = course
+        self._ends = course.ends
+        self._hand_overs = hand_overs
 
     # -- calls
 
@@ -53,14 +47,14 @@ class Pushes(Moves[Registration]):
         claims = read_claims(event.token)
         if claims.access is not AccessKind.WRITE:
             raise PreconditionFailed(Reason.GRANT_WRONG_ACCESS, "a push takes a WRITE grant; this is a READ grant")
-        push = self._pushes.with_key(claims.transfer_key)
+        push = self._state.pushes.with_key(claims.transfer_key)
         known = push.registrations.get(event.token) if push is not None else None
         if push is not None and known is not None:
             self._check_again(push, known)
             state.reply(event.call.id, Registered(state.transfers.get(push.transfer_id)))
             return
         state.check_key(claims.transfer_key)
-        self._steps.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
+        self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         if push is None:
             self._check_new(claims.transfer_key)
             push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
@@ -76,13 +70,13 @@ class Pushes(Moves[Registration]):
                 peer_address=claims.address,
             )
         state.reply(event.call.id, Registered(transfer))
-        self._steps.connect(move, event.call.connection)
+        self._course.connect(move, event.call.connection)
 
     def finish(self, event: FinishedBlocks) -> None:
         """FinishedBlocks for a registration: one part, or that there will be none."""
         state = self._state
         check_transfer_key(event.key)
-        push = self._pushes.with_key(event.key)
+        push = self._state.pushes.with_key(event.key)
         if event.failure:
             self._give_up(event, push)
             return
@@ -90,7 +84,7 @@ class Pushes(Moves[Registration]):
         blocks, parts, part, content = self._check(event, push, first=first)
         lease = self._lease(event, push, content, blocks, first=first)
         if event.validate_only:
-            state.reply(event.call.id, HandedOver(self._handover.view(lease), None, b""))
+            state.reply(event.call.id, HandedOver(self._hand_overs.view(lease), None, b""))
             return
         if push is None:
             push = self._new(event.call, event.request_id, event.key, "registration")
@@ -100,7 +94,7 @@ class Pushes(Moves[Registration]):
         lease.blocks = parts.blocks
         if not first:
             state.pins.extend(lease.id, PinKind.LEASE, parts.listed([part]), state.now)
-        self._handover.extend(lease, state.limits.registration_timeout_s)
+        self._hand_overs.extend(lease, state.limits.registration_timeout_s)
         pool = state.pool.pool
         transfer = state.change(
             push.transfer_id,
@@ -111,48 +105,43 @@ class Pushes(Moves[Registration]):
             nbytes=state.pool.world_size * pool.bytes_of([len(ids) for ids in lease.blocks]),
         )
         # Every part would list all blocks before it anew.
-        state.reply(event.call.id, HandedOver(replace(self._handover.view(lease), blocks=()), transfer, b""))
+        state.reply(event.call.id, HandedOver(replace(self._hand_overs.view(lease), blocks=()), transfer, b""))
         if first:
             self._admit(push, lease)
         for move in push.live:
             if move.stage is Stage.RENDEZVOUS:
-                self._steps.connect(move)
+                self._course.connect(move)
             else:
-                self._steps.try_post(move)
+                self._course.try_post(move)
 
     def cancel(self, transfer: Transfer, message: str) -> bool:
         """Ends a push; True when bytes may be in flight."""
-        push = self._pushes.push(transfer.id)
+        push = self._state.pushes.find(transfer.id)
         assert push is not None
         in_flight, why = push.posting, message or "cancelled"
         failure = Failure(Reason.CANCELLED, why, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
-        self._push_ends.end(push, State.CANCELLED, failure)
+        self._ends.end(push, State.CANCELLED, failure)
         return in_flight
 
     def end_all(self, failure: Failure) -> None:
         """The incarnation ends: what has no lease fails too."""
-        for push in self._pushes.pushes:
+        for push in self._state.pushes:
             if not push.over:
-                self._push_ends.end(push, State.FAILED, failure)
-        self._table.clear()
+                self._ends.end(push, State.FAILED, failure)
 
     # -- what ends it
 
-    def lease_ended(self, lease: Lease, failure: Failure | None) -> bool:
-        """The lease of a push is over; whether our own postings still read its blocks."""
-        return self._push_ends.lease_ended(lease, failure)
-
     def voided(self, lease_id: str) -> None:
         """The engine took back the blocks of the parts so far: its prefill starts over, or it gives up."""
-        push = self._pushes.with_lease(lease_id)
+        push = self._state.pushes.with_lease(lease_id)
         if push is not None and push.over:
-            self._push_ends.taken_back(push)
+            self._ends.taken_back(push)
         elif push is not None:
-            self._push_ends.start_over(push, LeaseState.VOIDED)
+            self._ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, call: Call, peer: str, row: Closing) -> bool:
         """The destination ends an access that we opened there. False: it is none of ours."""
-        move = self._table.of_access(row.access_id) or self._pushes.with_token(row.token)
+        move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
         if move is None:
             return row.dropped and self._never_comes(call, peer, row)
         if peer not in (move.peer, peer_key(move.claims.engine_id, move.claims.incarnation)):
@@ -164,11 +153,11 @@ class Pushes(Moves[Registration]):
 
     def reader_gone(self, access: Access, message: str, *, received: bool) -> None:
         """The destination closed the access under which it read."""
-        move = self._pushes.of_reader(access.id)
+        move = self._state.pushes.of_reader(access.id)
         if move is None or move.stage is Stage.ENDED:
             return
         if received:
-            self._push_ends.done(move)
+            self._ends.done(move)
         elif not move.replaced:
             reason = Reason.CANCELLED if access.dropped else Reason.PEER_FAILED
             self._ends.fail_with(move, reason, message or "the destination gave up")
@@ -177,63 +166,21 @@ class Pushes(Moves[Registration]):
         """Whether a destination that reads was told of the part that it settles; a pull has no parts. It need not say
         of the last one that it is: what arrived as something else is settled, but is not the end.
         """
-        move = self._pushes.of_reader(access.id)
+        move = self._state.pushes.of_reader(access.id)
         if move is None:
             return not row.part
         last = move.parts.complete and row.part == len(move.parts) - 1
         return row.part < max(move.told, move.telling) and (last or not row.last)
 
-    def parts_answered(self, event: PartsAnswered) -> None:
-        """The destination knows which parts are ready, or did not answer."""
-        move = self._table.of_access(event.access_id)
-        if move is None or move.stage is not Stage.OPEN or not move.telling:
-            return
-        if event.error is None:
-            move.told, move.telling = move.telling, 0
-            self._steps.try_post(move)
-        elif event.retryable:
-            self._state.timers.set(Timer.PARTS_RETRY, move.name, self._state.now + RETRY_DELAY_S)
-        else:
-            self._ends.fail(move, event.error)
-
-    # -- timers, checks
-
-    def due(self, timer: Timer, name: str) -> None:
-        """A deadline of a push, or of a registration."""
-        push = self._pushes.push(name)
-        if push is not None:
-            message = "no destination came, or not all parts"
-            if push.trouble:
-                message += f"; the last destination failed: {push.trouble}"
-            failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
-            self._push_ends.end(push, State.FAILED, failure)
-        elif timer is Timer.PARTS_RETRY:
-            move = self._table.find(name)
-            assert move is not None
-            self._push_steps.tell(move)
-        else:
-            super().due(timer, name)
-
-    def knows(self, name: str) -> bool:
-        """Whether that transfer, or move, is one of these, and not forgotten."""
-        return self._pushes.push(name) is not None or super().knows(name)
-
-    def missing_proof(self, transfer_id: str) -> str:
-        push = self._pushes.push(transfer_id)
-        if push is None or not push.over:
-            return ""
-        return "; ".join(move.missing_proof for move in push.registrations.values() if move.postings)
-
-    def wanted_pins(self) -> set[tuple[str, PinKind]]:
-        """The pins that pushes have reason for: what their own postings read, and have read in the rounds before. From
-        a move that is over, or starts over, the engine may have taken back what is still read.
-        """
-        pins = self._state.pins
-        return {
-            (move.name, PinKind.ACCESS)
-            for move in self._table
-            if (move.posted if move.stage in AT_ISSUER else move.postings and pins.has(move.name, PinKind.ACCESS))
-        }
+    def due(self, transfer_id: str) -> None:
+        """No destination registered for a push in time, or no part came."""
+        push = self._state.pushes.find(transfer_id)
+        assert push is not None
+        message = "no destination came, or not all parts"
+        if push.trouble:
+            message += f"; the last destination failed: {push.trouble}"
+        failure = Failure(Reason.REGISTRATION_TIMEOUT, message, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
+        self._ends.end(push, State.FAILED, failure)
 
     def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
         state = self._state
@@ -248,8 +195,8 @@ class Pushes(Moves[Registration]):
             consumers=1,
         )
         push = Push(transfer.id, key, state.now + state.limits.lease_cap_s)
-        self._pushes.begin(push)
-        state.timers.set(Timer.REGISTRATION, transfer.id, state.now + state.limits.registration_timeout_s)
+        self._state.pushes.begin(push)
+        state.timers.set(Timer.RENDEZVOUS, transfer.id, state.now + state.limits.registration_timeout_s)
         return push
 
     def _never_comes(self, call: Call, peer: str, row: Closing) -> bool:
@@ -260,14 +207,14 @@ class Pushes(Moves[Registration]):
             if claims.access is not AccessKind.WRITE or peer != peer_key(claims.engine_id, claims.incarnation):
                 return False
             state.check_key(claims.transfer_key)
-            push = self._pushes.with_key(claims.transfer_key)
+            push = self._state.pushes.with_key(claims.transfer_key)
             if push is None:
                 self._check_new(claims.transfer_key)
         except KVGrpcError:
             return False
         if push is None:
             push = self._new(call, "", claims.transfer_key, "parts")
-        self._push_ends.failed(push, claims.engine_id, Reason.CANCELLED, row.message or "it gave up")
+        self._ends.failed(push, claims.engine_id, Reason.CANCELLED, row.message or "it gave up")
         return True
 
     def _add(self, push: Push, event: RegisterPush, claims: Claims) -> Registration:
@@ -282,16 +229,17 @@ class Pushes(Moves[Registration]):
             push=push,
             reverse_id=event.reverse_access_id,
         )  # fmt: skip
-        self._pushes.add(move)
+        self._state.moves.add(move)
+        self._state.pushes.add(move)
         return move
 
     def _begin_epoch(self, push: Push, event: FinishedBlocks, parts: Parts, content: Content, lease: Lease) -> None:
         """The first part, or the first one of a higher epoch."""
         state = self._state
         if push.parts is not None:
-            self._push_ends.start_over(push, LeaseState.RELEASED)
+            self._ends.start_over(push, LeaseState.RELEASED)
         push.parts, push.content, push.lease_id, push.part_epoch = parts, content, lease.id, event.part_epoch
-        state.timers.clear(Timer.REGISTRATION, push.transfer_id)
+        state.timers.clear(Timer.RENDEZVOUS, push.transfer_id)
         lease.transfer_id = push.transfer_id
         lease.cap = push.cap
         lease.deadline = min(lease.deadline, push.cap)
@@ -299,7 +247,7 @@ class Pushes(Moves[Registration]):
         if lease.on_abort is OnAbort.RELEASE:
             push.finished |= push.dropped
         push.consumers = lease.consumers
-        self._handover.add(lease, event)
+        self._hand_overs.add(lease, event)
         state.change(push.transfer_id, consumers=push.consumers)
 
     def _admit(self, push: Push, lease: Lease) -> None:
@@ -308,7 +256,7 @@ class Pushes(Moves[Registration]):
             if move.stage is not Stage.ENDED:  # with the push, since those before it were all
                 declared = f"the push has {push.consumers} destinations already"
                 self._ends.fail_with(move, Reason.TRANSFER_EXISTS, declared)
-        self._handover.count(lease)
+        self._hand_overs.count(lease)
 
     def _check_new(self, key: bytes) -> None:
         """Raises what refuses another push."""
@@ -362,7 +310,7 @@ class Pushes(Moves[Registration]):
     ) -> Lease:
         """The lease of the epoch, or the one that its first part makes."""
         if push is None or first:
-            return self._handover.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
+            return self._hand_overs.new_lease(event, blocks, content, self._state.limits.registration_timeout_s)
         if event.lease_id not in ("", push.lease_id):
             raise InvalidRequest(Reason.INVALID_FIELD, f"the parts of this epoch share lease {push.lease_id}")
         return self._state.leases.get(push.lease_id)
@@ -372,20 +320,14 @@ class Pushes(Moves[Registration]):
         state = self._state
         if push is None:
             if not event.validate_only:
-                state.bury_key(event.key, event.failure, Reason.SOURCE_FAILED)
+                state.tombstone_key(event.key, event.failure, Reason.SOURCE_FAILED)
             state.reply(event.call.id, GaveUp(None))
             return
         if not event.validate_only:
             state.change(push.transfer_id, owner=event.call.principal)
             failure = Failure(Reason.SOURCE_FAILED, event.failure, push.phase, Side.SOURCE, next=Next.RECOMPUTE)
-            self._push_ends.end(push, State.FAILED, failure)
+            self._ends.end(push, State.FAILED, failure)
         state.reply(event.call.id, GaveUp(state.transfers.find(push.transfer_id)))
-
-    def _opened(self, move: Registration, opened: Opened) -> None:
-        self._push_steps.opened(move, opened)
-
-    def _account(self, nbytes: int) -> None:
-        self._state.bytes_sent += nbytes
 
 
 def _content(event: FinishedBlocks, push: Push | None) -> Content:

@@ -42,6 +42,10 @@ class Turns:
         heapq.heappush(self._heap, (-priority, number, name))
         return False
 
+    def left(self) -> dict[str, int]:
+        """How many moves have bytes in flight, and how many wait."""
+        return {"in_flight": len(self._in_flight), "waiting": len(self._waiting)}
+
     def began(self, name: str, nbytes: int) -> None:
         """Its bytes are in flight."""
         self._in_flight[name] = self._in_flight.get(name, 0) + nbytes

@@ -48,8 +48,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
     async def GetLease(self, request: lease_pb2.GetLeaseRequest, trace: str) -> lease_pb2.GetLeaseResponse:
         lead = self._lead
         lead.runner.advance()
-        handover = lead.node.handover
-        found = handover.view(handover.find(requests.lease_ref(request.lease)))
+        found = lead.node.lease(lead.node.find_lease(requests.lease_ref(request.lease)))
         return lease_pb2.GetLeaseResponse(header=lead.header(), lease=answers.lease(found))
 
     @unary
@@ -62,7 +61,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             request,
             (lease for lease in state.leases if not wanted or lease.request_id == wanted),
             lambda lease: (lease.granted - state.began, lease.id),
-            lambda lease: answers.lease(lead.node.handover.view(lease)),
+            lambda lease: answers.lease(lead.node.lease(lease)),
         )
         return lease_pb2.ListLeasesResponse(
             header=found.header, leases=found.rows, next_page_token=found.next_page_token

@@ -85,7 +85,7 @@ def test_early_closings_are_forgotten_with_their_tombstones(lead: Lead) -> None:
     assert list(lead.state.accesses) == [access_id(2)]
     lead.tick(60.0)
     assert not lead.state.accesses
-    assert not lead.node._serving._early
+    assert not lead.node.state.openings.early
     assert lease_state(lead, lead.finish(lease_id="l-late")) is LeaseState.LIVE
 
 
@@ -153,7 +153,7 @@ def test_an_access_outlives_the_memory_of_how_its_lease_ended() -> None:
     assert lead.settle(D).reason is Reason.LEASE_RELEASED
     lead.tick(120.0)
     assert not lead.state.accesses
-    assert not lead.node._serving._early
+    assert not lead.node.state.openings.early
 
 
 def test_an_access_outlives_the_memory_of_its_peer(lead: Lead) -> None:

@@ -19,7 +19,7 @@ from kvgrpc.core.events import (
     Settling,
     WaitsFor,
 )
-from kvgrpc.core.moves.pending_closes import KNOCKS
+from kvgrpc.core.moves.pending_closes import RETRIES
 from kvgrpc.core.peers.liveness import DEAD_KEPT
 from kvgrpc.core.tables.transfers import Disposition
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
@@ -104,7 +104,7 @@ def test_a_drop_for_an_issuer_that_cannot_be_reached_is_forgotten() -> None:
     lead.feed(DialFailed("p:1", Unavailable(Reason.PEER_UNREACHABLE, "")))
     lead.admit(P)
     assert lead.seen(SendClose) == []
-    assert not lead.node._pulls._closings._unsent
+    assert not lead.node.state.closes.unsent
 
 
 def registered() -> tuple[Lead, bytes]:
@@ -130,7 +130,7 @@ def test_nothing_is_kept_for_a_destination_that_its_source_cannot_reach() -> Non
     lead, _ = registered()
     lead.feed(DialFailed(describe("d", 2).address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
     assert lead.seen(SendClose) == []
-    assert not lead.node._pulls._closings._unsent
+    assert not lead.node.state.closes.unsent
 
 
 def reaching_anew() -> Lead:
@@ -142,13 +142,13 @@ def reaching_anew() -> Lead:
     lead.finish(32, waits_for=WaitsFor.REGISTRATION, last=True)
     assert lead.one(SendOpen).opening.access_id == access_id(10)
     lead.feed(AccessAnswered(access_id(10), PreconditionFailed(Reason.NO_HANDSHAKE, "")))
-    assert lead.node._peering._dialling
+    assert lead.node.state.dials
     return lead
 
 
 def fail_to_dial(lead: Lead) -> None:
     lead.feed(DialFailed(D.address, Unavailable(Reason.PEER_UNREACHABLE, "no answer")))
-    assert not lead.node._pulls._closings._unsent
+    assert not lead.node.state.closes.unsent
 
 
 def test_whoever_may_have_opened_an_access_is_told_of_its_end_though_it_cannot_be_reached_anew() -> None:
@@ -169,7 +169,7 @@ def test_whoever_may_have_opened_an_access_and_was_taken_for_dead_meanwhile_is_t
     lead.tick(0.2)
     assert lead.tick(100.0) == []
     lead.admit(D)
-    assert lead.node._pulls._closings._sent == {access_id(10): first}
+    assert lead.node.state.closes.sent == {access_id(10): first}
 
 
 def test_what_ends_after_the_death_of_its_issuer_is_told_to_nobody_until_it_is_back() -> None:
@@ -179,7 +179,7 @@ def test_what_ends_after_the_death_of_its_issuer_is_told_to_nobody_until_it_is_b
     lead.feed(ProcessEnded(0, key_of(D), drained=True))
     fail_to_dial(lead)
     assert not lead.seen(SendClose)
-    assert access_id(10) in lead.node._pulls._closings._parked[key_of(D)]
+    assert access_id(10) in lead.node.state.closes.parked[key_of(D)]
 
 
 def test_a_failure_is_worth_a_connection_where_the_access_may_be_open(lead: Lead) -> None:
@@ -273,7 +273,7 @@ def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_ta
 def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_is_at_rest() -> None:
     """What was under way when the destination was taken for dead is answered after it is back."""
     pair = parted()
-    closed = next(iter(pair.p.node._pulls._closings._parked[key_of(pair.d.me)]))
+    closed = next(iter(pair.p.node.state.closes.parked[key_of(pair.d.me)]))
     pair.p.admit(pair.d.me)
     pair.p.feed(CloseAnswered(closed, answered=True, quiesced=False))
     pair.p.feed(CloseAnswered(closed, answered=False))
@@ -284,25 +284,25 @@ def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_
 def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_taken_for_dead() -> None:
     pair = parted()
     pair.tick(0.9)
-    assert not pair.p.node._peering._dialling
+    assert not pair.p.node.state.dials
     pair.tick(0.1)
     pair.deaf.clear()
     pair.p._offer()
     pair.feed(pair.p, PeerAnswered(pair.d.me.address, pair.d.me, endpoints(pair.d.me)))
     assert pair.both()[1].memory is Disposition.RETURNED
     pair.tick(3000.0)
-    assert not pair.p.node._peering._dialling
+    assert not pair.p.node.state.dials
 
 
 def test_a_source_reaches_for_a_destination_that_may_be_gone_a_few_times_only() -> None:
     pair = parted()
-    for number in range(KNOCKS):
+    for number in range(RETRIES):
         pair.tick(2.0**number)
-        assert pair.p.node._peering._dialling
+        assert pair.p.node.state.dials
         pair.feed(pair.p, DialFailed(pair.d.me.address, UNREACHABLE))
-    pair.tick(2.0**KNOCKS)
-    assert not pair.p.node._peering._dialling
-    assert pair.p.node._pulls._closings._parked[key_of(pair.d.me)]
+    pair.tick(2.0**RETRIES)
+    assert not pair.p.node.state.dials
+    assert pair.p.node.state.closes.parked[key_of(pair.d.me)]
 
 
 def test_a_source_cannot_reach_for_a_destination_that_has_no_address() -> None:
@@ -310,9 +310,9 @@ def test_a_source_cannot_reach_for_a_destination_that_has_no_address() -> None:
     life = pair.p.node.state.peers[key_of(pair.d.me)]
     life.dialled, life.description = "", describe("d", 2, address="")
     pair.tick(1.0)
-    assert not pair.p.node._peering._dialling
+    assert not pair.p.node.state.dials
     pair.p.admit(life.description)
-    assert pair.p.node._pulls._closings._sent
+    assert pair.p.node.state.closes.sent
 
 
 @pytest.mark.parametrize("how", ["replaced", "over"])
@@ -323,7 +323,7 @@ def test_a_source_reaches_for_no_life_of_a_destination_that_is_known_to_be_over(
     else:
         pair.p.begin(describe("p", 8))
     pair.tick(1.0)
-    assert not pair.p.node._peering._dialling
+    assert not pair.p.node.state.dials
 
 
 def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:
@@ -336,7 +336,7 @@ def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:
     lead.tick(1.0)
     assert lead.tick(100.0) == []
     lead.admit(P)
-    assert lead.node._pulls._closings._sent == {access_id(): first}
+    assert lead.node.state.closes.sent == {access_id(): first}
     lead.feed(CloseAnswered(access_id(), answered=False))
     assert lead.tick(1.0) == [first]
 
@@ -346,7 +346,7 @@ def test_closings_to_the_forgotten_are_forgotten(lead: Lead) -> None:
     for number in range(2, DEAD_KEPT + 3):
         lead.admit(describe("p", number))
     assert key_of(P) not in lead.state.peers
-    assert set(lead.node._pulls._closings._parked) <= set(lead.state.peers)
+    assert set(lead.node.state.closes.parked) <= set(lead.state.peers)
     lead.admit(P)
     assert lead.seen(SendClose) == []
 

@@ -1,7 +1,6 @@
 """Handshakes that callers cause, by the addresses that they name: bounded, and refused before anything happens."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,7 @@ def test_a_connection_causes_so_many_handshakes_in_a_while_and_one_more_is_refus
     assert snapshot(lead.node) == before
     lead.ask(ask, connection="b")
     assert lead.seen(MakeOffer)
-    assert len(lead.node._peering._dialling) == EACH + 1
+    assert len(lead.node.state.dials) == EACH + 1
 
 
 @KINDS
@@ -107,7 +106,7 @@ def test_nothing_is_kept_of_callers_that_are_gone_and_others_go_on_waiting(lead:
         lead.feed(events.CallAbandoned(gone))
         with refused(Reason.DEADLINE):
             lead.answer(gone)
-    (dial,) = lead.node._peering._dialling.values()
+    (dial,) = lead.node.state.dials.values()
     assert list(dial.calls) == [waits]
     assert any(isinstance(action, Dial) for action in lead.feed(EndpointOffered(0, offer.key, endpoint(0))))
 
@@ -117,16 +116,16 @@ def test_a_caller_that_leaves_ends_its_own_wait_and_no_other_address_s(lead: Lea
     lead.feed(events.CallAbandoned(leaves))
     with refused(Reason.DEADLINE):
         lead.answer(leaves)
-    assert [list(dial.calls) for dial in lead.node._peering._dialling.values()] == [[stays], []]
+    assert [list(dial.calls) for dial in lead.node.state.dials.values()] == [[stays], []]
     lead.feed(events.CallAbandoned(leaves))
-    assert [list(dial.calls) for dial in lead.node._peering._dialling.values()] == [[stays], []]
+    assert [list(dial.calls) for dial in lead.node.state.dials.values()] == [[stays], []]
 
 
 def test_of_connections_that_caused_none_of_late_nothing_is_kept(lead: Lead) -> None:
     for number in range(100):
         connect(lead, f"silent-{number}:1", f"caller-{number}")
-    dials: Any = lead.node._peering._dials
-    assert len(dials._begun) == len(dials._counts) == ALL
+    budget = lead.state.dial_budget
+    assert budget.left() == {"begun": ALL, "counts": ALL}
     lead.tick(WHILE_S)
     connect(lead, "late:1", "late")
-    assert len(dials._begun) == len(dials._counts) == 1
+    assert budget.left() == {"begun": 1, "counts": 1}

@@ -179,7 +179,7 @@ def test_only_the_rows_of_lives_that_may_still_write_are_kept_of_processes_that_
         peer = describe("p", 100 + number, world_size=2)
         lead.admit(peer)
         lead.feed(events.ProcessEnded(0, key_of(peer), drained=True))
-    assert 0 < len(lead.node._proofs._ended) <= len(lead.state.peers)
+    assert 0 < len(lead.node.state.proofs.processes_ended) <= len(lead.state.peers)
 
 
 def test_a_lead_does_not_wake_up_for_what_a_rekey_did_not_help() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from kvgrpc.core.moves.failures import NEXT_STEPS, TIMEOUTS, move_failure
-from kvgrpc.core.moves.move import MOVE_TIMERS, STAGES, Stage
-from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.state.move import MOVE_TIMERS, STAGES, Stage
+from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Next, Side
 from kvgrpc.core.values.grants import Access, Claims

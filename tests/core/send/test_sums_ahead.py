@@ -132,7 +132,7 @@ def test_what_is_asked_for_before_its_turn_is_summed_up_at_once_and_then_only() 
     assert lead.answer(call) == actions.Checksums((checksums(5),))
     lead.say(first, 1, 2, 3)
     assert not lead.seen(actions.ComputeChecksums)
-    assert lead.node.sums_ahead.idle
+    assert lead.node.state.prefetch.idle
 
 
 def test_whoever_waits_is_refused_when_the_ranks_take_too_long_or_the_lease_ends() -> None:
@@ -204,5 +204,5 @@ def test_calls_that_wait_for_a_lease_are_bounded_with_the_others_and_end_with_th
     for call in calls:
         with refused(Reason.LEASE_RELEASED):
             lead.answer(call)
-    assert lead.node.sums_ahead.idle
+    assert lead.node.state.prefetch.idle
     assert not lead.seen(actions.ComputeChecksums)

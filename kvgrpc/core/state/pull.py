@@ -1,10 +1,12 @@
-"""One pull at its destination. Its stages are those of `moves.move`."""
+"""One pull at its destination. Its stages are those of `move`."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kvgrpc.core.events import Opened, Settling
-from kvgrpc.core.moves.move import Move
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import Settling
+from kvgrpc.core.state.move import Move, Stage
+from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.descriptors import Blocks
@@ -14,7 +16,7 @@ from kvgrpc.core.values.descriptors import Blocks
 class Pull(Move):
     """One pull at its destination."""
 
-    reads: ClassVar[bool] = True
+    operation: ClassVar[Operation] = Operation.READ
     retried_here: ClassVar[bool] = True
 
     claim: Claim
@@ -22,8 +24,6 @@ class Pull(Move):
     destination: Blocks | None = field(default=None, kw_only=True)
     skip: list[int] = field(default_factory=list, kw_only=True)
     """Blocks of each group that the destination holds already."""
-    opened: Opened | None = field(default=None, kw_only=True)
-    next_renewal: float = field(default=0.0, kw_only=True)
 
     @property
     def moves_nothing(self) -> bool:
@@ -34,6 +34,11 @@ class Pull(Move):
     def has_parts(self) -> bool:
         """The source has something to read that was not read yet."""
         return True
+
+    def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:  # noqa: ARG002 - its target is pinned until the end
+        if self.destination is None or self.moves_nothing:
+            return None
+        return self.transfer_id, PinKind.QUARANTINE if self.stage is Stage.ENDED else PinKind.TARGET
 
     @property
     def block_count(self) -> int:

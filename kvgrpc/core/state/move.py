@@ -16,12 +16,14 @@ RENDEZVOUS.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Generic, TypeVar
+from math import inf
+from typing import ClassVar
 
-from kvgrpc.core.events import Settling
+from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import Opened, Settling
+from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.chunks import Chunk, Slice, Summing
@@ -118,8 +120,8 @@ def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
 class Move(ABC):
     """One move; see `Pull`, `Reservation` and `Push`."""
 
-    reads: ClassVar[bool] = False
-    """It brings bytes into this engine's blocks: what goes wrong with them goes wrong at the destination."""
+    operation: ClassVar[Operation] = Operation.WRITE
+    """What its postings do: READ brings bytes into this engine's blocks, WRITE into the peer's."""
     retried_here: ClassVar[bool] = False
     """After a failure the same call may succeed at this engine; a push is begun anew at its source."""
     transfer_id: str
@@ -143,13 +145,17 @@ class Move(ABC):
     peer: str = field(default="", kw_only=True)
     asked_of: str = field(default="", kw_only=True)
     """The life that was asked for its access last, and may have opened it; also while the peer is reached anew."""
+    opened: Opened | None = field(default=None, kw_only=True)
+    """The peer's answer to its OpenAccess."""
+    next_renewal: float = field(default=inf, kw_only=True)
+    """When the lease that its access stands on is renewed; infinite while it renews none."""
     postings: set[str] = field(default_factory=set, kw_only=True)
     """Those that may still access memory."""
     unproved: set[str] = field(default_factory=set, kw_only=True)
     """Those of them that have ended, without proof that no access follows."""
     writes: bool = field(default=False, kw_only=True)
     """Its postings write into the peer's blocks."""
-    outlived: bool = field(default=False, kw_only=True)
+    writes_may_land: bool = field(default=False, kw_only=True)
     """What one of its writes sent may still land at the peer, though nothing of it is in flight here."""
     posted_at: float = field(default=0.0, kw_only=True)
     rounds: int = field(default=0, kw_only=True)
@@ -165,6 +171,8 @@ class Move(ABC):
     descriptors: int = field(default=0, kw_only=True)
     nbytes: int = field(default=0, kw_only=True)
     """Bytes that have moved, over all ranks."""
+    settled_bytes: int = field(default=0, kw_only=True)
+    """Those of them whose round is settled."""
 
     def __post_init__(self) -> None:
         self.name = self.name or self.transfer_id
@@ -203,6 +211,10 @@ class Move(ABC):
         """The peer's transfer into whose blocks its postings write; empty where they write into ours."""
         return ""
 
+    @abstractmethod
+    def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:
+        """The pin that it has reason for, by owner and kind."""
+
     @property
     @abstractmethod
     def block_count(self) -> int:
@@ -238,149 +250,3 @@ def rank_of(posting_id: str) -> int:
 
 def _ranks(postings: set[str]) -> list[int]:
     return sorted(map(rank_of, postings))
-
-
-M = TypeVar("M", bound=Move)
-
-
-class MoveTable(Generic[M]):
-    """Moves that are not forgotten, and every way to find them. One waits for an address, or is bound to a peer."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, M] = {}
-        self._by_access: dict[bytes, M] = {}
-        self._by_posting: dict[str, M] = {}
-        self._by_address: dict[str, dict[str, M]] = {}
-        """Those that wait for the lead at an address."""
-        self._by_peer: dict[str, dict[str, M]] = {}
-        """Those with an access at that life of a peer, asked for or open."""
-        self._unmapped: dict[str, dict[str, M]] = {}
-        """Those whose access is open, but whose peer must be mapped again, by its address."""
-        self._stepping: dict[str, M] = {}
-        """Those that wait for the engine's step only."""
-
-    def add(self, move: M) -> None:
-        """A new move."""
-        self._by_name[move.name] = move
-        if move.access_id:
-            self.index_access(move, move.access_id)
-
-    def index_access(self, move: M, access_id: bytes) -> None:
-        """The move has that access from now on. Its id is random, so it is new too."""
-        assert access_id not in self._by_access, "an access id comes twice"
-        self._by_access.pop(move.access_id, None)
-        move.access_id = access_id
-        self._by_access[access_id] = move
-
-    def drop_access(self, move: M) -> None:
-        """The peer knows that the move's access is over."""
-        self._by_access.pop(move.access_id, None)
-        move.access_id = b""
-
-    def over(self, move: M) -> None:
-        """The move waits for nothing any more, though its postings may go on."""
-        self._stepping.pop(move.name, None)
-        address = move.claims.address
-        _take_out(move.name, (self._by_address, address), (self._unmapped, address))
-
-    def remove(self, move: M) -> None:
-        """Forgets a move."""
-        del self._by_name[move.name]
-        self._by_access.pop(move.access_id, None)
-        self._stepping.pop(move.name, None)
-        self._leave(move)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._by_name.clear()
-        self._by_access.clear()
-        self._by_posting.clear()
-        self._by_address.clear()
-        self._by_peer.clear()
-        self._unmapped.clear()
-        self._stepping.clear()
-
-    def find(self, name: str) -> M | None:
-        return self._by_name.get(name)
-
-    def of_access(self, access_id: bytes) -> M | None:
-        return self._by_access.get(access_id)
-
-    def of_peer(self, peer: str) -> list[M]:
-        """Those with an access at that life of a peer, oldest first."""
-        return list(self._by_peer.get(peer, {}).values())
-
-    def await_address(self, move: M) -> None:
-        """The move waits for the lead at the address of its other side."""
-        self._leave(move)
-        move.peer = ""
-        self._by_address.setdefault(move.claims.address, {})[move.name] = move
-
-    def take_address(self, address: str) -> list[M]:
-        """Those that waited for an address; they wait no longer."""
-        return list(self._by_address.pop(address, {}).values())
-
-    def bind(self, move: M, peer: str) -> None:
-        """The move has found its peer."""
-        self._leave(move)
-        move.peer = peer
-        self._by_peer.setdefault(peer, {})[move.name] = move
-
-    def await_mapping(self, move: M) -> None:
-        """The move misses nothing but the mapping of its peer."""
-        self._unmapped.setdefault(move.claims.address, {})[move.name] = move
-
-    def take_unmapped(self, address: str) -> list[M]:
-        """Those that waited for the mapping of the peer at an address; they wait no longer."""
-        return list(self._unmapped.pop(address, {}).values())
-
-    def await_step(self, move: M) -> None:
-        """The move misses nothing but its engine's step."""
-        self._stepping[move.name] = move
-
-    def take_stepping(self) -> list[M]:
-        """Those that waited for a step; they wait no longer."""
-        found = list(self._stepping.values())
-        self._stepping.clear()
-        return found
-
-    def posted(self, move: M, posting_id: str) -> None:
-        """A posting of the move is in flight: it waits for nothing else, though the peer may still be reached anew."""
-        self._unmapped.get(move.claims.address, {}).pop(move.name, None)
-        self._stepping.pop(move.name, None)
-        move.postings.add(posting_id)
-        self._by_posting[posting_id] = move
-
-    def of_posting(self, posting_id: str) -> M | None:
-        """The move of a posting that is not over."""
-        return self._by_posting.get(posting_id)
-
-    def oldest_in_flight(self) -> M | None:
-        """The move whose posting is in flight for the longest time; one that was lost is not in flight."""
-        return next((move for id_, move in self._by_posting.items() if id_ not in move.unproved), None)
-
-    def take_posting(self, posting_id: str) -> M | None:
-        """The move of a posting that is over."""
-        move = self._by_posting.pop(posting_id, None)
-        if move is not None:
-            move.postings.discard(posting_id)
-            move.unproved.discard(posting_id)
-        return move
-
-    def __iter__(self) -> Iterator[M]:
-        """All, oldest first; they may end meanwhile."""
-        return iter(list(self._by_name.values()))
-
-    def _leave(self, move: M) -> None:
-        address = move.claims.address
-        _take_out(move.name, (self._by_address, address), (self._unmapped, address), (self._by_peer, move.peer))
-
-
-def _take_out(name: str, *places: tuple[dict[str, dict[str, M]], str]) -> None:
-    """A move's name, from each index and its row there; no row is left empty."""
-    for index, row in places:
-        moves = index.get(row)
-        if moves is not None:
-            moves.pop(name, None)
-            if not moves:
-                del index[row]

@@ -1,4 +1,4 @@
-"""One push at its destination. Its stages are those of `moves`; RENDEZVOUS lasts until the source opened its access.
+"""One push at its destination. Its stages are those of `move`; RENDEZVOUS lasts until the source opened its access.
 
 Either side may move the bytes. Where the source does, nothing is posted here, and its access may write until it is
 proved to be at rest: so long the blocks cannot come back.
@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import ClassVar, NamedTuple
 
 from kvgrpc.core.events import PushSource, Settling
-from kvgrpc.core.receive.pull import Pull
+from kvgrpc.core.state.pull import Pull
 from kvgrpc.core.values.chunks import Chunk
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.grants import Access as AccessKind, Claims
@@ -50,7 +50,6 @@ class Reservation(Pull):
     """How far they have come."""
     posted: int = 0
     """How many of them were posted."""
-    settled_bytes: int = 0
 
     def begin(self, source: PoolLayout, parts: Parts) -> None:
         """These parts, and more to come, are this side's to move."""
@@ -98,7 +97,7 @@ class Reservation(Pull):
         return Settling(self.access_id, self.last_round, self.nbytes - self.settled_bytes, self.posted - 1)
 
 
-def nobody(source: PushSource, key: bytes) -> Claims:
+def unknown_source(source: PushSource, key: bytes) -> Claims:
     """What names a source that has not opened anything yet."""
     return Claims(AccessKind.WRITE, source.engine_id, 0, source.address, "", key, 0.0, 0, 0)
 

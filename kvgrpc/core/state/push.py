@@ -8,18 +8,15 @@ Where this side moves the bytes (`writes`), a registration goes the way of a pul
 is one to write. Where the destination does, nothing is posted here: it is told which parts it may read, and it settles.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kvgrpc.core.events import Opened, ReadyPart, Settling
-from kvgrpc.core.moves.move import Move, MoveTable, Stage
+from kvgrpc.core.events import ReadyPart, Settling
+from kvgrpc.core.state.move import AT_ISSUER, Move, Stage
+from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.values.chunks import Chunk
-from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.content import Content
-from kvgrpc.core.values.descriptors import Blocks, check_ids
-from kvgrpc.core.values.grants import read_claims
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.parts import Part, Parts, Progress
-from kvgrpc.errors import KVGrpcError
 
 
 @dataclass(eq=False)
@@ -65,6 +62,10 @@ class Push:
         """Our own postings may still read its blocks."""
         return any(found.postings for found in self.registrations.values())
 
+    def reads(self, pins: PinTable) -> bool:
+        """Our own postings still read its blocks, as far as the engine has not taken them back."""
+        return any(pins.has(found.name, PinKind.ACCESS) for found in self.registrations.values())
+
 
 @dataclass(eq=False)
 class Registration(Move):
@@ -73,7 +74,6 @@ class Registration(Move):
     push: Push = field(kw_only=True)
     reverse_id: bytes = field(kw_only=True)
     """The READ access for the destination, should it move the bytes."""
-    opened: Opened | None = None
     progress: Progress | None = None
     """How far the destination's target is filled, where this side moves."""
     ready: int = 0
@@ -86,7 +86,6 @@ class Registration(Move):
     """Parts that it will know of when it has answered; 0 while it is not asked."""
     posted_epoch: int = 0
     """Of the parts that were posted last."""
-    settled_bytes: int = 0
     replaced: bool = False
     """Its access is of parts that were replaced: the next ones need a new one."""
 
@@ -110,6 +109,14 @@ class Registration(Move):
     @property
     def fills(self) -> str:
         return self.opened.transfer_id if self.opened is not None else ""
+
+    def pinned(self, pins: PinTable) -> tuple[str, PinKind] | None:
+        """What its postings read, and have read in the rounds before. When it is over, or starts over, the engine may
+        have taken back what they still read.
+        """
+        kind = PinKind.ACCESS
+        reads = self.posted if self.stage in AT_ISSUER else self.postings and pins.has(self.name, kind)
+        return (self.name, kind) if reads else None
 
     @property
     def block_count(self) -> int:
@@ -144,94 +151,3 @@ class Registration(Move):
         self.settled_bytes = self.nbytes
         self.rounds += 1
         self.replaced = bool(self.access_id)
-
-
-class PushTable(MoveTable[Registration]):
-    """Pushes and their registrations, until nothing of them is left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pushes: dict[str, Push] = {}
-        self._by_key: dict[bytes, Push] = {}
-        self._by_reader: dict[bytes, Registration] = {}
-
-    def begin(self, push: Push) -> None:
-        """A new push."""
-        self._pushes[push.transfer_id] = self._by_key[push.key] = push
-
-    def add(self, move: Registration) -> None:
-        super().add(move)
-        move.push.registrations[move.token] = move
-        self._by_reader[move.reverse_id] = move
-
-    def take_ids(self, move: Registration, access_id: bytes, reverse_id: bytes) -> None:
-        """Its accesses have these ids from now on."""
-        self.index_access(move, access_id)
-        del self._by_reader[move.reverse_id]
-        move.reverse_id = reverse_id
-        self._by_reader[reverse_id] = move
-
-    def remove(self, move: Registration) -> None:
-        super().remove(move)
-        del self._by_reader[move.reverse_id]
-        self.forget(move.push)
-
-    def forget(self, push: Push) -> None:
-        """Forgets a push if it is over and nothing of it is left."""
-        if push.over and not push.posting:
-            self._pushes.pop(push.transfer_id, None)
-            if self._by_key.get(push.key) is push:
-                del self._by_key[push.key]
-
-    def clear(self) -> None:
-        super().clear()
-        self._pushes.clear()
-        self._by_key.clear()
-        self._by_reader.clear()
-
-    def push(self, transfer_id: str) -> Push | None:
-        """The push of a transfer."""
-        return self._pushes.get(transfer_id)
-
-    @property
-    def pushes(self) -> Iterator[Push]:
-        """All, oldest first; they may end meanwhile."""
-        return iter(list(self._pushes.values()))
-
-    def with_key(self, key: bytes) -> Push | None:
-        """The push under a key that is not over."""
-        push = self._by_key.get(key)
-        return push if push is not None and not push.over else None
-
-    def with_lease(self, lease_id: str) -> Push | None:
-        """The push whose present parts are under that lease, which may have ended long ago: its postings go on."""
-        return next((push for push in self._pushes.values() if push.lease_id == lease_id), None)
-
-    def with_token(self, token: bytes) -> Registration | None:
-        """The registration of a grant."""
-        try:
-            push = self._by_key.get(read_claims(token).transfer_key)
-        except KVGrpcError:
-            return None
-        return push.registrations.get(token) if push is not None else None
-
-    def of_reader(self, access_id: bytes) -> Registration | None:
-        """The registration whose destination reads under that access."""
-        return self._by_reader.get(access_id)
-
-
-def check_target(destination: EngineDescription, content: Content, opened: Opened) -> str:
-    """What is wrong with the destination's answer; empty when nothing is. A peer's data proves nothing by itself."""
-    groups = destination.pool.groups
-    if not 0 < opened.token_count <= content.tokens:
-        return f"it takes {opened.token_count} of {content.tokens} tokens"
-    if [group for group, _ in opened.blocks] != list(range(len(groups))):
-        return "it does not list every group once"
-    for group, (_, ids) in zip(groups, opened.blocks, strict=True):
-        if len(ids) > group.blocks_of(opened.token_count):
-            return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
-        try:
-            check_ids(ids, group.blocks, f"group {group.name}")
-        except KVGrpcError as bad:
-            return str(bad)
-    return ""

@@ -1,7 +1,7 @@
-"""All mutable state of a node, and the few operations that every part of it needs.
+"""All mutable state of a node, and the few operations that every room needs.
 
-The parts (`handover`, `serving`, `pulling`, `peering`, `lives`, `pool`) hold the rules; they share this one object and
-nothing else. `begin` makes the tables of a new incarnation: nothing of the old one is left in them.
+The rooms above hold the rules; they share this one object, and act on each other's decisions through `react`. `begin`
+makes the tables of a new incarnation: nothing of the old one is left in them.
 """
 
 from dataclasses import replace
@@ -26,8 +26,17 @@ from kvgrpc.core.actions import (
     TransferChanged,
 )
 from kvgrpc.core.idempotency import IdempotencyKeys
+from kvgrpc.core.state.dial_budget import DialBudget
+from kvgrpc.core.state.handshake import Dialling, Shake
+from kvgrpc.core.state.move_table import MoveTable
+from kvgrpc.core.state.pull import Pull
+from kvgrpc.core.state.push_table import PushTable
+from kvgrpc.core.state.reactions import Reactions
+from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.state.waiting import ChecksumAsks, Closes, Prefetch, Proofs, WaitingOpenings
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.allocator import Allocator
+from kvgrpc.core.tables.closed_ids import ClosedAccessIds
 from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
@@ -65,8 +74,11 @@ class NodeState:
         self.checksums = checksums
         self.now = 0.0
         self.actions: list[Action] = []
+        self.react: Reactions
         self.peers: dict[str, Peer] = {}
+        """By life; the lead ends them all before an incarnation begins."""
         self.timers = Timers()
+        self.dial_budget = DialBudget()
         self.incarnation = 0
         self.attached = False
         self.description: EngineDescription | None = None
@@ -103,7 +115,17 @@ class NodeState:
             self.transfers = TransferTable(incarnation, self.limits.transfer_history)
         self.transfers.incarnation = incarnation
         self.defect = "" if description else self.defect
+        self.dials: dict[str, Dialling] = {}
+        """Handshakes that this lead started, by address."""
+        self.handshakes: dict[str, Shake] = {}
+        """All that are under way, by key."""
+        self.drop_moves()
         self.accesses: dict[bytes, Access] = {}
+        self.openings = WaitingOpenings()
+        self.closed_ids = ClosedAccessIds(self.limits.accesses)
+        self.checksum_asks = ChecksumAsks()
+        self.prefetch = Prefetch()
+        self.proofs = Proofs()
         self.keys = IdempotencyKeys(self.limits.idempotency_keys)
         self.cancelled_keys: dict[bytes, KVGrpcError] = {}
         """Tombstones: transfer keys that were cancelled, or are over, and what is said of them."""
@@ -117,6 +139,18 @@ class NodeState:
         sizes = tuple(g.blocks for g in description.pool.groups) if description else ()
         self.pins = PinTable(sizes)
         self.allocator = Allocator(sizes, self.pins)
+
+    def drop_moves(self) -> None:
+        """Empty tables of what moves: of an incarnation that is over, nothing more is said or proved."""
+        self.moves = MoveTable()
+        self.receives: dict[str, Pull] = {}
+        """Pulls and reservations that are not forgotten, by transfer."""
+        self.targets: dict[str, Reservation] = {}
+        """Reservations that are not forgotten, by the target in their grant."""
+        self.open_writes: dict[bytes, Reservation] = {}
+        """By access, what sources may write into until that is proved to be over."""
+        self.pushes = PushTable()
+        self.closes = Closes()
 
     @property
     def pool(self) -> EngineDescription:
@@ -233,7 +267,7 @@ class NodeState:
             known = self.cancelled_keys[key]
             raise PreconditionFailed(known.reason, known.message)
 
-    def bury_key(self, key: bytes, message: str, reason: Reason = Reason.CANCELLED) -> None:
+    def tombstone_key(self, key: bytes, message: str, reason: Reason = Reason.CANCELLED) -> None:
         """Transfers under that key are refused for a while; past the bound the oldest key is forgotten."""
         check_transfer_key(key)
         if key not in self.cancelled_keys and len(self.cancelled_keys) >= self.limits.tombstones:
@@ -277,9 +311,13 @@ class NodeState:
         return peer
 
     def lives_on(self, life: str) -> bool:
-        """Whether that life of a peer is not taken for dead."""
+        """Whether that life of a peer is known and not declared dead."""
         peer = self.peers.get(life)
         return peer is not None and peer.state is not PeerState.DEAD
+
+    def writing_lives(self) -> dict[str, None]:
+        """Lives of sources that may write here, in the order in which they came: the same in every process."""
+        return dict.fromkeys(reservation.writers[id_] for id_, reservation in self.open_writes.items())
 
     def raise_generation(self) -> None:
         """The memory was registered anew."""

@@ -6,23 +6,21 @@ moves that go on, are not bounded by what callers do.
 
 from collections import Counter, deque
 
-from kvgrpc.core.state import NodeState
+from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, Reason
 
 
-class Dials:
-    """Those that callers caused of late."""
+class DialBudget:
+    """Handshakes that callers caused of late."""
 
-    def __init__(self, state: NodeState) -> None:
-        self._state = state
+    def __init__(self) -> None:
         self._begun: deque[tuple[float, str]] = deque()
         """When, and for which connection; the oldest first."""
         self._counts: Counter[str] = Counter()
 
-    def check(self, connection: str) -> None:
+    def check(self, connection: str, limits: Limits, now: float) -> None:
         """Raises Exhausted (LIMIT_EXCEEDED) when this connection may cause none now."""
-        self._forget()
-        limits = self._state.limits
+        self._forget(now - limits.connect_timeout_s)
         ours = self._counts[connection]  # 0 for one that has none, which is not kept
         for what, count, most in (
             ("this connection", ours, limits.dials_per_connection),
@@ -33,17 +31,20 @@ class Dials:
                     Reason.LIMIT_EXCEEDED,
                     f"{what} caused {most} handshakes within {limits.connect_timeout_s:g} s: come back later, or name "
                     "a peer that is connected",
-                    retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - self._state.now),
+                    retry_delay_s=max(0.1, self._begun[0][0] + limits.connect_timeout_s - now),
                 )
 
-    def begin(self, connection: str) -> None:
+    def begin(self, connection: str, now: float) -> None:
         """A connection caused one; empty: it was no caller."""
         if connection:
-            self._begun.append((self._state.now, connection))
+            self._begun.append((now, connection))
             self._counts[connection] += 1
 
-    def _forget(self) -> None:
-        past = self._state.now - self._state.limits.connect_timeout_s
+    def left(self) -> dict[str, int]:
+        """How many rows each table still has."""
+        return {"begun": len(self._begun), "counts": len(self._counts)}
+
+    def _forget(self, past: float) -> None:
         while self._begun and self._begun[0][0] <= past:
             _, connection = self._begun.popleft()
             self._counts[connection] -= 1

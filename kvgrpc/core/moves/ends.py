@@ -1,0 +1,43 @@
+"""What the ends of all moves have in common. Each kind of move has its own, in `receive` and `send`."""
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from kvgrpc.core.moves.pending_closes import PendingCloses
+from kvgrpc.core.state import NodeState
+from kvgrpc.core.state.move import MOVE_TIMERS, Move
+from kvgrpc.errors import KVGrpcError, Reason
+
+M = TypeVar("M", bound=Move)
+
+
+class Ends(ABC, Generic[M]):
+    """How the moves of one kind end, and what becomes of their memory."""
+
+    def __init__(self, state: NodeState, closes: PendingCloses) -> None:
+        self._state = state
+        self._closes = closes
+
+    def fail(self, move: M, error: KVGrpcError, *, closed: bool = False) -> None:
+        """Ends a move with an error. `closed`: there is no access to close at the peer."""
+        self.fail_with(move, error.reason, error.message, closed=closed)
+
+    @abstractmethod
+    def fail_with(
+        self, move: M, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
+    ) -> None:
+        """As `fail`."""
+
+    @abstractmethod
+    def at_rest(self, move: M) -> None:
+        """Nothing accesses the blocks of an ended move any more."""
+
+    def released_by_operator(self, move: M) -> None:
+        """An operator says that no peer writes into the blocks of an ended move any more."""
+
+    def _stop(self, move: M) -> None:
+        """It waits for nothing any more: no turn, no deadline."""
+        self._state.turns.leave(move.name)
+        move.left = None
+        for timer in MOVE_TIMERS:
+            self._state.timers.clear(timer, move.name)

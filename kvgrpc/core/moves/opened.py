@@ -1,0 +1,24 @@
+"""What a peer's answer to OpenAccess must say before anything is moved. A peer's data proves nothing by itself."""
+
+from kvgrpc.core.events import Opened
+from kvgrpc.core.values.compatibility import EngineDescription
+from kvgrpc.core.values.descriptors import check_ids
+from kvgrpc.errors import KVGrpcError
+
+
+def wrong_blocks(peer: EngineDescription, opened: Opened, *, exact: bool) -> str:
+    """What is wrong with the blocks that a peer lists; empty when nothing is. `exact`: it lists all blocks of its
+    tokens, otherwise at most those.
+    """
+    groups = peer.pool.groups
+    if [group for group, _ in opened.blocks] != list(range(len(groups))):
+        return "it does not list every group once"
+    for group, (_, ids) in zip(groups, opened.blocks, strict=True):
+        count = group.blocks_of(opened.token_count)
+        if len(ids) > count or (exact and len(ids) < count):
+            return f"group {group.name} lists {len(ids)} blocks for {opened.token_count} tokens"
+        try:
+            check_ids(ids, group.blocks, f"group {group.name}")
+        except KVGrpcError as bad:
+            return str(bad)
+    return ""

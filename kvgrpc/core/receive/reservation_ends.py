@@ -1,0 +1,57 @@
+"""How reservations end: as pulls do, and the source's access to write ends with them."""
+
+from kvgrpc.core.receive.pull_ends import PullEnds
+from kvgrpc.core.receive.writers import drop_writer
+from kvgrpc.core.state.reservation import Reservation
+from kvgrpc.core.tables.accesses import Access, AccessState
+from kvgrpc.core.tables.timers import Timer
+from kvgrpc.core.tables.transfers import Failure
+from kvgrpc.errors import Reason
+
+
+class ReservationEnds(PullEnds[Reservation]):
+    """The ends of reservations."""
+
+    def stop_reading(self, reservation: Reservation) -> None:
+        """Nothing more is read under its access at the source, but the push goes on."""
+        self._closes.close(reservation, dropped=False)
+        self._state.moves.drop_access(reservation)
+
+    def close_access(self, access: Access) -> None:
+        """The source's access to write is over."""
+        state = self._state
+        access.move(AccessState.CLOSED)
+        state.expect(access, open_=False)
+        kept_s = max(state.limits.settle_timeout_s, state.limits.open_wait_s)
+        state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + kept_s)
+
+    def proved(self, access_id: bytes, reservation: Reservation) -> None:
+        """It is proved that nothing is written any more under an access of an ended reservation."""
+        drop_writer(self._state, access_id)
+        self.at_rest(reservation)
+
+    def released_by_operator(self, move: Reservation) -> None:
+        for access_id in list(move.writers):
+            drop_writer(self._state, access_id)
+
+    def _close_writes(self, move: Reservation, failure: Failure | None, *, dropped: bool) -> None:
+        """What the source says of it from now on is too late."""
+        reason = failure.reason if failure else None
+        access = self._state.accesses.get(move.write_access)
+        if access is not None and access.state is AccessState.OPEN:
+            self._end_access(access, reason)
+        if failure is not None and dropped:
+            self._state.tombstone_key(move.claims.transfer_key, failure.message)
+
+    def _end_access(self, access: Access, reason: Reason | None) -> None:
+        state = self._state
+        access.stale = reason
+        if access.id in state.open_writes:
+            access.move(AccessState.STALE)
+            state.timers.set(Timer.ACCESS_FORGET, access.id.hex(), state.now + state.limits.lease_cap_s)
+        else:
+            self.close_access(access)
+
+    def _forget(self, pull: Reservation) -> None:
+        super()._forget(pull)
+        del self._state.targets[pull.target_id]

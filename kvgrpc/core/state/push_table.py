@@ -1,0 +1,87 @@
+"""Pushes and the registrations of their destinations, until nothing of them is left."""
+
+from collections.abc import Iterator
+
+from kvgrpc.core.state.push import Push, Registration
+from kvgrpc.core.values.grants import read_claims
+from kvgrpc.errors import KVGrpcError
+
+
+class PushTable:
+    """All pushes. A registration is found by its grant, or by either of its accesses."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Push] = {}
+        self._by_key: dict[bytes, Push] = {}
+        self._by_access: dict[bytes, Registration] = {}
+        self._by_reader: dict[bytes, Registration] = {}
+
+    def begin(self, push: Push) -> None:
+        """A new push."""
+        self._by_id[push.transfer_id] = self._by_key[push.key] = push
+
+    def add(self, move: Registration) -> None:
+        """A destination of a push registered."""
+        move.push.registrations[move.token] = move
+        self._by_access[move.access_id] = self._by_reader[move.reverse_id] = move
+
+    def take_ids(self, move: Registration, access_id: bytes, reverse_id: bytes) -> None:
+        """Its next accesses have these ids. The table of moves knows the new access already."""
+        self.drop_access(move.access_id)
+        del self._by_reader[move.reverse_id]
+        move.reverse_id = reverse_id
+        self._by_access[access_id] = self._by_reader[reverse_id] = move
+
+    def drop_access(self, access_id: bytes) -> None:
+        """The destination knows that this access is over."""
+        self._by_access.pop(access_id, None)
+
+    def remove(self, move: Registration) -> None:
+        """Forgets a registration, and its push with the last one."""
+        self.drop_access(move.access_id)
+        del self._by_reader[move.reverse_id]
+        self.forget(move.push)
+
+    def forget(self, push: Push) -> None:
+        """Forgets a push if it is over and nothing of it is left."""
+        if push.over and not push.posting:
+            self._by_id.pop(push.transfer_id, None)
+            if self._by_key.get(push.key) is push:
+                del self._by_key[push.key]
+
+    def find(self, transfer_id: str) -> Push | None:
+        """The push of a transfer."""
+        return self._by_id.get(transfer_id)
+
+    def with_key(self, key: bytes) -> Push | None:
+        """The push under a key that is not over."""
+        push = self._by_key.get(key)
+        return push if push is not None and not push.over else None
+
+    def with_lease(self, lease_id: str) -> Push | None:
+        """The push whose present parts are under that lease, which may have ended long ago: its postings go on."""
+        return next((push for push in self._by_id.values() if push.lease_id == lease_id), None)
+
+    def with_token(self, token: bytes) -> Registration | None:
+        """The registration of a grant."""
+        try:
+            push = self._by_key.get(read_claims(token).transfer_key)
+        except KVGrpcError:
+            return None
+        return push.registrations.get(token) if push is not None else None
+
+    def of_access(self, access_id: bytes) -> Registration | None:
+        """The registration that has that access at its destination."""
+        return self._by_access.get(access_id)
+
+    def of_reader(self, access_id: bytes) -> Registration | None:
+        """The registration whose destination reads under that access."""
+        return self._by_reader.get(access_id)
+
+    def left(self) -> dict[str, int]:
+        """How many rows each index still has."""
+        return {name[1:]: len(index) for name, index in vars(self).items()}
+
+    def __iter__(self) -> Iterator[Push]:
+        """All, oldest first; they may end meanwhile."""
+        return iter(list(self._by_id.values()))
