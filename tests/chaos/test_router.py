@@ -13,7 +13,7 @@ from tests.chaos.network import Proxy
 from tests.chaos.router import MIDWAY, REFUSED, STEPS
 from tests.e2e.conftest import PATHS
 from tests.e2e.pushing import LIMITS, SLOW
-from tests.e2e.test_deaths import check_a_good_pull
+from tests.e2e.slow_pulls import check_a_good_pull
 from tests.service.conftest import TEST_S, Start
 from tests.service.engines import Engine, wait_until
 from tests.service.pushes import check_a_good_push

@@ -10,7 +10,7 @@ import pytest
 
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from tests.e2e.conftest import PATHS
-from tests.e2e.test_deaths import LIMITS, SLOW, begin_slow_pull, check_a_good_pull
+from tests.e2e.slow_pulls import LIMITS, SLOW, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 from tests.service.footprint import footprint

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.docs.pages import DOCS, ROOT, code
-from tests.engine.test_minimal_engine_size import code_lines
+from tests.examples.code_lines import code_lines
 
 PAGE = DOCS / "integrating.md"
 SHAPE = {"LAYERS": 2, "BLOCK_TOKENS": 16, "BLOCKS": 32, "KV_HEADS": 1, "HEAD_DIM": 8}

@@ -3,11 +3,11 @@
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
+from tests.e2e.slow_pulls import ACTIVE, BLOCKS, LIMITS, SLOW, TOKENS, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
 from tests.service.engines import (
     FAILED,
@@ -18,23 +18,10 @@ from tests.service.engines import (
     ServeProcess,
     wait_until,
 )
-from tests.service.values import prompt
 
-ACTIVE = transfer_pb2.TRANSFER_STATE_ACTIVE
 DEAD = handshake_pb2.PEER_STATE_DEAD
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
 SUSPECT = handshake_pb2.PEER_STATE_SUSPECT
-TOKENS = prompt(256)
-BLOCKS = 16
-# 16 blocks of 2 KiB take half a second.
-SLOW = ("--bandwidth-limit-bytes-per-s", "60000")
-LIMITS = """[limits]
-peer_grace_s = 0.6
-connect_timeout_s = 1.0
-queue_timeout_s = 3.0
-transfer_timeout_s = 3.0
-settle_timeout_s = 1.0
-"""
 PATIENT_GRACE_S = 20.0
 PATIENT = LIMITS.replace("peer_grace_s = 0.6", f"peer_grace_s = {PATIENT_GRACE_S}")
 BEAT_S = 3.0
@@ -48,22 +35,6 @@ def peer_states(engine: Engine) -> list[int]:
 def all_free(engine: Engine) -> bool:
     counts = engine.counts()
     return counts.pinned == 0
-
-
-def begin_slow_pull(source: Engine, destination: Engine, **fields: Any) -> tuple[str, transfer_pb2.Transfer]:
-    """(lease, pull) of a transfer whose bytes are on their way."""
-    handed = source.hand_over(TOKENS, **fields)
-    pulled = destination.pull(handed.grant, TOKENS, destination.allocate(BLOCKS))
-    wait_until(lambda: destination.get(pulled.transfer_id).state == ACTIVE)
-    return handed.lease.lease_id, pulled
-
-
-def check_a_good_pull(source: Engine, destination: Engine) -> None:
-    blocks, target = source.allocate(2), destination.allocate(2)
-    written = source.write(blocks, seed=99)
-    grant = source.hand_over(prompt(32, seed=7), blocks).grant
-    assert destination.wait(destination.pull(grant, prompt(32, seed=7), target).transfer_id).state == SUCCEEDED
-    assert destination.read(target) == written
 
 
 @pytest.mark.parametrize("data_path", ["shm", "nixl"])

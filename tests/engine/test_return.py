@@ -13,8 +13,8 @@ from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.frames import encode
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
+from tests.engine.session_client import ATTACH, Client
 from tests.engine.support import Lead
-from tests.engine.test_session_socket import ATTACH, Client
 
 TICKET = os.urandom(32)
 NBYTES = layout().total_bytes

@@ -6,13 +6,12 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kvgrpc.config import Config
-from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import content
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
@@ -20,47 +19,13 @@ from kvgrpc.service.session import socket_server as session, workers as session_
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
-from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
 from tests.engine.conftest import Attach
-from tests.engine.made import layout
+from tests.engine.session_client import ATTACH, Client
 from tests.engine.support import WAIT_S, Lead, lead_died, received, refused, tokens
 from tests.service.engines import wait_until
 
 PROMPT = tokens(20)
-ATTACH = session_pb2.ClientFrame(
-    attach=session_pb2.AttachRequest(
-        kind=pool_to_proto(layout(), PoolKind.ENGINE_MANAGED).kind,
-        pool=pool_to_proto(layout(), PoolKind.ENGINE_MANAGED),
-    )
-)
-
-
-class Client:
-    """A connection that speaks frames, or what it likes."""
-
-    def __init__(self, path: str) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(WAIT_S)
-        self.socket.connect(path)
-        self._reader = FrameReader(session_pb2.ServerFrame)
-        self._frames: list[session_pb2.ServerFrame] = []
-
-    def receive(self) -> session_pb2.ServerFrame:
-        """The next frame. Fails when the connection ends instead."""
-        while not self._frames:
-            data = self.socket.recv(1 << 16)
-            assert data, "the connection ended"
-            self._frames += self._reader.feed(data)
-        return self._frames.pop(0)
-
-    def rest(self) -> list[session_pb2.ServerFrame]:
-        """What the server still says; fails unless it ends the connection."""
-        # Reset: the server had something of ours unread.
-        with suppress(ConnectionResetError):
-            while data := self.socket.recv(1 << 16):
-                self._frames += self._reader.feed(data)
-        return self._frames
 
 
 @contextmanager

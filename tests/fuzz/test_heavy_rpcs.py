@@ -9,11 +9,11 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from kvgrpc.peer.v1 import peer_pb2
+from tests.fuzz.calls import ALL
 from tests.fuzz.conftest import Run
 from tests.fuzz.heavy import Heavy, Place, places, runs
 from tests.fuzz.target import Target
-from tests.fuzz.test_rpcs import ALL
-from tests.service.test_replies import SERVICES
+from tests.service.services import SERVICES
 
 SHARE = 0.05
 WEIGHTS = {method: 1 + len(places(method.input_type)) for service in ALL for method in service.methods}

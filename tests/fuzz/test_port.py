@@ -2,12 +2,12 @@
 
 from random import Random
 
+from tests.fuzz.calls import bodies_for
 from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Maker
 from tests.fuzz.target import Target
-from tests.fuzz.test_rpcs import bodies_for
-from tests.service.test_garbage import EMPTY_SETTINGS, PREFACE, connected, frame, send
-from tests.service.test_replies import SERVICES
+from tests.service.http2 import EMPTY_SETTINGS, PREFACE, connected, frame, send
+from tests.service.services import SERVICES
 
 DATA, HEADERS, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4

@@ -4,45 +4,23 @@ from random import Random
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from grpc_channelz.v1 import channelz_pb2
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
+from google.protobuf.descriptor import ServiceDescriptor
 
 from kvgrpc.v1 import lease_pb2
+from tests.fuzz.calls import ALL, STOCK, bodies_for
 from tests.fuzz.conftest import Run
 from tests.fuzz.messages import Maker
 from tests.fuzz.scene import TOKENS
 from tests.fuzz.target import Target, readable
-from tests.service.test_replies import SERVICES
-from tests.service.test_standard_services import OURS
+from tests.service.services import NAMES, SERVICES
 from tests.service.values import content, dur, group
 
-STOCK: list[ServiceDescriptor] = [
-    health_pb2.DESCRIPTOR.services_by_name["Health"],
-    channelz_pb2.DESCRIPTOR.services_by_name["Channelz"],
-    reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
-]
-ALL = [*SERVICES, *STOCK]
 SHARES = {service.name: len(service.methods) / (4 if service in STOCK else 1) for service in ALL}
 """By the number of RPCs; fewer for those that are not ours."""
 
 
-def bodies_for(maker: Maker, random: Random, target: Target, method: MethodDescriptor) -> list[bytes]:
-    """The requests of one call: one, or up to three where the client streams."""
-    valid, found = target.first.requests.get(method.name, []), []
-    for _ in range(random.choice((1, 2, 3)) if method.client_streaming else 1):
-        kind = random.choice(("any", "mutated", "mutated", "mutated", "garbled")) if valid else "any"
-        made = maker.any_of(method.input_type) if kind == "any" else random.choice(valid)
-        if kind == "mutated":
-            made = maker.mutated(made)
-        body = target.scene.translated(made, target.first).SerializeToString()
-        found.append(maker.garbled(body) if kind == "garbled" else body)
-    return found
-
-
 def test_there_is_a_valid_request_of_every_rpc_of_every_service_that_is_served(target: Target) -> None:
-    assert {service.full_name for service in SERVICES} == set(OURS)
+    assert {service.full_name for service in SERVICES} == set(NAMES)
     assert target.first.requests.keys() == {method.name for service in SERVICES for method in service.methods}
 
 

@@ -15,8 +15,8 @@ from kvgrpc.engine import content
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.frames import encode
+from tests.engine.session_client import ATTACH, Client
 from tests.engine.support import Lead, Side, received, tokens
-from tests.engine.test_session_socket import ATTACH, Client
 from tests.fuzz import inside
 from tests.fuzz.conftest import Run
 from tests.fuzz.heavy import Heavy

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.service.engines import HOME, SMALL_POOL, Engine, ServeProcess
-from tests.service.rogue import Rogue
 
 # A lease of another test must not run out in the middle of this one. All other limits are the defaults: a test whose
 # rule is about a limit starts an engine of its own with a short one.
@@ -51,37 +50,6 @@ def destination(shared_pair: tuple[Engine, Engine], source: Engine) -> Iterator[
     """The engine whose blocks are filled. It is reset first: a pull that it ends closes its access at the source."""
     yield shared_pair[1]
     shared_pair[1].reset()
-
-
-@pytest.fixture(scope="module")
-def victim_flags() -> tuple[str, ...]:
-    """For files that want others."""
-    return SHARED
-
-
-@pytest.fixture(scope="module")
-def victim_settings() -> str:
-    """Likewise."""
-    return SETTINGS
-
-
-@pytest.fixture(scope="module")
-def victim(
-    tmp_path_factory: pytest.TempPathFactory, victim_flags: tuple[str, ...], victim_settings: str
-) -> Iterator[Engine]:
-    """The engine of a file that a rogue is let loose on."""
-    engine = Engine(ServeProcess(tmp_path_factory.mktemp("victim"), *victim_flags, settings=victim_settings))
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def rogue(victim: Engine) -> Iterator[Rogue]:
-    """A peer of the victim's."""
-    rogue = Rogue(victim)  # type: ignore[abstract]  # a rogue serves what its tests need
-    yield rogue
-    rogue.close()
-    victim.reset()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from kvgrpc.sim import Outcome, drawn, run
 from kvgrpc.sim.seeds import chaos
 from kvgrpc.sim.world import faults
 from kvgrpc.sim.world.trace import Trace
+from tests.sim.digests import digest
 
 ROOT = Path(__file__).parents[2]
 FIRST = 1_000
@@ -49,12 +50,6 @@ def test_everything_goes_wrong_that_may(seen: Outcome) -> None:
     }  # fmt: skip
 
 
-def digest(seed: int, steps: int = 500, **changes: object) -> int:
-    trace = Trace()
-    run(replace(drawn(seed, steps), **changes), trace)  # type: ignore[arg-type]
-    return trace.digest
-
-
 def test_the_same_setup_gives_the_same_run() -> None:
     for seed in range(8):
         assert digest(seed) == digest(seed)
@@ -82,7 +77,7 @@ def test_a_request_that_is_left_out_leaves_the_others_as_they_are() -> None:
 
 def test_the_order_of_sets_in_a_process_changes_nothing() -> None:
     """Another process, with other hashes of strings. In the world of seed 48 several lives may write at once."""
-    script = "from tests.sim.test_seeds import digest; print(*map(digest, range(4)), digest(48, 3_000))"
+    script = "from tests.sim.digests import digest; print(*map(digest, range(4)), digest(48, 3_000))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script],

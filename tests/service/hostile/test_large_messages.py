@@ -11,15 +11,11 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, handshake_pb2, pool_pb2, pool_typ
 from tests.service.api import read_refusal, refused
 from tests.service.engines import Engine, unchanged
 from tests.service.footprint import resident_bytes
+from tests.service.hostile.rows import rows_of
 from tests.service.values import new_key
 
 ROWS = 2_000_000
 """Empty rows, which take two bytes each."""
-
-
-def rows_of(kind: type, field: str, count: int = ROWS) -> bytes:
-    number: int = kind.DESCRIPTOR.fields_by_name[field].number  # type: ignore[attr-defined]
-    return bytes([number << 3 | 2, 0]) * count
 
 
 FLOODS: dict[str, Callable[[], bytes]] = {

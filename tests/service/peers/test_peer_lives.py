@@ -9,11 +9,11 @@ import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2
-from tests.service.accesses import VALID, open_one
 from tests.service.api import Api, read_refusal, refused
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, ServeProcess, unchanged, wait_until
+from tests.service.peers.accesses import VALID, open_one
 from tests.service.values import new_key, prompt
 
 TOKENS = prompt(40)

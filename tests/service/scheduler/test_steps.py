@@ -14,8 +14,8 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, scheduler_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.engines import Engine, unchanged, wait_until
-from tests.service.scheduled_pair import PREFILL, Pair, lost
-from tests.service.schedulers import PROMPT, Scheduler, arrived, finished, intent, new_id, reason
+from tests.service.scheduler.scheduled_pair import PREFILL, Pair, lost
+from tests.service.scheduler.schedulers import PROMPT, Scheduler, arrived, finished, intent, new_id, reason
 from tests.service.values import content, dur, group, new_key
 
 

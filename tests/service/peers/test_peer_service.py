@@ -6,10 +6,10 @@ import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2
-from tests.service.accesses import VALID, open_one, reason_of
 from tests.service.conftest import SETTINGS, SHARED
 from tests.service.consumer import Consumer, opening
 from tests.service.engines import CANCELLED, SUCCEEDED, Engine, ServeProcess, unchanged, wait_until
+from tests.service.peers.accesses import VALID, open_one, reason_of
 from tests.service.values import dur, ids_of, new_key, prompt
 
 TOKENS = prompt(40)

@@ -10,7 +10,7 @@ from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, pool_types_pb2, scheduler_pb2, transfer_pb2
 from tests.service.engines import FAILED, Engine
 from tests.service.rogue import Change, Rogue
-from tests.service.schedulers import Scheduler, new_id
+from tests.service.scheduler.schedulers import Scheduler, new_id
 from tests.service.values import prompt
 
 TOKENS = prompt(40)

@@ -22,7 +22,7 @@ from tests.service.engines import (
     unchanged,
     wait_until,
 )
-from tests.service.forged_grants import NO_TOKENS, forge
+from tests.service.hostile.forged_grants import NO_TOKENS, forge
 from tests.service.pushes import REGISTRATION, check_a_good_push, finish, reason_of, register, reserve, wait_active
 from tests.service.values import content, dur, group, new_key, prompt
 

@@ -8,8 +8,8 @@ from kvgrpc.v1 import admin_pb2, common_pb2, scheduler_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.engines import Engine, unchanged, wait_until
-from tests.service.scheduled_pair import PREFILL, Pair, transfers
-from tests.service.schedulers import COMPLETE, PUSH, Scheduler, arrived, intent, new_id
+from tests.service.scheduler.scheduled_pair import PREFILL, Pair, transfers
+from tests.service.scheduler.schedulers import COMPLETE, PUSH, Scheduler, arrived, intent, new_id
 from tests.service.values import content, dur, group, new_key, prompt
 
 

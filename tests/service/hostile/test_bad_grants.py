@@ -6,7 +6,7 @@ from kvgrpc.core.values import grants
 from kvgrpc.v1 import common_pb2, lease_pb2
 from tests.service.api import refused
 from tests.service.engines import FAILED, RETURNED, SUCCEEDED, Engine, memory_unchanged, unchanged
-from tests.service.forged_grants import NO_TOKENS, forge
+from tests.service.hostile.forged_grants import NO_TOKENS, forge
 from tests.service.values import content, dur, new_key, prompt
 
 TOKENS = prompt(40)

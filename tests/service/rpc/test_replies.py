@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from google.protobuf.descriptor import ServiceDescriptor
 
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import (
@@ -21,18 +20,9 @@ from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
+from tests.service.services import SERVICES
 from tests.service.values import content, dur, group, new_key, prompt
 
-SERVICES: list[ServiceDescriptor] = [
-    handshake_pb2.DESCRIPTOR.services_by_name["HandshakeService"],
-    handoff_pb2.DESCRIPTOR.services_by_name["HandoffService"],
-    transfer_pb2.DESCRIPTOR.services_by_name["TransferService"],
-    lease_pb2.DESCRIPTOR.services_by_name["LeaseService"],
-    scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"],
-    pool_pb2.DESCRIPTOR.services_by_name["PoolService"],
-    admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
-    peer_pb2.DESCRIPTOR.services_by_name["PeerService"],
-]
 Calls = Iterator[tuple[str, Any]]
 
 

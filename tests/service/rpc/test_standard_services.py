@@ -13,19 +13,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tests.service.conftest import Start
 from tests.service.engines import Engine
 from tests.service.footprint import resident_bytes
+from tests.service.services import NAMES
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-OURS = [
-    "kvgrpc.v1.HandshakeService",
-    "kvgrpc.v1.HandoffService",
-    "kvgrpc.v1.TransferService",
-    "kvgrpc.v1.LeaseService",
-    "kvgrpc.v1.SchedulerService",
-    "kvgrpc.v1.PoolService",
-    "kvgrpc.v1.AdminService",
-    "kvgrpc.peer.v1.PeerService",
-]
 STANDARD = [
     "grpc.health.v1.Health",
     "grpc.channelz.v1.Channelz",
@@ -51,11 +42,11 @@ def reflect(engine: Engine, version: str, request: reflection_pb2.ServerReflecti
 def test_reflection_lists_every_service(source: Engine, version: str) -> None:
     found = reflect(source, version, reflection_pb2.ServerReflectionRequest(list_services=""))
     reply = reflection_pb2.ServerReflectionResponse.FromString(found)
-    assert {service.name for service in reply.list_services_response.service} == {*OURS, *STANDARD}
+    assert {service.name for service in reply.list_services_response.service} == {*NAMES, *STANDARD}
 
 
 @BOTH_VERSIONS
-@pytest.mark.parametrize("service", OURS)
+@pytest.mark.parametrize("service", NAMES)
 def test_reflection_describes_every_service_down_to_its_last_import(source: Engine, version: str, service: str) -> None:
     wanted, known = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)], {}
     while wanted:
@@ -94,14 +85,14 @@ def test_reflection_finds_methods_fields_and_values_by_name(
 
 
 def test_every_service_is_healthy_by_its_own_name(source: Engine) -> None:
-    for service in ["", *OURS]:
+    for service in ["", *NAMES]:
         reply = source.api.health.Check(health_pb2.HealthCheckRequest(service=service))
         assert reply.status == SERVING, service
 
 
 def test_the_health_of_all_services_is_listed(source: Engine) -> None:
     reply = source.api.health.List(health_pb2.HealthListRequest())
-    assert set(OURS) < reply.statuses.keys()
+    assert set(NAMES) < reply.statuses.keys()
     assert {row.status for row in reply.statuses.values()} == {SERVING}
 
 
@@ -118,7 +109,7 @@ def test_watching_the_health_tells_when_the_server_leaves(start: Start) -> None:
     handed = engine.hand_over([1, 2, 3])
     engine.process.popen.terminate()
     assert next(watch).status == NOT_SERVING
-    others = {service for service in ["", *OURS] if service != "kvgrpc.v1.HandoffService"}
+    others = {service for service in ["", *NAMES] if service != "kvgrpc.v1.HandoffService"}
     for service in others:  # what goes on needs them
         assert engine.api.health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING, service
     engine.cancel(handed.transfer.transfer_id)  # it ends with the last lease

@@ -1,9 +1,7 @@
 """What is no gRPC at all on the port: the server shrugs and goes on serving."""
 
 import secrets
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -11,37 +9,8 @@ import pytest
 from kvgrpc.v1 import lease_pb2
 from tests.service.api import read_refusal
 from tests.service.engines import Engine, unchanged
+from tests.service.http2 import EMPTY_SETTINGS, PREFACE, connected, frame, send
 from tests.service.values import content, group, prompt
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-EMPTY_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """An HTTP/2 frame, whose length may lie."""
-    said = len(payload) if length is None else length
-    return said.to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-@contextmanager
-def connected(engine: Engine) -> Iterator[socket.socket]:
-    host, _, port = engine.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        yield connection
-
-
-def send(connection: socket.socket, data: bytes) -> None:
-    """All of it, or as much as the server wanted, until it hangs up."""
-    try:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        while connection.recv(65536):
-            pass
-    except TimeoutError:
-        raise
-    except OSError:  # it did not wait for the end
-        pass
-
 
 GARBAGE = {
     "nothing": b"",

@@ -2,7 +2,7 @@
 
 from kvgrpc.v1 import common_pb2, scheduler_pb2, transfer_pb2
 from tests.service.engines import Engine, wait_until
-from tests.service.schedulers import Scheduler, new_id
+from tests.service.scheduler.schedulers import Scheduler, new_id
 
 PREFILL = scheduler_pb2.KvGift()
 Pair = tuple[Scheduler, Scheduler]

@@ -16,7 +16,7 @@ from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, wait_until
 from tests.service.footprint import resident_bytes
-from tests.service.test_large_messages import rows_of
+from tests.service.hostile.rows import rows_of
 
 KEPT_BYTES_MAX = 4 << 20
 """Of one message, whatever it says: but for what was granted."""

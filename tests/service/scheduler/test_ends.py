@@ -7,8 +7,8 @@ import pytest
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import Engine, wait_until
-from tests.service.scheduled_pair import PREFILL, Pair, at_rest, group_runs, pending, pushed_by, transfers
-from tests.service.schedulers import PULL, PUSH, Scheduler, intent, new_id, reason
+from tests.service.scheduler.scheduled_pair import PREFILL, Pair, at_rest, group_runs, pending, pushed_by, transfers
+from tests.service.scheduler.schedulers import PULL, PUSH, Scheduler, intent, new_id, reason
 from tests.service.values import new_key, prompt
 
 
