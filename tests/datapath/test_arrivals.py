@@ -148,7 +148,7 @@ def test_what_came_by_an_earlier_posting_is_summed_up_with_the_rest(case: Case, 
     check(rank, peer, rest, pieces)
 
 
-def test_without_the_machine_code_too(case: Case, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_compiled_loop_too(case: Case, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crc32c, "summer", lambda: crc32c.sum_in_loop)
     check(Rank(case, peer), peer, *moved())
 

@@ -1,6 +1,5 @@
-"""The ways to copy within a process: all give the same bytes; the machine code is its listing."""
+"""The ways to copy within a process: all give the same bytes, and the fastest is optional."""
 
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,11 +9,11 @@ import pytest
 
 from kvgrpc.datapath.copy import copying
 from kvgrpc.datapath.copy.copying import CopyMethod
-from kvgrpc.datapath.copy.crc32c import SUM_ROWS
-from kvgrpc.datapath.copy.machine_code import parse
-from kvgrpc.datapath.copy.stream_copy import COPY_ROWS
+from kvgrpc.datapath.copy.rows import load, row_function
 from kvgrpc.datapath.host import libc
+from scripts import build_rows
 
+ROOT = Path(__file__).resolve().parents[2]
 METHODS = copying.available_methods()
 
 
@@ -64,15 +63,30 @@ def test_there_is_always_a_way_to_copy() -> None:
     assert all(copying.best(row_bytes) in METHODS for row_bytes in (1, 4096, 1 << 30))
 
 
-@pytest.mark.skipif(
-    shutil.which("as") is None or platform.machine() != "x86_64",
-    reason="there is no assembler for x86-64",
-)
-@pytest.mark.parametrize("source", [COPY_ROWS, SUM_ROWS], ids=["copy", "sum"])
-def test_the_machine_code_is_what_its_listing_says(tmp_path: Path, source: str) -> None:
-    code, listing = parse(source)
-    text, binary = tmp_path / "copy.s", tmp_path / "copy.bin"
-    text.write_text(f".intel_syntax noprefix\n{listing}\n")
-    subprocess.run(["as", "--64", text, "-o", tmp_path / "copy.o"], check=True)
-    subprocess.run(["objcopy", "-O", "binary", "-j", ".text", tmp_path / "copy.o", binary], check=True)
-    assert binary.read_bytes() == code
+def test_this_installation_has_the_compiled_loops_where_there_is_a_compiler() -> None:
+    assert (load() is not None) is (shutil.which("cc") is not None)
+
+
+def test_without_the_compiled_library_there_is_no_function_of_it(tmp_path: Path) -> None:
+    assert row_function("kvgrpc_copy_rows", path=tmp_path / "absent.so") is None
+
+
+def test_a_compiler_that_fails_or_is_absent_is_reported_and_leaves_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / build_rows.SOURCE.parent
+    folder.mkdir(parents=True)
+    (tmp_path / build_rows.SOURCE).write_text("this is not C")
+    for compiler in ("cc", "/absent/cc"):
+        monkeypatch.setenv("CC", compiler)
+        (tmp_path / build_rows.LIBRARY).write_bytes(b"an old one")
+        assert build_rows.compile_rows(tmp_path)
+        assert not (tmp_path / build_rows.LIBRARY).exists()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_source_compiles_without_a_warning(tmp_path: Path) -> None:
+    options = ["-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    command = ["cc", *options, "-o", str(tmp_path / "rows.so"), str(ROOT / build_rows.SOURCE)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

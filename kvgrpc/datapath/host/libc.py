@@ -7,7 +7,6 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -28,12 +27,8 @@ memmove = _LIBC.memmove
 memmove.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 memmove.restype = None
 
-MEMMOVE_ADDRESS: int = ctypes.cast(memmove, ctypes.c_void_p).value or 0
-
 _madvise = _LIBC.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_mprotect = _LIBC.mprotect
-_mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _prctl = _LIBC.prctl
 _prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
@@ -59,19 +54,6 @@ def madvise(address: int, nbytes: int, advice: int) -> None:
     """Raises OSError with the call's errno."""
     if _madvise(address, nbytes, advice):
         raise _error()
-
-
-def make_executable(address: int, nbytes: int) -> None:
-    """Makes whole pages readable and executable, and no longer writable. Raises OSError."""
-    prot_read, prot_exec = 1, 4
-    if _mprotect(address, nbytes, prot_read | prot_exec):
-        raise _error()
-
-
-def row_function(address: int) -> Callable[[int, int, int], None]:
-    """The machine code at `address` as void f(rows, count, function)."""
-    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    return signature(address)
 
 
 def process_vm_readv(pid: int, local: int, remote: int, count: int) -> int:

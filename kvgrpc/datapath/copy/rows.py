@@ -1,0 +1,39 @@
+"""The functions of `rows.c`: loops over many rows in one call, during which the interpreter lock is let go of.
+
+They are compiled when the package is installed, where there is a compiler; without them every user has another way.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from kvgrpc.datapath.host.addresses import Rows
+
+LIBRARY = Path(__file__).with_name("_rows.so")
+
+
+@functools.cache
+def load(path: Path = LIBRARY) -> ctypes.CDLL | None:
+    """The compiled library; None where it was not built, or is of another machine."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def row_function(name: str, *more: int, path: Path = LIBRARY) -> Callable[[Rows], None] | None:
+    """The function void name(rows, count, more...) of the library as one of rows; None without the library. `more`
+    are addresses.
+    """
+    library = load(path)
+    if library is None:
+        return None
+    function = library[name]
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * len(more)]
+
+    def call(rows: Rows) -> None:
+        function(rows.ctypes.data, len(rows), *more)
+
+    return call
