@@ -9,15 +9,7 @@ import pytest
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
 from tests.e2e.slow_pulls import ACTIVE, BLOCKS, LIMITS, SLOW, TOKENS, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
-from tests.service.engines import (
-    FAILED,
-    QUARANTINED,
-    RETURNED,
-    SUCCEEDED,
-    Engine,
-    ServeProcess,
-    wait_until,
-)
+from tests.service.engines import FAILED, QUARANTINED, RETURNED, SUCCEEDED, Engine, ServeProcess, wait_until
 
 DEAD = handshake_pb2.PEER_STATE_DEAD
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED

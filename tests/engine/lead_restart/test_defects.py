@@ -13,8 +13,7 @@ from kvgrpc.engine.handles import Handle
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2
 from tests.engine.conftest import SETTINGS
-from tests.engine.support import Lead, new_key, refused
-from tests.engine.test_lead_death import (
+from tests.engine.lead_restart.sides import (
     CACHED,
     LAYOUT,
     PROMPT,
@@ -26,6 +25,7 @@ from tests.engine.test_lead_death import (
     shared,
     slow,
 )
+from tests.engine.support import Lead, new_key, refused
 from tests.service.api import Api
 from tests.service.conftest import TEST_S
 from tests.service.defective import MESSAGE, DefectiveProcess, python_path

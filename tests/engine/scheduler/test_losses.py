@@ -10,7 +10,7 @@ from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import layout
-from tests.engine.schedulers import COMPLETE, PROMPT, TARGET, At, R, give
+from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TARGET, At, R, give
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
 

@@ -11,7 +11,7 @@ from kvgrpc.core.tables.transfers import Side as End
 from kvgrpc.core.values import grants
 from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import AlreadyExists, InvalidRequest, PreconditionFailed, Reason
-from tests.engine.schedulers import PROMPT, TABLE, At, R, give, same
+from tests.engine.scheduler.schedulers import PROMPT, TABLE, At, R, give, same
 from tests.engine.support import Lead, Side, new_key, refused, tokens
 from tests.service.engines import wait_until
 

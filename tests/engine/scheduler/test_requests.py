@@ -16,7 +16,7 @@ from kvgrpc.engine.scheduler import Scheduler
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout
-from tests.engine.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
+from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
 from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
 from tests.service.engines import wait_until
 

@@ -1,0 +1,44 @@
+"""Engines with leads of their own, and peers whose leads live on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from kvgrpc.engine import Engine
+from tests.engine.conftest import SETTINGS
+from tests.engine.lead_restart.sides import LAYOUT, SLOW, Side, launched, shared
+from tests.engine.support import Lead
+
+
+@pytest.fixture(scope="module")
+def peer(leads: tuple[Lead, Lead]) -> Iterator[Side]:
+    """An engine that lives on, whose lead allows all data paths."""
+    side = shared(Engine.attach(leads[0].socket_path, pool=LAYOUT))
+    yield side
+    side.close()
+
+
+@pytest.fixture(scope="module")
+def slow_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
+    """One that reads so slowly that it is still at it when a lead is killed."""
+    lead = Lead(tmp_path_factory.mktemp("slow"), "S", *SLOW, settings=SETTINGS).wait_ready()
+    side = shared(Engine.attach(lead.socket_path, pool=LAYOUT))
+    yield side
+    side.close()
+    lead.close()
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[Callable[..., Side]]:
+    """Engines with leads of their own, made when they are first wanted; they outlive every kill."""
+    made: dict[tuple[str, ...], Side] = {}
+    with ExitStack() as stack:
+
+        def get(*arguments: str) -> Side:
+            if arguments not in made:
+                made[arguments] = launched(*arguments)
+                stack.callback(made[arguments].close)
+            return made[arguments]
+
+        yield get
