@@ -48,11 +48,10 @@ class Pulls:
             state.reply(event.call.id, Pulling(None))
             return
         transfer = state.create(
+            event.call,
             direction=Direction.RECEIVE,
             key=claims.transfer_key,
-            owner=event.call.principal,
             request_id=event.request_id,
-            trace=event.call.trace,
             lease_id=claims.lease_id,
             peer_engine_id=claims.engine_id,
             peer_incarnation=claims.incarnation,

@@ -90,11 +90,10 @@ class Reservations:
             return
         self._reserved, source = self._reserved + 1, event.source or PushSource("")
         transfer = state.create(
+            event.call,
             direction=Direction.RECEIVE,
             key=event.key,
-            owner=event.call.principal,
             request_id=event.request_id,
-            trace=event.call.trace,
             peer_engine_id=source.engine_id,
             peer_address=source.address,
             use_tokens=claim.tokens,

@@ -299,11 +299,10 @@ class HandOvers:
         state = self._state
         pool = state.pool.pool
         transfer = state.create(
+            event.call,
             direction=Direction.SEND,
             key=event.key,
-            owner=event.call.principal,
             request_id=event.request_id,
-            trace=event.call.trace,
             lease_id=lease.id,
             waiting_for="readers",
             use_tokens=lease.content.tokens,

@@ -185,11 +185,10 @@ class Pushes:
     def _new(self, call: Call, request_id: str, key: bytes, waiting_for: str) -> Push:
         state = self._state
         transfer = state.create(
+            call,
             direction=Direction.SEND,
             key=key,
-            owner=call.principal,
             request_id=request_id,
-            trace=call.trace,
             waiting_for=waiting_for,
             phases=(Phase("rendezvous", state.now),),
             consumers=1,

@@ -41,9 +41,9 @@ from kvgrpc.core.tables.leases import LeaseTable
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.pins import PinTable
 from kvgrpc.core.tables.timers import Timer, Timers
-from kvgrpc.core.tables.transfers import ENDED, Changes, NewTransfer, Transfer, TransferTable
+from kvgrpc.core.tables.transfers import ENDED, Changes, Transfer, TransferTable, Wanted
 from kvgrpc.core.tables.turns import Turns
-from kvgrpc.core.values.calls import BlockLists, LayerRange
+from kvgrpc.core.values.calls import BlockLists, Call, LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks, check_ids
 from kvgrpc.core.values.grants import signing_key
@@ -193,9 +193,9 @@ class NodeState:
         else:
             self.keys.forget(name)
 
-    def create(self, **fields: Unpack[NewTransfer]) -> Transfer:
-        """A new transfer; watchers learn of it."""
-        transfer = self.transfers.create(self.now, **fields)
+    def create(self, call: Call, **fields: Unpack[Wanted]) -> Transfer:
+        """A new transfer of the caller's; watchers learn of it."""
+        transfer = self.transfers.create(self.now, owner=call.principal, trace=call.trace, **fields)
         self.emit(TransferChanged(transfer))
         return transfer
 

@@ -193,14 +193,12 @@ class Transfer:
         return (*self.phases[:-1], Phase(last.name, last.start, now))
 
 
-class NewTransfer(TypedDict):
-    """What is stated when a transfer is made."""
+class Wanted(TypedDict):
+    """What a call states of the transfer that it makes."""
 
     direction: Direction
     key: bytes
-    owner: str
     request_id: NotRequired[str]
-    trace: NotRequired[str]
     peer_engine_id: NotRequired[str]
     peer_incarnation: NotRequired[int]
     peer_address: NotRequired[str]
@@ -212,6 +210,13 @@ class NewTransfer(TypedDict):
     phases: NotRequired[tuple[Phase, ...]]
     consumers: NotRequired[int]
     priority: NotRequired[int]
+
+
+class NewTransfer(Wanted):
+    """What is stated when a transfer is made."""
+
+    owner: str
+    trace: NotRequired[str]
 
 
 class Changes(TypedDict, total=False):
