@@ -24,11 +24,12 @@ from typing import Any, Self
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import largest_use
+from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.engine.connection import Connection
 from kvgrpc.engine.events import Event
-from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, check_key, group_blocks
+from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks
 from kvgrpc.engine.launch import LeadProcess
 from kvgrpc.engine.lead_restart import COMES_BACK_S
 from kvgrpc.engine.pushes import LayerRange, Push, Reservation
@@ -154,7 +155,7 @@ class Engine:
         The blocks belong to the hand-over until BlocksReturned. What the lead refuses arrives as Failed and
         BlocksReturned; what can be seen to be wrong here raises InvalidRequest or OutOfRange.
         """
-        check_key(transfer_key)
+        check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
         key, rows, lease_id = self._lives.sign_with(), group_blocks(blocks), self._lives.mint()
         claims = grants.Claims(
@@ -238,7 +239,7 @@ class Engine:
         With `source_address` the lead registers the push there by itself; else `Reservation.grant`, which Reserved
         announces, must reach the source. What the lead refuses arrives as Failed and BlocksReturned.
         """
-        check_key(transfer_key)
+        check_transfer_key(transfer_key)
         request = handoff_pb2.ReserveBlocksRequest(
             transfer_key=transfer_key, request_id=request_id, blocks=group_blocks(blocks), have_tokens=have_tokens,
             content=content.message, use_tokens=use_tokens, after_step=after_step, priority=priority,
@@ -261,7 +262,7 @@ class Engine:
         traceparent: str = "",
     ) -> Push:
         """The source's side of a push to `consumers` engines: `Push.finished` hands its parts over as they come."""
-        check_key(transfer_key)
+        check_transfer_key(transfer_key)
         return Push(
             ask=self._lives.ask, page=self._lives.page, mint=self._lives.mint, consumers=consumers, on_abort=on_abort,
             request_id=request_id, transfer_key=transfer_key, content=content, priority=priority,

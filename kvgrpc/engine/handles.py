@@ -9,7 +9,6 @@ import numpy as np
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.descriptors import to_runs
-from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
 from kvgrpc.engine.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
@@ -172,13 +171,6 @@ def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:
         return [common_pb2.GroupBlocks(group=index, blocks=_runs(ids)) for index, ids in enumerate(groups) if len(ids)]
     except (TypeError, ValueError) as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"block ids lie in [0, 2**32): {error}") from error
-
-
-def check_key(transfer_key: bytes) -> None:
-    """Raises InvalidRequest for a key that somebody could guess."""
-    if len(transfer_key) < TRANSFER_KEY_BYTES_MIN:
-        what = f"transfer_key needs at least {TRANSFER_KEY_BYTES_MIN} random bytes"
-        raise InvalidRequest(Reason.INVALID_FIELD, what)
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:

@@ -1,10 +1,10 @@
 """Scheduler: the policy of `kvgrpc.core.policy.policy` on an engine's own session, for an engine's scheduler.
 
     scheduler = Scheduler(engine)
-    admitted = scheduler.arrived(Wanted("r1", prompt, take=Offer(grant)))     # request came in
-    tokens = scheduler.match("r1", hit).tokens                                # as often as it likes
+    admitted = scheduler.arrived(ScheduledRequest("r1", prompt, take=Offer(grant)))     # request came in
+    tokens = scheduler.match("r1", hit).tokens                                          # as often as it likes
     scheduler.allocated("r1", table, hit, tokens, after_step=n)
-    for told in scheduler.step(): ...                                         # each step: LoadEnded, SendEnded, ...
+    for told in scheduler.step(): ...                                # each step: LoadEnded, SendEnded, ...
     finished = scheduler.finished("r1", ids, table, computed, Outcome.COMPLETE, step=n)
 
 All hooks are those of the policy; each sends what it leads to with the next `step`, and none waits.
@@ -14,19 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
-from kvgrpc.core.policy.policy import Policy
+from kvgrpc.core.policy.driver import DrivenRequest, Driver
+from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
-    Admitted,
+    Arrival,
     Begin,
-    Cancel,
     Finished,
     GiveUp,
     HandOver,
     Loss,
-    Match,
     Mode,
     News,
     Outcome,
@@ -37,18 +34,15 @@ from kvgrpc.core.policy.values import (
     Rules,
     Side,
     Start,
-    StartOver,
     Table,
-    Task,
 )
-from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.engine.engine import Engine
 from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
 from kvgrpc.engine.handles import Handle, HandOver as HandOverHandle, Pull, content
-from kvgrpc.engine.pushes import Push, Reservation
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
-from kvgrpc.errors import DeadlineExceeded, InvalidRequest, KVGrpcError, Reason
+from kvgrpc.engine.pushes import Push
+from kvgrpc.engine.request import ScheduledRequest
+from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason
 
 TAKEN_BACK_S = 5.0
 """So long a preemption waits for blocks that cannot be taken back at once: a lead answers in a millisecond, unless its
@@ -61,57 +55,26 @@ _UNKNOWN = b"unknown"
 
 
 @dataclass(eq=False)
-class _Handles:
-    wanted: ScheduledRequest
-    given: Sequence[int]
-    """Tokens whose KV goes."""
-    take: Pull | Reservation | None = None
-    give: HandOverHandle | Push | None = None
+class _Request(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
+    """`given` are token ids."""
+
     withdrawn: Push | None = None
     """What was cancelled so that its blocks come back: until then they may be read."""
 
 
-class Scheduler:
+class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     """Of one engine. Not for several threads at once."""
 
     def __init__(self, engine: Engine, rules: Rules | None = None, *, taken_back_s: float = TAKEN_BACK_S) -> None:
         """`rules`: the groups are the engine's own in any case."""
         self.engine = engine
         self.taken_back_s = taken_back_s
-        self.policy = Policy(replace(rules or Rules(()), groups=engine.pool.groups))
-        self._known: dict[str, _Handles] = {}
-        self._of: dict[Handle, tuple[str, Side]] = {}
         self._news: list[News] = []
         self._cancels: list[Handle] = []
         """Of transfers that the lead has not named yet."""
-        self._perform: dict[type[Task], Callable[[_Handles, Any], None]] = {
-            Begin: self._begin,
-            Start: self._start,
-            Reserve: self._reserve,
-            HandOver: self._hand_over,
-            Part: self._part,
-            StartOver: self._start_over,
-            GiveUp: self._give_up,
-            Cancel: self._cancel,
-        }
+        super().__init__(replace(rules or Rules(()), groups=engine.pool.groups), self._news.append)
 
     # -- hooks: see Policy
-
-    def arrived(self, wanted: ScheduledRequest) -> Admitted:
-        """Raises what `Policy.arrived` raises; InvalidRequest (GRANT_INVALID) for what is no grant, or for a key that
-        is too short; PreconditionFailed (GRANT_WRONG_ACCESS) for a grant of the other kind; Unavailable (ENGINE_LOST)
-        for one with a target while there is no lead. Then nothing has changed.
-        """
-        arrival = wanted.arrival(self.policy.rules)
-        admitted = self.policy.admits(arrival)
-        if wanted.request_id not in self.policy:
-            handles = _Handles(wanted, wanted.prompt[: admitted.prompt_tokens])
-            if wanted.target and wanted.prompt:
-                self._push(handles, lambda push: push.register(wanted.target))
-            self._known[wanted.request_id] = handles
-        self.policy.arrived(arrival)
-        self._settle()
-        return admitted
 
     def refused(self, wanted: ScheduledRequest, message: str) -> None:
         """A request that this scheduler does not let in: whoever waits for its push learns that none comes. Under the
@@ -144,20 +107,7 @@ class Scheduler:
 
     def _knows(self, key: bytes) -> bool:
         """Whether a request that was let in takes or gives something under that key."""
-        return any(key in (known.wanted.transfer_key, known.wanted.taken_under) for known in self._known.values())
-
-    def match(self, request_id: str, computed_tokens: int) -> Match:
-        return self.policy.match(request_id, computed_tokens)
-
-    def allocated(
-        self, request_id: str, table: Table, computed_tokens: int, external_tokens: int, after_step: int = 0
-    ) -> None:
-        self.policy.allocated(request_id, table, computed_tokens, external_tokens, after_step)
-        self._settle()
-
-    def computed(self, request_id: str, table: Table, computed_tokens: int, step: int) -> None:
-        self.policy.computed(request_id, table, computed_tokens, step)
-        self._settle()
+        return any(key in (known.spec.transfer_key, known.spec.taken_under) for known in self._known.values())
 
     def preempted(self, request_id: str) -> None:
         """The blocks are the scheduler's when this returns. Where they cannot be taken back at once, their push ends.
@@ -165,45 +115,30 @@ class Scheduler:
         Raises DeadlineExceeded when they may still be read after `taken_back_s`. They are not to be reused then, unless
         a later call returns. Raises LeadDied.
         """
-        self.policy.preempted(request_id)
-        self._settle()
-        handles = self._known.get(request_id)
-        if handles is not None and handles.withdrawn is not None:
-            self._await_blocks(handles.withdrawn)
-            handles.withdrawn = None
+        super().preempted(request_id)
+        request = self._known.get(request_id)
+        if request is not None and request.withdrawn is not None:
+            self._await_blocks(request.withdrawn)
+            request.withdrawn = None
 
     def finished(
         self, request_id: str, ids: Sequence[int], table: Table, computed_tokens: int, outcome: Outcome, step: int = 0
     ) -> Finished:
-        """`ids`: the tokens of prompt and answer; those that were computed name what is handed over."""
-        handles = self._known.get(request_id)
-        if handles is not None and handles.wanted.give is not None and not handles.wanted.give.prefill:
-            handles.given = ids[: self.policy.given_tokens(request_id, computed_tokens, outcome)] or handles.given
-        finished = self.policy.finished(request_id, table, computed_tokens, outcome, step)
-        self._settle()
-        return finished
-
-    def aborted(self, request_id: str, message: str = "aborted") -> Finished:
-        finished = self.policy.aborted(request_id, message)
-        self._settle()
-        return finished
-
-    def loaded(self, request_id: str) -> None:
-        self.policy.loaded(request_id)
-        self._settle()
+        """`ids`: the tokens of prompt and answer; those that were computed name what is handed over. Without any the
+        prompt is all.
+        """
+        first = (lambda tokens: ids[:tokens]) if len(ids) else None
+        return self._finish(request_id, first, table, computed_tokens, outcome, step)
 
     def step(self, timeout_s: float = 0.0) -> list[News]:
         """Sends what is queued and tells what happened, waiting up to `timeout_s` for the first event.
 
         Raises LeadDied.
         """
-        if self._news:
-            timeout_s = 0.0
-        for event in self.engine.poll(timeout_s):
-            self._hear(event)
-        self._settle()
+        self._poll(0.0 if self._news else timeout_s)
         self._finish_cancels()
-        news, self._news = self._news, []
+        news = self._news.copy()
+        self._news.clear()
         return news
 
     @property
@@ -213,98 +148,86 @@ class Scheduler:
 
     def grant(self, request_id: str) -> bytes:
         """The READ grant of what was handed over; empty where there is none."""
-        handles = self._known.get(request_id)
-        return handles.give.grant if handles is not None and isinstance(handles.give, HandOverHandle) else b""
+        request = self._known.get(request_id)
+        handle = request.transfers.get(Side.GIVE) if request is not None else None
+        return handle.grant if isinstance(handle, HandOverHandle) else b""
 
-    # -- tasks
+    # -- what is asked for
 
-    def _settle(self) -> None:
-        """Performs what the policy decided, until it decides nothing more."""
-        while tasks := self.policy.take_tasks():
-            for task in tasks:
-                handles = self._known.get(task.request_id)
-                if handles is not None:
-                    side = Side.TAKE if isinstance(task, Begin | Start | Reserve) else Side.GIVE
-                    self._attempt(handles, side, partial(self._perform[type(task)], handles, task))
-        self._news += self.policy.take_told()
-        for request_id in [id_ for id_ in self._known if id_ not in self.policy]:
-            del self._known[request_id]
+    def _let_in(self, spec: ScheduledRequest, _: Arrival) -> _Request:
+        return _Request(spec)
 
-    def _attempt(self, handles: _Handles, side: Side, ask: Callable[[], None]) -> None:
-        """What cannot even be asked for is a loss like any other."""
-        try:
-            ask()
-        except KVGrpcError as error:
-            request_id, handle = handles.wanted.request_id, handles.take if side is Side.TAKE else handles.give
-            self.policy.failed(request_id, side, Loss(error.reason, error.message, Next.RECOMPUTE))
-            if handle is None or handle.over:
-                self.policy.returned(request_id, side)
-            else:
-                handle.cancel(error.message)
-
-    def _begin(self, handles: _Handles, task: Begin) -> None:
-        wanted = handles.wanted
-        assert isinstance(wanted.take, Offer)
-        handles.take = self.engine.pull(
-            wanted.take.grant, wanted.content(wanted.prompt),
-            use_tokens=task.use_tokens, priority=wanted.priority, **wanted.labels,
+    def _begin(self, request: _Request, task: Begin) -> Handle:
+        spec = request.spec
+        return self.engine.pull(
+            spec.offer.grant, spec.content(spec.prompt),
+            use_tokens=task.use_tokens, priority=spec.priority, **spec.labels,
         )  # fmt: skip
-        self._of[handles.take] = wanted.request_id, Side.TAKE
 
-    def _start(self, handles: _Handles, task: Start) -> None:
-        if isinstance(handles.take, Pull) and not handles.take.over:
-            handles.take.start(task.blocks, have_tokens=task.have_tokens, after_step=task.after_step)
+    def _start(self, _: _Request, transfer: Handle, task: Start) -> None:
+        assert isinstance(transfer, Pull)
+        transfer.start(task.blocks, have_tokens=task.have_tokens, after_step=task.after_step)
 
-    def _reserve(self, handles: _Handles, task: Reserve) -> None:
-        wanted = handles.wanted
-        assert isinstance(wanted.take, Source)
-        handles.take = self.engine.reserve(
-            task.blocks, wanted.content(wanted.prompt[: task.use_tokens]), transfer_key=wanted.transfer_key,
-            have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=wanted.take.address,
-            source_engine_id=wanted.take.engine_id, priority=wanted.priority, after_step=task.after_step,
-            **wanted.labels,
+    def _reserve(self, request: _Request, task: Reserve) -> Handle:
+        spec = request.spec
+        return self.engine.reserve(
+            task.blocks, spec.content(spec.prompt[: task.use_tokens]), transfer_key=spec.transfer_key,
+            have_tokens=task.have_tokens, use_tokens=task.use_tokens, source_address=spec.source.address,
+            source_engine_id=spec.source.engine_id, priority=spec.priority, after_step=task.after_step,
+            **spec.labels,
         )  # fmt: skip
-        self._of[handles.take] = wanted.request_id, Side.TAKE
 
-    def _hand_over(self, handles: _Handles, task: HandOver) -> None:
-        wanted = handles.wanted
-        handles.give = self.engine.finished_blocks(
-            task.blocks, wanted.content(handles.given[: task.tokens]), transfer_key=wanted.transfer_key,
-            ttl_s=wanted.ttl_s, consumers=wanted.consumers, on_abort=wanted.on_abort, after_step=task.after_step,
-            **wanted.labels,
+    def _hand_over(self, request: _Request, task: HandOver) -> Handle:
+        spec, given = request.spec, request.given
+        assert given is not None, "what is handed over has a name"
+        return self.engine.finished_blocks(
+            task.blocks, spec.content(given[: task.tokens]), transfer_key=spec.transfer_key,
+            ttl_s=spec.ttl_s, consumers=spec.consumers, on_abort=spec.on_abort, after_step=task.after_step,
+            **spec.labels,
         )  # fmt: skip
-        self._of[handles.give] = wanted.request_id, Side.GIVE
 
-    def _push(self, handles: _Handles, say: Callable[[Push], None]) -> None:
+    def _say(self, request: _Request, say: Callable[[Push], None]) -> Push:
         """Says something of a request's push. One of which nothing could be said does not begin."""
-        wanted = handles.wanted
-        push = handles.give or self.engine.push(
-            wanted.content(handles.given), transfer_key=wanted.transfer_key, consumers=wanted.consumers,
-            on_abort=wanted.on_abort, priority=wanted.priority, **wanted.labels,
+        spec, ids = request.spec, () if request.given is None else request.given
+        push = request.transfers.get(Side.GIVE) or self.engine.push(
+            spec.content(ids), transfer_key=spec.transfer_key, consumers=spec.consumers,
+            on_abort=spec.on_abort, priority=spec.priority, **spec.labels,
         )  # fmt: skip
         assert isinstance(push, Push)
+        if not push.content.tokens:  # begun before it was known what goes
+            push.content = spec.content(ids)
         say(push)
-        handles.give = push
-        self._of[push] = wanted.request_id, Side.GIVE
+        return push
 
-    def _part(self, handles: _Handles, task: Part) -> None:
+    def _register(self, request: _Request) -> Handle:
+        return self._say(request, lambda push: push.register(request.spec.target))
+
+    def _part(self, request: _Request, task: Part) -> Handle:
         def hand_over(push: Push) -> None:
             push.finished(task.blocks, layers=task.layers, last=task.last, after_step=task.after_step)
 
-        self._push(handles, hand_over)
+        return self._say(request, hand_over)
 
-    def _give_up(self, handles: _Handles, task: GiveUp) -> None:
-        if handles.give is None or not handles.give.over:
-            self._push(handles, lambda push: push.fail(task.message))
+    def _give_up(self, request: _Request, task: GiveUp) -> Handle | None:
+        push = request.transfers.get(Side.GIVE)
+        if push is not None and push.over:
+            return None
+        return self._say(request, lambda push: push.fail(task.message))
 
-    def _start_over(self, handles: _Handles, _: StartOver) -> None:
-        push = handles.give
-        assert isinstance(push, Push), "parts of it were handed over"
-        if not push.over and not push.start_over():
+    def _start_over(self, request: _Request, transfer: Handle) -> None:
+        assert isinstance(transfer, Push), "parts of it were handed over"
+        if not transfer.start_over():
             # Without a void slot the lead alone says when nothing reads them, and of a push that goes on it says so
             # only once the next prefill has a part.
-            push.cancel("its prefill was preempted, and its blocks could not be taken back at once")
-            handles.withdrawn = push
+            transfer.cancel("its prefill was preempted, and its blocks could not be taken back at once")
+            request.withdrawn = transfer
+
+    def _end(self, _: _Request, transfer: Handle, message: str) -> None:
+        transfer.cancel(message)
+        if not transfer.transfer_id:
+            self._cancels.append(transfer)
+
+    # -- what is waited for
 
     def _await_blocks(self, push: Push) -> None:
         deadline = time.monotonic() + self.taken_back_s
@@ -313,16 +236,7 @@ class Scheduler:
             if left_s <= 0:
                 what = f"blocks of {push.request_id} may still be read: keep them, or end this engine"
                 raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "taking back"})
-            for event in self.engine.poll(left_s):
-                self._hear(event)
-        self._settle()
-
-    def _cancel(self, handles: _Handles, task: Cancel) -> None:
-        handle = handles.take if task.side is Side.TAKE else handles.give
-        if handle is not None:
-            handle.cancel(task.message)
-            if not handle.transfer_id:
-                self._cancels.append(handle)
+            self._poll(left_s)
 
     def _finish_cancels(self) -> None:
         """A cancel goes out once the lead has named its transfer. This may be an engine's last step for a long time."""
@@ -330,33 +244,34 @@ class Scheduler:
             return
         deadline = time.monotonic() + CANCEL_S
         while any(map(_unnamed, self._cancels)) and time.monotonic() < deadline:
-            for event in self.engine.poll(CANCEL_S):
-                self._hear(event)
+            self._poll(CANCEL_S)
         self._cancels = [handle for handle in self._cancels if _unnamed(handle)]
-        self._settle()
         self.engine.flush()
 
-    # -- events
+    # -- how transfers fare
+
+    def _poll(self, timeout_s: float) -> None:
+        for event in self.engine.poll(timeout_s):
+            self._hear(event)
 
     def _hear(self, event: Event) -> None:
-        request_id, side = self._of.get(event.transfer, ("", Side.TAKE))
-        if not request_id:
-            return
         match event:
-            case Reserved():
-                take = self._known[request_id].wanted.take if request_id in self._known else None
-                if isinstance(take, Source) and not take.address:
-                    self._news.append(ReservedAt(request_id, event.transfer.grant))
-            case LayersReceived():
-                self._news.append(Provisional(request_id, event.layers_done, event.part_epoch))
-            case Failed():
-                self.policy.failed(request_id, side, _loss(event))
-            case Received():
-                del self._of[event.transfer]
-                self.policy.received(request_id)
-            case BlocksReturned():
-                del self._of[event.transfer]
-                self.policy.returned(request_id, side)
+            case Reserved(transfer) | LayersReceived(transfer):
+                found = self._find(transfer)
+                if found is not None:
+                    self._provide(found[0], event)
+            case Failed(transfer):
+                self._failed(transfer, _loss(event))
+            case Received(transfer):
+                self._returned(transfer, received=True)
+            case BlocksReturned(transfer):
+                self._returned(transfer)
+
+    def _provide(self, request: _Request, event: Reserved | LayersReceived) -> None:
+        if isinstance(event, LayersReceived):
+            self._tell(Provisional(request.id, event.layers_done, event.part_epoch))
+        elif not request.spec.source.address:
+            self._tell(ReservedAt(request.id, event.transfer.grant))
 
 
 def _unnamed(handle: Handle) -> bool:

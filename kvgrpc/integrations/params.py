@@ -43,7 +43,7 @@ class Defaults:
 def wanted(
     request_id: str, prompt: Sequence[int], params: Params, defaults: Defaults, **more: Any
 ) -> ScheduledRequest | None:
-    """What a request with these params wants; None: nothing. `more` are further fields of Wanted.
+    """What a request with these params wants; None: nothing. `more` are further fields of it.
 
     Raises InvalidRequest: GRANT_INVALID for what is no grant, and for a prefill by pull of which there is none;
     INVALID_FIELD for an intent that is none, for a push without a name for both sides, and for both flags at once.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvgrpc.core.events import PushSource
+from kvgrpc.core.policy.spec import Offer, RequestSpec, Source, claims_of
 from kvgrpc.core.policy.values import (
     DROPPED,
     Give,
@@ -30,12 +30,11 @@ from kvgrpc.core.values import content as contents, grants
 from kvgrpc.core.values.calls import BlockLists
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.requests import consumers, push_source
 from kvgrpc.wire.values import (
-    claims_of,
     content,
     failure,
     grant,
@@ -85,51 +84,35 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """KV that a READ grant offers."""
+class NamedRequest(RequestSpec[contents.Content]):
+    """A request whose prompt is known by its name."""
 
-    token: bytes
-    claims: grants.Claims
-
-
-@dataclass(frozen=True)
-class Coming:
-    """KV that is pushed; None: a router tells its source."""
-
-    source: PushSource | None
-    keep: bool
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A request with all that its transfers are called and made of."""
-
-    request_id: str
-    prompt: Named | None
-    take: Offer | Coming | None
-    give: Give | None
-    target: bytes
-    """The WRITE grant of the destination of a push; empty where none was brought."""
-    key: bytes
-    label: str
-    consumers: int
-    ttl_s: float | None
-    priority: int
-    on_abort: grants.OnAbort
-    needs_all_outputs: bool
-    trace: str = field(compare=False)
+    prompt: Named | None = None
 
     @property
     def prompt_tokens(self) -> int:
         return self.prompt.whole.tokens if self.prompt else 0
 
     @property
+    def whole_units(self) -> bool:
+        return self.prompt is not None and self.prompt.tokens is None
+
+    def first(self, tokens: int) -> contents.Content:
+        return self.named.first(tokens)
+
+    @property
+    def named(self) -> Named:
+        """What the prompt is."""
+        assert self.prompt is not None, "a request without tokens takes and gives nothing"
+        return self.prompt
+
+    @property
     def addresses(self) -> Iterator[str]:
         """Where its transfers lead."""
         match self.take:
-            case Offer():
-                yield self.take.claims.address
-            case Coming(source=PushSource(address=address)):
+            case Offer(token):
+                yield grants.read_claims(token).address
+            case Source(address) if address:
                 yield address
         if self.target:
             yield grants.read_claims(self.target).address
@@ -148,29 +131,29 @@ def named(value: common_pb2.Content, weights: str) -> Named | None:
     return Named(whole, kept, weights)
 
 
-def wanted(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str) -> Wanted:
+def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: str) -> NamedRequest:
     """RequestArrived. Raises KVGrpcError."""
     intent = request.intent
     give, take, key = _give(request), _take(request), intent.transfer_key
-    if give is not None or isinstance(take, Coming):
+    if give is not None or isinstance(take, Source):
         check_transfer_key(key)
     elif isinstance(take, Offer):
-        check_key(key, take.claims.transfer_key, "this grant")
+        check_key(key, grants.read_claims(take.grant).transfer_key, "this grant")
     request_id = required_id(request.request_id)
-    return Wanted(
+    return NamedRequest(
         request_id=request_id,
         prompt=named(request.prompt, weights),
         take=take,
         give=give,
         target=_target(request, give),
-        key=key,
+        transfer_key=key,
         label=text("intent.request_id", intent.request_id) or request_id,
         consumers=consumers(intent.consumers),
         ttl_s=seconds(intent, "ttl"),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
         needs_all_outputs=request.needs_all_outputs,
-        trace=text("traceparent", request.traceparent) or trace,
+        traceparent=text("traceparent", request.traceparent) or trace,
     )
 
 
@@ -209,17 +192,21 @@ def _give(request: scheduler_pb2.RequestArrivedRequest) -> Give | None:
     return Give(_MODES.get(mode, Mode.PULL), not request.give.decodes)
 
 
-def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Coming | None:
+def _take(request: scheduler_pb2.RequestArrivedRequest) -> Offer | Source | None:
     match request.WhichOneof("take"):
         case "offer":
-            return Offer(request.offer.token, _claims(request.offer, grants.Access.READ))
+            claims_of(request.offer.token, grants.Access.READ)
+            return Offer(request.offer.token)
         case "push":
             push = request.push
             stated = push.HasField("source")
-            source = push.source if stated else request.intent.peer
-            if stated and not source.address:
+            said = push.source if stated else request.intent.peer
+            if stated and not said.address:
                 raise invalid("push.source.address", "is required where a source is named")
-            return Coming(push_source("push.source", source) if source.address else None, push.keep)
+            if not said.address:
+                return Source(keep=push.keep)
+            source = push_source("push.source", said)
+            return Source(source.address, source.engine_id, push.keep)
     return None
 
 
@@ -228,17 +215,9 @@ def _target(request: scheduler_pb2.RequestArrivedRequest, give: Give | None) -> 
         return b""
     if give is None or give.mode is not Mode.PUSH:
         raise invalid("target", "is for a push from here: say so in give")
-    check_key(request.intent.transfer_key, _claims(request.target, grants.Access.WRITE).transfer_key, "this target")
+    claims = claims_of(request.target.token, grants.Access.WRITE)
+    check_key(request.intent.transfer_key, claims.transfer_key, "this target")
     return request.target.token
-
-
-def _claims(value: common_pb2.Grant, access: grants.Access) -> grants.Claims:
-    claims = claims_of(value)
-    if claims.access is not access:
-        raise PreconditionFailed(
-            Reason.GRANT_WRONG_ACCESS, f"this is a {claims.access.name} grant; a {access.name} grant is needed here"
-        )
-    return claims
 
 
 # ---- what is told

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from kvgrpc.core.events import PushSource
+from kvgrpc.core.policy.spec import Offer, Source
 from kvgrpc.core.policy.values import (
     Give,
     Load,
@@ -18,8 +18,10 @@ from kvgrpc.core.policy.values import (
     Outcome,
     Provisional,
     ReservedAt,
+    Rules,
     Save,
     SendEnded,
+    Take,
     TakeLost,
 )
 from kvgrpc.core.tables.transfers import Next, Side
@@ -28,7 +30,7 @@ from kvgrpc.core.values.content import Content, chain
 from kvgrpc.errors import InvalidRequest, KVGrpcError, OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from kvgrpc.wire import scheduler
-from kvgrpc.wire.scheduler import Coming, Offer, Wanted
+from kvgrpc.wire.scheduler import NamedRequest
 from tests.wire.messages import messages, outcome
 
 KEY = b"k" * 16
@@ -43,8 +45,8 @@ def token(access: grants.Access) -> bytes:
 READ, WRITE = token(grants.Access.READ), token(grants.Access.WRITE)
 
 
-def wanted(**fields: Any) -> Wanted:
-    return scheduler.wanted(scheduler_pb2.RequestArrivedRequest(**{"request_id": "r", **fields}), "w", "trace")
+def wanted(**fields: Any) -> NamedRequest:
+    return scheduler.arrived(scheduler_pb2.RequestArrivedRequest(**{"request_id": "r", **fields}), "w", "trace")
 
 
 def tokens(ids: list[int]) -> common_pb2.Content:
@@ -55,8 +57,8 @@ def tokens(ids: list[int]) -> common_pb2.Content:
 @settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_any_arrival_is_a_request_or_a_typed_refusal(data: st.DataObject) -> None:
     message = data.draw(messages(scheduler_pb2.RequestArrivedRequest))
-    found = outcome(lambda: scheduler.wanted(message, "w", ""))
-    assert isinstance(found, Wanted | KVGrpcError)
+    found = outcome(lambda: scheduler.arrived(message, "w", ""))
+    assert isinstance(found, NamedRequest | KVGrpcError)
 
 
 def test_a_request_has_what_its_router_said() -> None:
@@ -66,14 +68,14 @@ def test_a_request_has_what_its_router_said() -> None:
     intent.ttl.seconds = 9
     found = wanted(give=scheduler_pb2.KvGift(decodes=True), intent=intent, needs_all_outputs=True)
     assert (found.label, found.consumers, found.priority, found.ttl_s) == ("chat-1", 3, -2, 9.0)
-    assert (found.on_abort, found.key) == (grants.OnAbort.KEEP, KEY)
+    assert (found.on_abort, found.transfer_key) == (grants.OnAbort.KEEP, KEY)
     assert (found.give, found.take, found.needs_all_outputs) == (Give(Mode.PULL, prefill=False), None, True)
     assert (found.prompt, found.prompt_tokens) == (None, 0)
 
 
 def test_what_is_left_out_is_the_request_s_own_or_the_call_s() -> None:
-    assert (wanted().label, wanted().consumers, wanted().trace) == ("r", 1, "trace")
-    assert wanted(traceparent="other").trace == "other"
+    assert (wanted().label, wanted().consumers, wanted().traceparent) == ("r", 1, "trace")
+    assert wanted(traceparent="other").traceparent == "other"
 
 
 @pytest.mark.parametrize(
@@ -92,16 +94,15 @@ def test_what_is_given_goes_as_it_says_itself_or_else_as_its_intent(gift: Any, i
 
 def test_what_is_taken_has_its_source_from_the_offer_the_push_or_the_intent() -> None:
     offer = common_pb2.Grant(token=READ)
-    taken = wanted(offer=offer).take
-    assert isinstance(taken, Offer)
-    assert (taken.token, taken.claims.token_count) == (READ, 40)
+    assert wanted(offer=offer).take == Offer(READ)
+    assert wanted(offer=offer).arrival(Rules(())).take == Take(Mode.PULL, 40)
     intent = common_pb2.Intent(transfer_key=KEY)
-    assert wanted(push=scheduler_pb2.PushOffer(keep=True), intent=intent).take == Coming(None, True)
+    assert wanted(push=scheduler_pb2.PushOffer(keep=True), intent=intent).take == Source(keep=True)
     intent.peer.address = "p:1"
-    assert wanted(push=scheduler_pb2.PushOffer(), intent=intent).take == Coming(PushSource("p:1"), False)
+    assert wanted(push=scheduler_pb2.PushOffer(), intent=intent).take == Source("p:1")
     source = common_pb2.PeerAddress(address="q:2", engine_id="q")
     found = wanted(push=scheduler_pb2.PushOffer(source=source), intent=intent)
-    assert found.take == Coming(PushSource("q:2", "q"), False)
+    assert found.take == Source("q:2", "q")
     assert list(found.addresses) == ["q:2"]
     assert list(wanted(offer=offer).addresses) == ["127.0.0.1:50051"]
     push = common_pb2.Intent(transfer_key=KEY, mode=common_pb2.TRANSFER_MODE_PUSH)
@@ -111,9 +112,9 @@ def test_what_is_taken_has_its_source_from_the_offer_the_push_or_the_intent() ->
 
 def test_the_same_request_again_is_the_same_in_another_trace_too() -> None:
     message = scheduler_pb2.RequestArrivedRequest(request_id="r", prompt=tokens([1, 2]))
-    assert scheduler.wanted(message, "w", "a") == scheduler.wanted(message, "w", "b")
+    assert scheduler.arrived(message, "w", "a") == scheduler.arrived(message, "w", "b")
     message.prompt.tokens.token_ids[0] = 7
-    assert scheduler.wanted(message, "w", "a") != wanted(prompt=tokens([1, 2]))
+    assert scheduler.arrived(message, "w", "a") != wanted(prompt=tokens([1, 2]))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 32, 39, 40])
@@ -139,7 +140,7 @@ def test_a_chain_and_an_opaque_id_name_what_they_name() -> None:
 
 def test_a_prompt_that_is_kept_does_not_keep_the_message_that_brought_it() -> None:
     message = scheduler_pb2.RequestArrivedRequest(request_id="r", prompt=tokens([1, 2]))
-    found = scheduler.wanted(message, "w", "")
+    found = scheduler.arrived(message, "w", "")
     message.prompt.tokens.token_ids[:] = [8, 9]
     assert found.prompt is not None
     assert found.prompt.first(1) == chain([1], weights_revision="w")

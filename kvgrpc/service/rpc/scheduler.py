@@ -174,7 +174,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RequestArrivedRequest, trace: str
     ) -> scheduler_pb2.RequestArrivedResponse:
         self._lead.node.state.check_life(request.incarnation)
-        admitted = self._scheduling.arrived(wire.wanted(request, self._lead.weights, trace))
+        admitted = self._scheduling.arrived(wire.arrived(request, self._lead.weights, trace))
         return scheduler_pb2.RequestArrivedResponse(prompt_tokens=admitted.prompt_tokens, one_token=admitted.one_token)
 
     def _match(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:

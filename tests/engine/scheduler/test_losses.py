@@ -1,6 +1,7 @@
 """KV that does not come: the wait for it ends, the request goes on as its engine was told, and its blocks are free."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import layout
-from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TARGET, At, R, give
+from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TARGET, At, R, give, same
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.engines import wait_until
 
@@ -124,3 +125,17 @@ def test_a_lead_of_an_engines_own_is_gone_when_it_was_abandoned() -> None:
         assert not engine.lead_gone
         engine.abandon()
         assert engine.lead_gone
+
+
+def test_the_end_of_a_pull_is_not_that_of_a_later_request_of_the_same_id(
+    leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    p, d = At(attach(leads[0])), At(attach(leads[1]))
+    first, second = p.prefilled(give()), p.prefilled(replace(give(), request_id="r2"))
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(first)))
+    d.scheduler.step()
+    assert not d.scheduler.aborted(R).keep
+    d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(second)))
+    assert d.load() == 40
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d)

@@ -201,6 +201,36 @@ def test_a_decode_engine_gives_what_was_computed_and_not_the_token_that_was_samp
     assert same(p, d, (0, 1))
 
 
+def test_a_decode_engine_pushes_its_answer_to_the_target_that_a_router_brought(sides: tuple[At, At]) -> None:
+    p, d = sides
+    key, chat = new_key(), tokens(40)
+    d.scheduler.arrived(ScheduledRequest(R, chat, transfer_key=key, take=Source()))
+    assert d.load() == 40
+    target, back = d.told(ReservedAt).grant, Give(Mode.PUSH, prefill=False)
+    p.scheduler.arrived(ScheduledRequest(R, chat[:30], transfer_key=key, give=back, target=target))
+    p.side.fill(TABLE[0], seed=1)
+    assert p.scheduler.finished(R, [*chat, 7], TABLE, 40, COMPLETE).handed_over
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d)
+
+
+def test_a_push_is_named_without_the_tokens_that_its_destination_computes_anew(
+    leads: tuple[Lead, Lead], attach: Attach
+) -> None:
+    p, d = (At(attach(lead), backoff_tokens=1) for lead in leads)
+    key, prompt = new_key(), tokens(33)
+    d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
+    assert d.load() == 32
+    d.scheduler.step()
+    p.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, give=Give(Mode.PUSH), needs_all_outputs=True))
+    p.side.fill(TABLE[0], seed=1)
+    assert p.scheduler.finished(R, prompt, TABLE, 33, COMPLETE).handed_over
+    p.scheduler.step()
+    assert d.told(LoadEnded).loss is None
+    assert same(p, d, (0, 1))
+
+
 WINDOW = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
 STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 
