@@ -15,9 +15,9 @@ from kvgrpc.sim import Outcome, drawn, run
 from kvgrpc.sim.seeds import chaos
 from kvgrpc.sim.world import faults
 from kvgrpc.sim.world.trace import Trace
-from tests.sim.digests import digest
+from tests.sim.seeds.digests import digest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIRST = 1_000
 SEEDS = 48
 STEPS = 1_500
@@ -77,7 +77,7 @@ def test_a_request_that_is_left_out_leaves_the_others_as_they_are() -> None:
 
 def test_the_order_of_sets_in_a_process_changes_nothing() -> None:
     """Another process, with other hashes of strings. In the world of seed 48 several lives may write at once."""
-    script = "from tests.sim.digests import digest; print(*map(digest, range(4)), digest(48, 3_000))"
+    script = "from tests.sim.seeds.digests import digest; print(*map(digest, range(4)), digest(48, 3_000))"
     seen = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -13,7 +13,7 @@ from kvgrpc.datapath.copy.rows import load, row_function
 from kvgrpc.datapath.host import libc
 from scripts import build_rows
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 METHODS = copying.available_methods()
 
 

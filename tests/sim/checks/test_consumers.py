@@ -13,7 +13,7 @@ from kvgrpc.sim.checks.audit import Audit
 from kvgrpc.sim.checks.closings import CloseAudit
 from kvgrpc.sim.checks.consumers import Consumers
 from tests.core.nodes import Lead, claim, describe, endpoints, key_of
-from tests.sim.waiting_pulls import LIMITS, send
+from tests.sim.checks.waiting_pulls import LIMITS, send
 
 KEY = b"k" * 16
 ACCESS = b"a" * 16

@@ -30,7 +30,17 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.host.process import HeldProcess
 from kvgrpc.datapath.nixl.path import NixlPath, NixlRemote
 from kvgrpc.datapath.nixl.posting import NixlPosting
-from tests.datapath.nixl_peer import DEADLINE_S, POLL_S, RUN, environment, nothing, pattern, receive, runs_over, send
+from tests.datapath.nixl.peer import (
+    DEADLINE_S,
+    POLL_S,
+    RUN,
+    environment,
+    nothing,
+    pattern,
+    receive,
+    runs_over,
+    send,
+)
 from tests.datapath.peers import reach
 
 # Two slices of many rows: a process is stopped or killed within one.
@@ -44,7 +54,14 @@ class Process:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(DEADLINE_S)
         with theirs:
-            command = [sys.executable, "-m", "tests.datapath.nixl_pair", role, str(theirs.fileno()), str(memory_fd)]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.datapath.nixl.pair",
+                role,
+                str(theirs.fileno()),
+                str(memory_fd),
+            ]
             self._process = subprocess.Popen(command, env=environment(env), pass_fds=[theirs.fileno(), memory_fd])
         self.endpoint: RankEndpoint = receive(self._socket)
 

@@ -13,7 +13,7 @@ from kvgrpc.sim import Violated
 from kvgrpc.sim.checks.writers import WriterAudit
 from kvgrpc.sim.world.memory import KvStore, Memory, Prompt, layout
 from kvgrpc.sim.world.process_ends import Ends
-from tests.sim.waiting_pulls import HANDSHAKE, receive
+from tests.sim.checks.waiting_pulls import HANDSHAKE, receive
 
 ACCESS = b"a" * 16
 LIFE = "D@0000000000000001"

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.datapath.nixl_peer import TCP, NixlPeer, scenario
+from tests.datapath.nixl.peer import TCP, NixlPeer, scenario
 
 # Several slices, and over TCP more than one call brings.
 BYTES = 64 << 20

@@ -21,7 +21,7 @@ from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.nixl import agent as nixl_agent, metadata as nixl_metadata
 from kvgrpc.datapath.nixl.path import NixlPath
 from kvgrpc.datapath.nixl.posting import SLICE_ROWS, Slice, slices
-from tests.datapath.nixl_peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
+from tests.datapath.nixl.peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
 from tests.datapath.peers import reach
 
 

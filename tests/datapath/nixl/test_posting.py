@@ -8,7 +8,7 @@ import pytest
 from kvgrpc.core.actions import Operation
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.nixl.posting import NixlPosting, Slice
-from tests.datapath.nixl_peer import nothing
+from tests.datapath.nixl.peer import nothing
 
 PENDING, DONE, FAILED, UNPROVED = PostingState
 

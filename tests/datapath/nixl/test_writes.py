@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from kvgrpc.datapath.base import PostingState
-from tests.datapath.nixl_pair import Pair
-from tests.datapath.nixl_peer import RUN, TCP
+from tests.datapath.nixl.pair import Pair
+from tests.datapath.nixl.peer import RUN, TCP
 
 CMA: dict[str, str] = {}
 BOTH = pytest.mark.parametrize("env", [CMA, TCP], ids=["cma", "tcp"])

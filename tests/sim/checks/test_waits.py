@@ -17,7 +17,7 @@ from kvgrpc.sim.checks.waits import Waits
 from kvgrpc.sim.engine.requests import Offer, Wish
 from kvgrpc.sim.world.memory import Prompt
 from tests.sim.bugs import never
-from tests.sim.waiting_pulls import HANDSHAKE, LIMITS, receive, send
+from tests.sim.checks.waiting_pulls import HANDSHAKE, LIMITS, receive, send
 
 KEY = b"k" * 16
 ACCESS = b"a" * 16

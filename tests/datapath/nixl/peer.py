@@ -33,7 +33,7 @@ from kvgrpc.datapath.base import Posting, PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.nixl.path import NixlPath
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POLL_S = 0.0002
 DEADLINE_S = 20.0
 TCP = {"UCX_TLS": "tcp"}
@@ -104,7 +104,7 @@ PRELUDE = '''
     from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
     from kvgrpc.datapath.host.memory import PrivateMemory
     from kvgrpc.datapath.nixl.path import NixlPath
-    from tests.datapath.nixl_peer import finish, nothing, runs_over
+    from tests.datapath.nixl.peer import finish, nothing, runs_over
     from tests.datapath.peers import reach
 
     endpoint, pid = pickle.loads(bytes.fromhex(sys.argv[1]))
