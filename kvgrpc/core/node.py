@@ -254,7 +254,7 @@ class Node:
         }  # fmt: skip
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
-        """Who acts on a deadline; those that are missing are deadlines of moves."""
+        """Which room acts on a deadline; those that are missing are deadlines of moves."""
         return {
             Timer.LEASE: self._hand_overs.due,
             Timer.RENDEZVOUS: self._pushes.due,
@@ -270,7 +270,7 @@ class Node:
             Timer.TOMBSTONE: self._forget_cancelled,
             Timer.REFUSED_LEASE: self._hand_overs.forget_refused,
             Timer.ALLOCATION: self._pool.due,
-            Timer.SUMS: self._checksums.due,
+            Timer.CHECKSUMS: self._checksums.due,
             Timer.QUARANTINE: self._quarantine.quarantine_due,
             Timer.REKEY: self._quarantine.rekey_due,
         }
@@ -352,14 +352,14 @@ class Node:
         del self.state.cancelled_keys[bytes.fromhex(name)]
 
     def _memory_gone(self, _: events.MemoryGone) -> None:
-        """What a life before this one left in quarantine is no memory of anybody's any more."""
+        """The memory of earlier lives is gone, and with it what they left in quarantine."""
         for transfer in self.state.transfers.memory_gone():
             self.state.emit(TransferChanged(transfer))
 
     def _begin(self, event: events.LifeBegan) -> None:
         """Ends everything of the present incarnation, then starts the next with empty tables.
 
-        The engine of the old one is gone, so nobody is told; whoever watches transfers is.
+        The engine of the old one is gone and is told nothing; watchers of transfers are.
         """
         state = self.state
         state.attached = False

@@ -1,7 +1,7 @@
-"""Checksums of the blocks that peers read here, for whoever wants to compare (ChecksumBlocks).
+"""Checksums of the blocks that peers read here, for destinations that compare (ChecksumBlocks).
 
-They are of the bytes as they lie in memory. What an engine hands over it may have summed up before anybody asks
-(`send.checksum_prefetch`); all else is summed up when a destination asks for it.
+They are of the bytes as they lie in memory. An engine may have computed those of a hand-over before a destination asks
+(`send.checksum_prefetch`); all others are computed when a destination asks for them.
 """
 
 import numpy as np
@@ -34,15 +34,15 @@ WAITING_OF_PEER_MAX = 1_024
 WAITING_OF_ACCESS_MAX = 4
 """A destination asks for one after the other; a call that was lost may wait beside the next one."""
 RUNNING_MAX = 4
-"""Portions that the ranks sum up at once."""
+"""Portions that the ranks compute at once."""
 ALL_LAYERS = (0, 1 << 40)
 
-GONE = DeadlineExceeded(Reason.DEADLINE, "nobody waits for these checksums any more")
+GONE = DeadlineExceeded(Reason.DEADLINE, "the caller does not wait for these checksums any more")
 
 
 class ChecksumCalls:
-    """Calls of peers that wait for sums. The ranks get portion by portion, few at once, of one peer after the other: so
-    that a caller that is gone, or an access that is over, costs no more than what the ranks are at.
+    """Calls of peers that wait for checksums. The ranks get portion by portion, few at once, of one peer after the
+    other: so that a caller that is gone, or an access that is over, costs no more than what the ranks are at.
     """
 
     def __init__(self, state: NodeState, prefetch: ChecksumPrefetch) -> None:
@@ -69,20 +69,20 @@ class ChecksumCalls:
         portions = portions_of(state.pool.pool, wanted)
         ask = ChecksumAsk(event.call.id, access, portions, next(portions, None))
         self._asks.waiting[ask.name] = ask
-        state.timers.set(Timer.SUMS, ask.name, state.now + state.limits.transfer_timeout_s)
+        state.timers.set(Timer.CHECKSUMS, ask.name, state.now + state.limits.transfer_timeout_s)
         self._go_on(ask)
         self._give_turns()
 
     def computed(self, event: ChecksumsComputed) -> None:
-        """A rank has summed up."""
-        ask, summing = self._asks.running.get(event.name, (None, None))
-        if ask is None or summing is None or not summing.take(event.rank, event.values, event.message):
+        """A rank has computed its checksums."""
+        ask, awaited = self._asks.running.get(event.name, (None, None))
+        if ask is None or awaited is None or not awaited.take(event.rank, event.values, event.message):
             return
         del self._asks.running[event.name]
-        if ask.name in self._asks.waiting and summing.error:
-            self._refuse(ask, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {summing.error}"))
+        if ask.name in self._asks.waiting and awaited.error:
+            self._refuse(ask, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {awaited.error}"))
         elif ask.name in self._asks.waiting:
-            ask.found.append(summing.by_rank())
+            ask.found.append(awaited.by_rank())
             ask.next = next(ask.portions, None)
             self._go_on(ask)
         self._give_turns()
@@ -151,7 +151,7 @@ class ChecksumCalls:
     def _drop(self, ask: ChecksumAsk) -> None:
         """It waits no longer. What the ranks are at they end."""
         del self._asks.waiting[ask.name]
-        self._state.timers.clear(Timer.SUMS, ask.name)
+        self._state.timers.clear(Timer.CHECKSUMS, ask.name)
         asks = self._asks.queue.get(ask.access.peer, {})
         asks.pop(ask.name, None)
         if not asks:
@@ -165,7 +165,7 @@ def _check_open(access: Access) -> None:
 
 def _check_granted(wanted: Wanted, readable: Blocks) -> None:
     """Raises PermissionDenied for blocks that the access does not cover, and InvalidRequest for those that are listed
-    twice in some layer: nobody sums up more than was granted.
+    twice in some layer: no rank computes more than was granted.
     """
     for group, granted in enumerate(readable):
         rows = [(lists[group], layers or ALL_LAYERS) for lists, layers in wanted if len(lists[group])]

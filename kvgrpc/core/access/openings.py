@@ -67,12 +67,12 @@ class AccessOpenings:
         self._refuse(access, _wait_error(access))
 
     def dismiss(self, access: Access, error: KVGrpcError) -> None:
-        """A WAITING access is closed: whoever waits for it is refused."""
+        """A WAITING access is closed: the rows that wait for it are refused."""
         self._stop_waiting(access)
         self._answer(access, error)
 
     def refuse_all(self, error: KVGrpcError) -> None:
-        """Nothing is opened now: whoever waits is told to come again."""
+        """Nothing is opened now: rows that wait are told to come again."""
         for access_id in list(self._waiting.rows):
             self._refuse(self._state.accesses[access_id], error)
 
@@ -175,7 +175,9 @@ class AccessOpenings:
             access.waiting_for = LEASE
             return None
         if lease.pushed:
-            raise PreconditionFailed(Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: nobody opens them by itself")
+            raise PreconditionFailed(
+                Reason.WAITS_FOR_MISMATCH, "these blocks are pushed: their source opens the access"
+            )
         if not lease.live:
             raise ended_error(lease.state, lease.id)
         if access.state is AccessState.OPEN:

@@ -45,8 +45,8 @@ class Serving:
         self._openings.open(event, peer)
 
     def settle(self, event: SettleAccess) -> None:
-        """SettleAccess: the verdict on every access, given once and kept. Whoever settles the last of its write is at
-        rest, whatever the verdict.
+        """SettleAccess: the verdict on every access, given once and kept. A source that settles the last of its write
+        is at rest, whatever the verdict.
         """
         life = peer_key(event.engine_id, event.incarnation)
         for row in event.settlings:
@@ -77,7 +77,7 @@ class Serving:
         self._openings.retry(LEASE, lease.id)
 
     def lease_refused(self, lease_id: str) -> None:
-        """The hand-over of a lease was refused: whoever waits for it fails at once."""
+        """The hand-over of a lease was refused: openings that wait for it fail at once."""
         self._openings.retry(LEASE, lease_id)
 
     def retry_step(self) -> None:
@@ -244,7 +244,7 @@ class Serving:
         self._hand_overs.count(lease)
 
     def _account(self, access: Access, nbytes: int) -> None:
-        """Bytes that a reader says it moved: for people, and never more than there were."""
+        """Bytes that a reader says it moved: shown, and never more than there were."""
         lease = self._state.leases.get(access.lease_id)
         pool = self._state.pool
         moved = min(nbytes, pool.world_size * pool.pool.bytes_of([len(ids) for ids in lease.blocks]))

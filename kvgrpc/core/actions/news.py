@@ -80,7 +80,7 @@ EngineNews = PullOpened | LayersReceived | Received | Failed | BlocksReturned | 
 
 @dataclass(frozen=True)
 class WeightsUnknown:
-    """For people: this life of a peer was admitted although nobody can tell whether its weights are the same."""
+    """For the log: this life of a peer was admitted although neither side states its weights."""
 
     peer: str
 

@@ -62,8 +62,8 @@ class Post:
     operation: Operation = Operation.READ
     fills: str = ""
     """The peer's transfer whose blocks are filled, of a WRITE."""
-    sum: "ComputeChecksums | None" = None
-    """Blocks of a READ that are there when it is DONE: the rank sums them up as they arrive."""
+    checksums: "ComputeChecksums | None" = None
+    """Blocks that have arrived when a READ is DONE: the rank computes their checksums as they arrive."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Rekey:
 
 @dataclass(frozen=True, eq=False)
 class ComputeChecksums:
-    """A rank sums up blocks of its memory: answered by Summed."""
+    """A rank computes checksums of blocks of its memory: answered by ChecksumsComputed."""
 
     rank: int
     name: str

@@ -220,11 +220,13 @@ class ConnectPeer:
 
 @dataclass(frozen=True)
 class ReleaseQuarantine:
-    """Memory in quarantine is wanted back: by re-key, or, with `force`, at somebody's word that nothing writes it."""
+    """Memory in quarantine is wanted back: by re-key, or, with `force`, because an operator says that nothing writes
+    it.
+    """
 
     call: Call
     force: bool = False
     transfer_ids: tuple[str, ...] = ()
     """With `force`: whose; empty means all."""
     why: str = ""
-    """For people; required with `force`."""
+    """For the log; required with `force`."""

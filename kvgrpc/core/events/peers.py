@@ -95,7 +95,7 @@ class Closing:
     token: bytes = b""
     """Of a WRITE grant: a source that opened nothing yet says that it cannot deliver."""
     message: str = ""
-    """Why, for people."""
+    """Why, as text."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class CloseAnswered:
 
     access_id: bytes
     answered: bool
-    """Also true for NO_HANDSHAKE: whoever does not know us has none of our accesses."""
+    """Also true for NO_HANDSHAKE: a peer that does not know this engine has no access of it."""
     quiesced: bool = True
     """Whether the closing that this answers said that its caller is at rest."""
 
@@ -203,14 +203,14 @@ class ChecksumBlocks:
 
 @dataclass(frozen=True)
 class CallAbandoned:
-    """Whoever made that call does not wait for its answer any more: it gave up, its time is over, or it is gone."""
+    """The caller does not wait for its answer any more: it gave up, its deadline is over, or its connection is gone."""
 
     call_id: int
 
 
 @dataclass(frozen=True)
 class ChecksumsAnswered:
-    """The source summed up what a round reads, or some of it; a `retryable` error is asked again."""
+    """The source's checksums of what a round reads, or of some of it; a `retryable` error is asked again."""
 
     name: str
     number: int

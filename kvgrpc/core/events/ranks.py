@@ -38,7 +38,7 @@ class PostingEnded:
     wire_s: float = 0.0
     message: str = ""
     quiesced: bool = True
-    """False: it failed, and nobody can say that no access follows."""
+    """False: it failed, without a proof that no access follows."""
     own_at_rest: bool = False
     """Of a WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
 
@@ -73,7 +73,7 @@ class Rekeyed:
 
 @dataclass(frozen=True)
 class ChecksumsComputed:
-    """A rank has summed up blocks of its memory."""
+    """A rank has computed checksums of blocks of its memory."""
 
     rank: int
     name: str

@@ -27,10 +27,10 @@ from kvgrpc.core.values.chunks import (
     RUNS_MAX,
     Chunk,
     Pieces,
+    RankChecksums,
     Size,
     Sizes,
     Slice,
-    Summing,
     batches,
     pieces_of,
     place_of,
@@ -42,7 +42,7 @@ from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import KVGrpcError, Reason
 
 ANSWER_BYTES = 64 * 1024
-"""Of the sums in one answer, of all ranks: what a source plans in a few milliseconds."""
+"""Checksums in one answer, over all ranks: what a source plans in a few milliseconds."""
 ASK_BYTES_PER_S = 50e9
 ASK_DELAY_MAX_S = 0.005
 """The source is asked for them when the first bytes are on their way: the rank that starts these and the lead may share
@@ -64,7 +64,7 @@ class Course(ABC, Generic[M]):
         self.retries: dict[Timer, Callable[[M], None]] = {
             Timer.OPEN_RETRY: self.send_open,
             Timer.SETTLE_RETRY: self.send_settle,
-            Timer.SUMS_ASK: self.ask_checksums,
+            Timer.CHECKSUMS_ASK: self.ask_checksums,
         }
         """What a move says, or says again, when its deadline is due."""
 
@@ -165,7 +165,9 @@ class Course(ABC, Generic[M]):
         if comparing.error:
             self.ends.fail_with(move, Reason.DATA_PATH_FAILED, f"no checksums here: {comparing.error}")
         elif list(map(len, here)) != list(map(len, there)):
-            self.ends.fail_with(move, Reason.PEER_FAILED, "the source summed up other blocks than it was asked for")
+            self.ends.fail_with(
+                move, Reason.PEER_FAILED, "the source sent checksums of other blocks than it was asked for"
+            )
         elif here != there:
             move.mismatch = self._difference(comparing, here, there)
             self.settle(move)
@@ -173,13 +175,13 @@ class Course(ABC, Generic[M]):
             self.settle(move)
 
     def _difference(self, comparing: Comparing, here: list[bytes], there: list[bytes]) -> str:
-        """The first block that arrived as another one, for people."""
+        """The first block that did not arrive as it is at the source, as text."""
         rank = next(rank for rank, both in enumerate(zip(here, there, strict=True)) if both[0] != both[1])
-        mine, theirs = (np.frombuffer(sums[rank], dtype="<u4") for sums in (here, there))
+        mine, theirs = (np.frombuffer(side[rank], dtype="<u4") for side in (here, there))
         number = int(np.argmax(mine != theirs))
         place = place_of(self._state.pool.pool, comparing.parts, number)
-        sums = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
-        return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({sums})"
+        both = f"CRC-32C {int(theirs[number]):08x} at its source, {int(mine[number]):08x} here"
+        return f"{int((mine != theirs).sum())} blocks of rank {rank} differ from their source's: {place} ({both})"
 
     def _compare_or_settle(self, move: M) -> None:
         comparing = move.comparing
@@ -194,7 +196,7 @@ class Course(ABC, Generic[M]):
         state = self._state
         move.comparing = None
         move.move(Stage.SETTLING)
-        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.SUMS_ASK):
+        for timer in (Timer.QUEUE, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
             state.timers.clear(timer, move.name)
         state.timers.set(Timer.SETTLE, move.name, state.now + state.limits.settle_timeout_s)
         state.change(
@@ -314,7 +316,7 @@ class Course(ABC, Generic[M]):
         self._post_slice(move)
         if move.comparing is not None:
             delay_s = min(size.nbytes / ASK_BYTES_PER_S, ASK_DELAY_MAX_S)
-            state.timers.set(Timer.SUMS_ASK, move.name, state.now + delay_s)
+            state.timers.set(Timer.CHECKSUMS_ASK, move.name, state.now + delay_s)
 
     def _compared(self, move: M, chunks: list[Chunk], sizes: Sizes) -> list[Slice]:
         """What is posted by itself, where checksums are compared: the source is asked for those of some slices."""
@@ -327,7 +329,7 @@ class Course(ABC, Generic[M]):
         return [Slice(None, some) for some in batches(parts, sizes, most)]
 
     def _plan(self, move: M) -> Runs:
-        """Plans the next slice: one at a time, so that the longest move holds up nobody."""
+        """Plans the next slice: one at a time, so that a long move does not hold up others."""
         assert move.left is not None
         first = move.left[0]
         runs = plan_chunks(first.parts, *self._pools(move))
@@ -355,22 +357,22 @@ class Course(ABC, Generic[M]):
             move.left.insert(0, replace(first, runs=rest))
         name, pieces = "", None
         if rest is None and move.comparing is not None:
-            name, pieces = self._summing(move, first.parts)
+            name, pieces = self._checksums_of(move, first.parts)
         move.left = move.left or None
         state.turns.began(move.name, runs.total_bytes)
         move.posted_at = state.now
         for rank in range(state.pool.world_size):
             posting_id = posting_name(move.name, rank)
             self._state.moves.posted(move, posting_id)
-            summed = None if pieces is None else ComputeChecksums(rank, name, pieces)
-            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, summed))
+            checksums = None if pieces is None else ComputeChecksums(rank, name, pieces)
+            state.emit(Post(rank, posting_id, move.peer, runs, move.transfer_id, move.operation, move.fills, checksums))
 
-    def _summing(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
-        """What all ranks are to sum up of what they post now, by its name."""
+    def _checksums_of(self, move: M, parts: Sequence[Chunk]) -> tuple[str, Pieces]:
+        """What all ranks are to compute checksums of as they post it, and its name."""
         comparing = move.comparing
         assert comparing is not None
         name = f"{comparing.name}.{len(comparing.here)}"
-        comparing.here.append(Summing(set(range(self._state.pool.world_size))))
+        comparing.here.append(RankChecksums(set(range(self._state.pool.world_size))))
         return name, pieces_of(self._state.pool.pool, [(part.destination, part.layers) for part in parts])
 
     def _pools(self, move: M) -> tuple[PoolLayout, PoolLayout]:

@@ -179,7 +179,7 @@ class Moves:
             else:
                 course.ask_checksums(move)
         elif event.retryable:
-            self._state.timers.set(Timer.SUMS_ASK, move.name, self._state.now + RETRY_DELAY_S)
+            self._state.timers.set(Timer.CHECKSUMS_ASK, move.name, self._state.now + RETRY_DELAY_S)
         else:
             course.ends.fail(move, event.result)
 

@@ -30,7 +30,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 
-GONE = DeadlineExceeded(Reason.DEADLINE, "nobody waits for this handshake any more")
+GONE = DeadlineExceeded(Reason.DEADLINE, "the caller does not wait for this handshake any more")
 ADMISSIONS_OF_A_LIFE = 4
 """That wait for our ranks at once."""
 
@@ -72,7 +72,7 @@ class Handshakes:
         return None
 
     def connect(self, event: ConnectPeer) -> None:
-        """ConnectPeer: the handshake now, for whoever comes later."""
+        """ConnectPeer: the handshake now, for moves that come later."""
         if not event.address:
             raise InvalidRequest(Reason.INVALID_FIELD, "peer.address is required")
         _ = self._state.pool
@@ -224,7 +224,7 @@ class Handshakes:
         self._state.refuse(shake.call_id, error)
 
     def _at(self, address: str, engine_id: str = "", incarnation: int = 0) -> Peer | None:
-        """The usable peer that was reached under an address, for whoever does not know its incarnation."""
+        """The usable peer that was reached under an address, for callers that do not know its incarnation."""
         found = (peer for peer in self._state.peers.values() if peer.dialled == address and peer.usable)
         peer = None if incarnation else next(found, None)
         return peer if peer is None or engine_id in ("", peer.description.engine_id) else None
@@ -254,7 +254,7 @@ class Handshakes:
             self._state.emit(MakeOffer(rank, shake.key, shake.with_whom))
 
     def _finish(self, dial: Dialling, peer: Peer) -> None:
-        """Once every rank has tried, whoever waits learns whether the peer can be used."""
+        """Once every rank has tried, callers and moves that wait learn whether the peer can be used."""
         if peer.mapping:
             return
         if not peer.reachable:
@@ -271,7 +271,7 @@ class Handshakes:
         self._state.react.peer_ready(dial.address, peer)
 
     def _give_up(self, dial: Dialling, error: KVGrpcError) -> None:
-        """Fails whoever waits. A wrong engine fails only those who expected it; the others dial again."""
+        """Fails what waits. A wrong engine fails only callers and moves that expected it; the others dial again."""
         self._end_dial(dial)
         lead = self._state.peers.get(dial.peer)
         lead = lead if lead is not None and lead.state is not PeerState.DEAD else None
@@ -290,7 +290,7 @@ class Handshakes:
 
 
 _NOT_ITS_TO_SAY = frozenset({Reason.CANCELLED, Reason.PEER_LOST})
-"""By refusing a handshake nobody gives up what it asked for, or is dead."""
+"""Reasons that a peer cannot give for refusing a handshake: a refusal neither gives up a move nor proves a death."""
 
 
 def _check_engine(expected: str, peer: Peer) -> None:

@@ -140,7 +140,7 @@ class PeerLiveness:
             self._state.emit(MapPeer(endpoint.rank, peer.key, endpoint, peer.attempt))
 
     def mapped(self, event: PeerMapped) -> Peer | None:
-        """A rank tried to reach its peer, which is returned. None: nobody asked it to, or not any more."""
+        """A rank tried to reach its peer, which is returned. None: it was not asked to, or not any more."""
         peer = self._state.peers.get(event.peer)
         if peer is None or event.rank not in peer.mapping or event.attempt not in (0, peer.attempt):
             return None
@@ -173,7 +173,7 @@ class PeerLiveness:
             self._state.emit(HangUp(key))
 
     def end_all(self) -> None:
-        """The incarnation ends: nobody knows the next one yet."""
+        """The incarnation ends: no peer knows the next one yet."""
         for peer in self._state.peers.values():
             if peer.state is not PeerState.DEAD:
                 self.hang_up(peer)
@@ -208,7 +208,7 @@ class PeerLiveness:
         peer.move(PeerState.DEAD)
         state.timers.clear(Timer.PEER_GRACE, peer.key)
         state.react.peer_dead(peer)
-        peer.endpoints = peer.tried = ()  # nobody reaches for them any more, and they may be long
+        peer.endpoints = peer.tried = ()  # no rank reaches for them any more, and they may be long
         dead = [p for p in state.peers.values() if p.state is PeerState.DEAD]
         for key in [p.key for p in sorted(dead, key=lambda p: p.met)][:-DEAD_KEPT]:
             del state.peers[key]

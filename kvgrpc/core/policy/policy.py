@@ -93,7 +93,7 @@ class Policy:
         return Admitted(prompt, prefills(arrival))
 
     def arrived(self, arrival: Arrival) -> Admitted:
-        """A request is there, before anybody looks for it in the prefix cache.
+        """A request is there. The scheduler says so before it looks in the prefix cache.
 
         Raises AlreadyExists (TRANSFER_EXISTS) for another request of that id, Exhausted (LIMIT_EXCEEDED).
         """
@@ -154,7 +154,7 @@ class Policy:
             self._send(request, blocks, whole(self.rules, tokens, named), last=False, step=step)
 
     def preempted(self, request_id: str) -> None:
-        """Its blocks are somebody else's now; it will be computed once more, in others."""
+        """The scheduler took its blocks; the request will be computed once more, in others."""
         request = self._requests.get(request_id)
         if request is None or request.over:
             return
@@ -164,7 +164,7 @@ class Policy:
             self._tasks.append(StartOver(request_id))
 
     def given_tokens(self, request_id: str, computed_tokens: int, outcome: Outcome) -> int:
-        """How many tokens `finished` would hand over: whoever names what they are has to know before."""
+        """How many tokens `finished` would hand over: the caller names their content before."""
         request = self._requests.get(request_id)
         if request is None or request.over or outcome is not Outcome.COMPLETE:
             return 0
@@ -296,7 +296,7 @@ class Policy:
         self._tasks.append(task)
 
     def _end_take(self, request: Request, step: int, message: str = "its request is over") -> None:
-        """Nobody waits for what was to come; what is being filled returns when it is at rest."""
+        """The request does not wait for its KV any more; blocks that are being filled return when they are at rest."""
         arrival = request.arrival
         if arrival.take is None or request.take not in (Stage.OPEN, Stage.BUSY):
             return
@@ -349,7 +349,7 @@ class Policy:
             self._send(request, blocks, [len(ids) for ids in blocks], last=True, step=step)
 
     def _give_up(self, request: Request, message: str) -> None:
-        """Whoever waits for a push learns that none comes."""
+        """The destination that waits for a push learns that none comes."""
         arrival = request.arrival
         if not request.gives:
             return

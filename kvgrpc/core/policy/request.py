@@ -57,7 +57,7 @@ class Request:
         return prefills(self.arrival)
 
     def given_tokens(self, rules: Rules, computed_tokens: int) -> int:
-        """Tokens whose KV somebody will want: of a prefill no more than the prompt."""
+        """Tokens whose KV is handed over: of a prefill no more than the prompt."""
         if not self.gives:
             return 0
         return (

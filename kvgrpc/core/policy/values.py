@@ -20,7 +20,7 @@ Lists: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Mode(Enum):
-    """Who begins a transfer."""
+    """Which side begins a transfer."""
 
     PULL = "pull"
     PUSH = "push"
@@ -39,7 +39,7 @@ class Outcome(Enum):
     COMPLETE = "complete"
     """It stopped by itself or reached its length: its KV is whole."""
     ABORTED = "aborted"
-    """Anything else; nobody will want its KV."""
+    """Any other end: its KV is not handed over."""
 
 
 class Side(Enum):
@@ -79,7 +79,7 @@ class Take:
 
 @dataclass(frozen=True)
 class Give:
-    """Somebody will want the KV of a request."""
+    """Another engine, or the request's next turn, will want its KV."""
 
     mode: Mode
     prefill: bool = True
@@ -121,7 +121,7 @@ class Loss:
     rank: int | None = None
 
 
-# ---- for whoever has the transfers
+# ---- for the shell that has the transfers
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class TakeLost:
 Told = Save | Load | LoadEnded | SendEnded | TakeLost
 
 
-# ---- for the scheduler, by whoever has the transfers
+# ---- for the scheduler, by the shell that has the transfers
 
 
 @dataclass(frozen=True)
@@ -305,4 +305,4 @@ class Finished:
     keep: bool
     """They are not to be freed before SendEnded, or LoadEnded where they were still being filled."""
     handed_over: bool
-    """There is a grant, or a push, for whoever comes next."""
+    """There is a grant, or a push, for the engine that comes next."""

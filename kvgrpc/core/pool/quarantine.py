@@ -1,7 +1,7 @@
 """What proves that peers write into this engine's memory no more, when the peers themselves do not say so.
 
 * The end of a peer's processes: every rank looks for that of its own peer rank. It is also the end of that life.
-* Re-key: nobody uses the ranks' data paths any more that peers write by, and they begin anew under a new memory
+* Re-key: the ranks end the data paths that peers write by, and begin again under a new memory
   generation. It ends the transfers of the moment, so it is the last resort: past the budget of quarantine, for engines
   that cannot set blocks aside, when an operator says so; never often.
 * An operator's word.
@@ -23,9 +23,9 @@ from kvgrpc.core.tables.timers import Timer
 from kvgrpc.errors import DeadlineExceeded, Exhausted, InvalidRequest, KVGrpcError, Reason
 
 ANSWER_S = 15.0
-"""So long ranks have for their part of a re-key before whoever asked for it is told; a library's agent ends in 10 s."""
+"""Ranks have so long for their part of a re-key before its caller is answered; a library's agent ends in 10 s."""
 TOO_MUCH = "too much memory is in quarantine"
-"""Why a re-key begins that nobody asked for."""
+"""Why a re-key begins that no operator asked for."""
 
 
 class Quarantine:
@@ -65,7 +65,7 @@ class Quarantine:
                 del self._proofs.processes_ended[life]
 
     def release(self, event: ReleaseQuarantine) -> None:
-        """ReleaseQuarantine: by re-key, which is answered when it is over, or at somebody's word."""
+        """ReleaseQuarantine: by re-key, which is answered when it is over, or because an operator says so."""
         state = self._state
         before = sum(state.pins.quarantined)
         if event.force:
@@ -162,7 +162,7 @@ class Quarantine:
             state.emit(Rekey(rank))
 
     def _finish(self) -> None:
-        """The memory has another generation: whoever knew the last one shakes hands again."""
+        """The memory has another generation: peers that knew the last one shake hands again."""
         state = self._state
         writers = self._state.writing_lives()
         state.timers.clear(Timer.REKEY, "")

@@ -61,7 +61,7 @@ class ReservationCourse(PullCourse[Reservation]):
     def start_over(self, move: Reservation) -> None:
         """The source has replaced its parts, or taken them back: what is here of them counts no more."""
         state = self._state
-        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.SUMS_ASK):
+        for timer in (Timer.SETTLE, Timer.SETTLE_RETRY, Timer.TRANSFER, Timer.CHECKSUMS_ASK):
             state.timers.clear(timer, move.name)
         state.turns.leave(move.name)
         move.left = move.comparing = None

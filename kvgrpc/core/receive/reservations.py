@@ -102,7 +102,7 @@ class Reservations:
             phases=(Phase("rendezvous", state.now),),
             priority=event.priority,
         )
-        landing = Reservation(
+        reservation = Reservation(
             transfer.id, token, unknown_source(source, event.key), b"", event.call.trace, claim,
             stage=Stage.RENDEZVOUS,
             transfer_timeout_s=limits.transfer_timeout_s,
@@ -110,13 +110,13 @@ class Reservations:
             registration_timeout_s=timeout_s,
             cap=state.now + limits.lease_cap_s,
         )  # fmt: skip
-        state.moves.add(landing)
-        state.receives[transfer.id] = state.targets[target_id] = landing
-        self._course.take(landing, blocks, skip, event.after_step)
-        self._course.await_part(landing)
+        state.moves.add(reservation)
+        state.receives[transfer.id] = state.targets[target_id] = reservation
+        self._course.take(reservation, blocks, skip, event.after_step)
+        self._course.await_part(reservation)
         state.reply(event.call.id, Reserved(transfer, token))
         if source.address:
-            self._course.connect(landing, event.call.connection)
+            self._course.connect(reservation, event.call.connection)
 
     def parts_ready(self, event: PartsReady, peer: Peer) -> None:
         """PartsReady: the source widens what we may read."""
@@ -125,22 +125,22 @@ class Reservations:
             raise PreconditionFailed(Reason.ACCESS_NOT_FOUND, "no such access is open here")
         if access.state is not AccessState.OPEN:
             raise PreconditionFailed(Reason.ACCESS_CLOSED, "this push has ended at its destination")
-        landing = self._state.targets[access.lease_id]
-        if landing.parts is None:
+        reservation = self._state.targets[access.lease_id]
+        if reservation.parts is None:
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access is one under which its opener writes")
-        fresh = [row for row in event.parts if row.number >= len(landing.parts)]
-        landing.parts.extend(fresh)
+        fresh = [row for row in event.parts if row.number >= len(reservation.parts)]
+        reservation.parts.extend(fresh)
         if fresh:
-            self._course.await_part(landing)
+            self._course.await_part(reservation)
         self._state.reply(event.call.id, Widened())
-        self._course.try_post(landing)
+        self._course.try_post(reservation)
 
     # -- accesses of sources
 
     def misses_step(self, access: Access) -> bool:
         """Whether an opening must wait for the engine's step: the source would write too early."""
-        landing = self._landing(access)
-        return not access.opening.reverse_access_id and landing.after_step > self._state.step_done()
+        reservation = self._landing(access)
+        return not access.opening.reverse_access_id and reservation.after_step > self._state.step_done()
 
     def misses_postings(self, access: Access) -> bool:
         """Whether an opening must wait for our own postings, of parts that it replaces."""
@@ -149,18 +149,20 @@ class Reservations:
     def check(self, access: Access) -> Parts | None:
         """Raises what refuses the opening of a WAITING access. Returns its parts, if this side moves them."""
         state = self._state
-        landing = self._landing(access)
+        reservation = self._landing(access)
         opening = access.opening
-        assert opening.push_content is not None, "who states none opens a READ grant"
+        assert opening.push_content is not None, "an opening without content is one of a READ grant"
         try:
-            contents.check(opening.push_content, landing.claim)
+            contents.check(opening.push_content, reservation.claim)
         except KVGrpcError as error:
-            landing.refused = Refusal(access.peer, error.reason)
+            reservation.refused = Refusal(access.peer, error.reason)
             raise
-        check_prefix(state.pool.pool.groups, opening.push_content.tokens, landing.claim.tokens)
-        if landing.write_access and (access.peer != landing.peer or opening.part_epoch == landing.part_epoch):
+        check_prefix(state.pool.pool.groups, opening.push_content.tokens, reservation.claim.tokens)
+        if reservation.write_access and (
+            access.peer != reservation.peer or opening.part_epoch == reservation.part_epoch
+        ):
             raise PermissionDenied(Reason.ACCESS_REUSED, "the push is delivered under another access already")
-        if landing.write_access and opening.part_epoch < landing.part_epoch:
+        if reservation.write_access and opening.part_epoch < reservation.part_epoch:
             raise PreconditionFailed(Reason.PREEMPTED, "parts of a higher epoch are delivered already")
         if opening.access_id in state.open_writes or self._reads(opening.access_id):
             raise PermissionDenied(Reason.ACCESS_REUSED, "this access id belongs to an access of this engine")
@@ -181,55 +183,55 @@ class Reservations:
     def open(self, access: Access, parts: Parts | None) -> None:
         """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
         state = self._state
-        landing = self._landing(access)
+        reservation = self._landing(access)
         opening = access.opening
         reverse = opening.reverse_access_id
-        if landing.write_access:
-            self._replace(landing)
+        if reservation.write_access:
+            self._replace(reservation)
         peer = state.peers[access.peer]
         access.move(AccessState.OPEN)
         state.expect(access, open_=True)
-        landing.write_access = access.id
-        landing.part_epoch = opening.part_epoch
-        state.moves.bind(landing, peer.key)
-        landing.claims = claims_of(peer.description, landing.claims.transfer_key)
+        reservation.write_access = access.id
+        reservation.part_epoch = opening.part_epoch
+        state.moves.bind(reservation, peer.key)
+        reservation.claims = claims_of(peer.description, reservation.claims.transfer_key)
         access.opening = replace(opening, parts=())
         if parts is not None:
-            landing.begin(peer.description.pool, parts)
-            state.moves.index_access(landing, reverse)
+            reservation.begin(peer.description.pool, parts)
+            state.moves.index_access(reservation, reverse)
         else:
-            add_writer(state, landing, access.id, peer.key)
-            landing.access_id = access.id
-        landing.move(Stage.OPEN)
-        state.timers.clear(Timer.OPEN_RETRY, landing.name)
-        transfer = state.transfers.get(landing.transfer_id)
+            add_writer(state, reservation, access.id, peer.key)
+            reservation.access_id = access.id
+        reservation.move(Stage.OPEN)
+        state.timers.clear(Timer.OPEN_RETRY, reservation.name)
+        transfer = state.transfers.get(reservation.transfer_id)
         state.change(
-            landing.transfer_id,
+            reservation.transfer_id,
             state=transfer.state if reverse else State.ACTIVE,
-            phases=transfer.phases if landing.rounds else transfer.phase_started("queue", state.now),
+            phases=transfer.phases if reservation.rounds else transfer.phase_started("queue", state.now),
             waiting_for="parts",
             peer_engine_id=peer.description.engine_id,
             peer_incarnation=peer.description.incarnation,
             peer_address=peer.description.address,
             peer_transfer_id=opening.transfer_id,
         )
-        self._course.await_part(landing)
-        self._course.try_post(landing)
+        self._course.await_part(reservation)
+        self._course.try_post(reservation)
 
     def opened(self, access: Access) -> Opened:
         """What the opener of an open access may fill."""
         state = self._state
-        landing = self._landing(access)
-        assert landing.destination is not None
+        reservation = self._landing(access)
+        assert reservation.destination is not None
         return Opened(
-            blocks=tuple(enumerate(landing.destination)),
-            token_count=landing.claim.tokens,
-            offer_tokens=landing.claim.tokens,
-            remaining_s=max((state.timers.when(Timer.REGISTRATION, landing.name) or state.now) - state.now, 0.0),
-            ttl_s=landing.registration_timeout_s,
+            blocks=tuple(enumerate(reservation.destination)),
+            token_count=reservation.claim.tokens,
+            offer_tokens=reservation.claim.tokens,
+            remaining_s=max((state.timers.when(Timer.REGISTRATION, reservation.name) or state.now) - state.now, 0.0),
+            ttl_s=reservation.registration_timeout_s,
             memory_generation=state.pool.memory_generation,
-            transfer_id=landing.transfer_id,
-            lease_id=landing.target_id,
+            transfer_id=reservation.transfer_id,
+            lease_id=reservation.target_id,
         )
 
     def settle(self, access: Access, row: Settling) -> Verdict:
@@ -243,24 +245,24 @@ class Reservations:
             return access.verdict
         if row.part < access.settled and not row.last:
             return Verdict(True)
-        landing = self._state.targets[access.lease_id]
+        reservation = self._state.targets[access.lease_id]
         access.settled = row.part + 1
-        pool, target = self._state.pool, landing.destination
+        pool, target = self._state.pool, reservation.destination
         assert target is not None
-        # What a peer says is for people only, and never more than there is.
+        # What a peer says is shown only, and never more than there is.
         most = pool.world_size * pool.pool.bytes_of([len(ids) for ids in target])
-        moved = min(row.nbytes, most - landing.nbytes)
-        landing.nbytes += moved
+        moved = min(row.nbytes, most - reservation.nbytes)
+        reservation.nbytes += moved
         self._state.bytes_received += moved
         if row.last:
             access.verdict = Verdict(True)
             drop_writer(self._state, access.id)
-            landing.move(Stage.SETTLING)
-            self._state.change(landing.transfer_id, nbytes=landing.nbytes, nbytes_done=landing.nbytes)
-            self._ends.succeed(landing)
+            reservation.move(Stage.SETTLING)
+            self._state.change(reservation.transfer_id, nbytes=reservation.nbytes, nbytes_done=reservation.nbytes)
+            self._ends.succeed(reservation)
         else:
-            self._state.change(landing.transfer_id, nbytes_done=landing.nbytes)
-            self._course.landed(landing, self._within(row.layers_done))
+            self._state.change(reservation.transfer_id, nbytes_done=reservation.nbytes)
+            self._course.landed(reservation, self._within(row.layers_done))
         return Verdict(True)
 
     def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
@@ -270,27 +272,27 @@ class Reservations:
         if quiesced:
             drop_writer(self._state, access.id)
         if live:
-            landing = self._state.targets[access.lease_id]
-            # Whoever was taken for dead may live, and writes until it is told.
-            knows = landing.parts is None and reason is not Reason.PEER_LOST
-            self._ends.fail_with(landing, reason, message, closed=knows)
+            reservation = self._state.targets[access.lease_id]
+            # A peer declared dead may still write until it is told to stop.
+            knows = reservation.parts is None and reason is not Reason.PEER_LOST
+            self._ends.fail_with(reservation, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
         """A source says that it cannot deliver, before it opened anything, or anew."""
-        landing = self._state.targets.get(target_id)
-        if landing is None:
+        reservation = self._state.targets.get(target_id)
+        if reservation is None:
             return
         if row.quiesced:
-            for access_id in [id_ for id_, life in landing.writers.items() if life == peer.key]:
+            for access_id in [id_ for id_, life in reservation.writers.items() if life == peer.key]:
                 drop_writer(self._state, access_id)
-        mine = not landing.write_access or landing.peer == peer.key
-        if landing.stage is not Stage.ENDED and mine:
+        mine = not reservation.write_access or reservation.peer == peer.key
+        if reservation.stage is not Stage.ENDED and mine:
             message = row.message or f"engine {peer.description.engine_id} cannot deliver"
-            known = landing.refused if landing.refused and landing.refused.peer == peer.key else None
+            known = reservation.refused if reservation.refused and reservation.refused.peer == peer.key else None
             reason = known.reason if known else Reason.SOURCE_FAILED
-            self._ends.fail_with(landing, reason, message)
-        elif landing.stage is Stage.ENDED and not landing.busy:
-            self._ends.at_rest(landing)
+            self._ends.fail_with(reservation, reason, message)
+        elif reservation.stage is Stage.ENDED and not reservation.busy:
+            self._ends.at_rest(reservation)
 
     # -- proofs
 
@@ -298,30 +300,34 @@ class Reservations:
         """The life of a source that may write says that its movers are at rest, though it may be taken for dead here,
         or have been.
         """
-        landing = self._state.open_writes.get(access_id)
-        if landing is not None and landing.stage is Stage.ENDED and landing.writers[access_id] == life:
-            self._ends.proved(access_id, landing)
+        reservation = self._state.open_writes.get(access_id)
+        if reservation is not None and reservation.stage is Stage.ENDED and reservation.writers[access_id] == life:
+            self._ends.proved(access_id, reservation)
 
     def peer_at_rest(self, peer: str) -> None:
         """It is proved that a life of a peer writes nothing here any more."""
-        writes = [(id_, landing) for id_, landing in self._state.open_writes.items() if landing.writers[id_] == peer]
-        for access_id, landing in writes:
-            assert landing.stage is Stage.ENDED, "what gives the proof has ended the moves"
-            self._ends.proved(access_id, landing)
+        writes = [
+            (id_, reservation)
+            for id_, reservation in self._state.open_writes.items()
+            if reservation.writers[id_] == peer
+        ]
+        for access_id, reservation in writes:
+            assert reservation.stage is Stage.ENDED, "what gives the proof has ended the moves"
+            self._ends.proved(access_id, reservation)
 
-    def _replace(self, landing: Reservation) -> None:
-        """The prefill of a push starts over: whoever opened the last access has nothing under way for it."""
-        self._state.accesses[landing.write_access].stale = Reason.PREEMPTED
-        self._ends.close_access(self._state.accesses[landing.write_access])
-        drop_writer(self._state, landing.write_access)
-        self._course.start_over(landing)
+    def _replace(self, reservation: Reservation) -> None:
+        """The prefill of a push starts over: its source has nothing under way under the last access."""
+        self._state.accesses[reservation.write_access].stale = Reason.PREEMPTED
+        self._ends.close_access(self._state.accesses[reservation.write_access])
+        drop_writer(self._state, reservation.write_access)
+        self._course.start_over(reservation)
 
     def _landing(self, access: Access) -> Reservation:
-        landing = self._state.targets.get(access.lease_id)
-        if landing is None or landing.stage is Stage.ENDED:
+        reservation = self._state.targets.get(access.lease_id)
+        if reservation is None or reservation.stage is Stage.ENDED:
             self._state.check_key(read_claims(access.opening.token).transfer_key)
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "the push has ended at its destination")
-        return landing
+        return reservation
 
     def _within(self, layers_done: tuple[LayerRange, ...]) -> tuple[LayerRange, ...]:
         """The ranges that a source states, if there are such layers; else none."""

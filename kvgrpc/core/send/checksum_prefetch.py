@@ -1,7 +1,7 @@
 """Checksums of what is handed over, before a destination asks for them.
 
-As long as blocks are handed over nobody writes them, so it does not matter when they are summed up. An engine that
-compares checksums sums up lease after lease; `access.checksums` asks here first.
+Blocks that are handed over are not written, so it does not matter when their checksums are computed. An engine that
+compares checksums computes them lease after lease; `access.checksums` asks here first.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from kvgrpc.core.tables.leases import Lease, ended_error
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Failure
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Pieces, Summing, pieces_of
+from kvgrpc.core.values.chunks import Pieces, RankChecksums, pieces_of
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import (
     DeadlineExceeded,
@@ -27,23 +27,23 @@ from kvgrpc.errors import (
 )
 
 AHEAD_BYTES_MAX = 64 << 20
-"""Of sums that nobody has asked for. What is handed over beyond that is summed up when somebody asks."""
+"""Checksums that no destination has asked for. Those of hand-overs beyond that are computed when a destination asks."""
 
-TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the ranks did not sum up in time")
+TOO_LATE = DeadlineExceeded(Reason.DEADLINE, "the ranks did not compute the checksums in time")
 
 Wanted = Sequence[tuple[Blocks, LayerRange | None]]
 
 
-def begin(state: NodeState, name: str, pieces: Pieces) -> Summing:
+def begin(state: NodeState, name: str, pieces: Pieces) -> RankChecksums:
     """Asks all ranks."""
     ranks = range(state.pool.world_size)
     for rank in ranks:
         state.emit(ComputeChecksums(rank, name, pieces))
-    return Summing(set(ranks))
+    return RankChecksums(set(ranks))
 
 
 class ChecksumPrefetch:
-    """Sums of what is handed over, once its step is over. One lease has its turn at a time: who asks for sums of
+    """Checksums of what is handed over, once its step is over. One lease has its turn at a time: a call for those of
     another one waits for no more than that.
     """
 
@@ -78,33 +78,33 @@ class ChecksumPrefetch:
                 )
 
     def answer(self, call: int, access: Access, lease: Lease, wanted: Wanted) -> bool:
-        """Answers a call, now or when it can; False where its sums are not among these."""
+        """Answers a call, now or when it can; False where its checksums are not among these."""
         state, turn = self._state, self._prefetch.turn
         self._prefetch.queue.pop(lease.id, None)
         under_way = turn is not None and turn.lease is lease
-        places = _places(lease.blocks, wanted) if lease.sums or under_way else None
+        places = _places(lease.blocks, wanted) if lease.checksums or under_way else None
         if places is None:
             return False
         if turn is None or not under_way:
             self._reply(call, lease, places)
             return True
         self._prefetch.waiting[call] = access, places
-        if state.timers.when(Timer.SUMS, turn.name) is None:
-            state.timers.set(Timer.SUMS, turn.name, state.now + state.limits.transfer_timeout_s)
+        if state.timers.when(Timer.CHECKSUMS, turn.name) is None:
+            state.timers.set(Timer.CHECKSUMS, turn.name, state.now + state.limits.transfer_timeout_s)
         return True
 
     def computed(self, event: ChecksumsComputed) -> None:
-        """A rank has summed up."""
+        """A rank has computed its checksums."""
         turn = self._prefetch.turn
-        if turn is None or turn.name != event.name or not turn.summing.take(event.rank, event.values, event.message):
+        if turn is None or turn.name != event.name or not turn.awaited.take(event.rank, event.values, event.message):
             return
         self._prefetch.turn = None
-        lease, error = turn.lease, turn.summing.error
+        lease, error = turn.lease, turn.awaited.error
         if lease is not None and error:
             self._prefetch.nbytes -= self._size(lease)
             self._refuse(turn, InternalError(Reason.DATA_PATH_FAILED, f"no checksums here: {error}"))
         elif lease is not None:
-            lease.sums = turn.summing.by_rank()
+            lease.checksums = turn.awaited.by_rank()
             for call, (_, places) in self._take(turn).items():
                 self._reply(call, lease, places)
         self.go_on()
@@ -114,7 +114,7 @@ class ChecksumPrefetch:
         self._prefetch.queue.pop(lease.id, None)
         turn = self._prefetch.turn
         under_way = turn is not None and turn.lease is lease
-        if lease.sums or under_way:
+        if lease.checksums or under_way:
             self._prefetch.nbytes -= self._size(lease)
         if turn is not None and under_way:
             turn.lease = None
@@ -132,7 +132,7 @@ class ChecksumPrefetch:
         return 4 * self._state.pool.world_size * sum(map(len, lease.blocks))
 
     def _reply(self, call: int, lease: Lease, places: Places) -> None:
-        self._state.reply(call, Checksums(tuple(b"".join(rank[place] for place in places) for rank in lease.sums)))
+        self._state.reply(call, Checksums(tuple(b"".join(rank[place] for place in places) for rank in lease.checksums)))
 
     def _refuse(self, turn: PrefetchTurn, error: KVGrpcError) -> None:
         for call in self._take(turn):
@@ -140,14 +140,14 @@ class ChecksumPrefetch:
 
     def _take(self, turn: PrefetchTurn) -> dict[int, tuple[Access, Places]]:
         """The calls that waited; they wait no longer."""
-        self._state.timers.clear(Timer.SUMS, turn.name)
+        self._state.timers.clear(Timer.CHECKSUMS, turn.name)
         found, self._prefetch.waiting = self._prefetch.waiting, {}
         return found
 
 
 def _places(blocks: Blocks, wanted: Wanted) -> Places | None:
-    """Where the sums of what is wanted lie among those of `blocks`, which hold it all; None unless they lie there side
-    by side, of whole blocks.
+    """Where the checksums that are wanted lie among those of `blocks`, which hold it all; None unless they lie there
+    side by side, of whole blocks.
     """
     begins = np.cumsum([0, *map(len, blocks)])
     places = []

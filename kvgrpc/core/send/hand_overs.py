@@ -99,7 +99,7 @@ class HandOvers:
         lease.deadline = max(lease.deadline, min(self._state.now + for_s, lease.cap))
 
     def _refused(self, event: FinishedBlocks, error: KVGrpcError) -> bool:
-        """After a refusal: whether the lease will never come, so that nobody waits for it.
+        """After a refusal: whether the lease will never come, so that no opening waits for it.
 
         A client repeats a call that was refused for what may pass. Nothing repeats a call of the engine's session: it
         has announced the lease already, and is told that it failed.
@@ -142,7 +142,7 @@ class HandOvers:
         state.reply(event.call.id, Released(self.view(lease), freed))
 
     def void(self, event: LeasesVoided) -> None:
-        """The engine took blocks back: whoever reads them will be told."""
+        """The engine took blocks back: their readers will be told."""
         for lease_id in event.lease_ids:
             lease = self._state.leases.find(lease_id)
             if lease is None or lease.pushed:
@@ -167,8 +167,8 @@ class HandOvers:
             self.end(lease, LeaseState.EXPIRED)
 
     def count(self, lease: Lease) -> None:
-        """Counts the consumers that are done; the last one declared ends the lease. Who is done with parts of a push
-        that were replaced is done with those that replaced them.
+        """Counts the consumers that are done; the last one declared ends the lease. A consumer that is done with parts
+        of a push that were replaced is done with those that replaced them.
         """
         transfer = self._state.transfers.find(lease.transfer_id)
         if transfer is not None and not lease.live:

@@ -159,7 +159,7 @@ class PushEnds(Ends[Registration]):
         self._state.tell(transfer.owner, PartsReturned(transfer.id, transfer.request_id, lease_id))
 
     def _take_back(self, push: Push) -> None:
-        """The engine uses the blocks of this epoch again already, whoever reads them."""
+        """The engine uses the blocks of this epoch again already, though they are read."""
         for move in push.registrations.values():
             if move.posted_epoch == push.part_epoch:
                 self._state.pins.drop(move.name, PinKind.ACCESS)
@@ -189,7 +189,7 @@ class PushEnds(Ends[Registration]):
             self._remove(move)
 
     def _shut(self, move: Registration, reason: Reason) -> None:
-        """Nobody reads under the access for that destination any more, or is vouched for."""
+        """What is read under the destination's access from now on is not vouched for."""
         access = self._state.accesses.get(move.reverse_id)
         if access is not None and access.state is AccessState.OPEN:
             self._hand_overs.outdate(access, reason)

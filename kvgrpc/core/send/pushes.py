@@ -140,7 +140,7 @@ class Pushes:
             self._ends.start_over(push, LeaseState.VOIDED)
 
     def refused(self, call: Call, peer: str, row: Closing) -> bool:
-        """The destination ends an access that we opened there. False: it is none of ours."""
+        """The destination ends an access that we opened there. False: this engine opened no such access."""
         move = self._state.pushes.of_access(row.access_id) or self._state.pushes.with_token(row.token)
         if move is None:
             return row.dropped and self._never_comes(call, peer, row)

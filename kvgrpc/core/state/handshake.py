@@ -1,7 +1,7 @@
 """Handshakes under way: those that we started, one for each address, and those that peers started.
 
-Both wait for our ranks to make an endpoint for the other side; both are bounded. Whoever waits for an address states
-which engine it expects there, and is judged by that alone: a wrong expectation fails nobody else.
+Both wait for our ranks to make an endpoint for the other side; both are bounded. A caller or move that waits for an
+address states which engine it expects there, and is judged by that alone: a wrong expectation fails no other.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Shake:
     """A handshake and the endpoints that our ranks made for it."""
 
     key: str
-    """Names it to our ranks; never text of somebody else's."""
+    """Names it to our ranks; never text from outside."""
     with_whom: str
     """Names the other side to our ranks, which keep few offers for each: a life, or an address to dial."""
     offers: dict[int, RankEndpoint] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Dialling(Shake):
 
     address: str = ""
     expected_engine_id: str = ""
-    """What the call to the peer states; that of whoever came first."""
+    """What the call to the peer states; that of the first caller."""
     trace: str = ""
     calls: dict[int, str] = field(default_factory=dict)
     """ConnectPeer calls that wait, and the engine that each expects."""
@@ -46,6 +46,6 @@ class Admission(Shake):
     """One that a peer started."""
 
     peer: Peer = field(kw_only=True)
-    """Who started it."""
+    """The peer that started it."""
     call_id: int = 0
     protocol: int = 0

@@ -1,7 +1,7 @@
 """Moves: what a lead knows of a transfer for which it holds an access, from the first word to the last posting.
 
-A pull is a move into this engine's blocks (`pull`), a push that lands here too (`landing`), and a push from here one
-out of them (`push`: one for each destination). The stages are data:
+A pull is a move into this engine's blocks (`pull`), a push that lands here too (`reservation`), and a push from here
+one out of them (`push`: one for each destination). The stages are data:
 
 RENDEZVOUS   a push: the other side, or what it moves, is not known yet
 CONNECTING   the peer's lead is being reached
@@ -9,7 +9,7 @@ OPENING      OpenAccess is under way at the peer
 OPEN         the peer said which blocks; something of this side is missing: blocks, parts, its engine's step
 WIRE         postings are in flight
 SETTLING     all bytes of the round are there; the peer is asked whether its side held
-ENDED        the transfer is over; the object lives on while somebody may access memory for it
+ENDED        the transfer is over; the object lives on while memory may be accessed for it
 
 A pull has one round of WIRE and SETTLING, a push as many as its parts need. A push whose prefill starts over is back at
 RENDEZVOUS.
@@ -26,7 +26,7 @@ from kvgrpc.core.events import Opened, Settling
 from kvgrpc.core.tables.pins import PinKind, PinTable
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Chunk, Slice, Summing
+from kvgrpc.core.values.chunks import Chunk, RankChecksums, Slice
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.grants import Claims
 
@@ -69,7 +69,7 @@ MOVE_TIMERS = (
     Timer.SETTLE_RETRY,
     Timer.OPEN_RETRY,
     Timer.PARTS_RETRY,
-    Timer.SUMS_ASK,
+    Timer.CHECKSUMS_ASK,
     Timer.RENEW,
 )
 
@@ -81,14 +81,14 @@ class Comparing:
     name: str
     asks: list[list[Chunk]]
     """What the source is asked for at once: one after the other."""
-    here: list[Summing] = field(default_factory=list)
+    here: list[RankChecksums] = field(default_factory=list)
     """Part by part, as they were posted."""
     there: list[tuple[bytes, ...]] = field(default_factory=list)
     """The answers so far."""
 
     @property
     def asked(self) -> tuple[tuple[Blocks, LayerRange | None], ...]:
-        """The blocks of the source whose sums come next."""
+        """The blocks of the source whose checksums come next."""
         return tuple((part.source, part.layers) for part in self.asks[len(self.there)])
 
     @property
@@ -102,11 +102,11 @@ class Comparing:
 
     @property
     def error(self) -> str:
-        return next((summing.error for summing in self.here if summing.error), "")
+        return next((awaited.error for awaited in self.here if awaited.error), "")
 
     def both(self) -> tuple[list[bytes], list[bytes]]:
-        """The sums of this side and of the source's, of each rank, in the order of the blocks."""
-        return _by_rank([summing.by_rank() for summing in self.here]), _by_rank(self.there)
+        """The checksums of this side and of the source's, by rank, in the order of the blocks."""
+        return _by_rank([awaited.by_rank() for awaited in self.here]), _by_rank(self.there)
 
 
 def _by_rank(parts: list[tuple[bytes, ...]]) -> list[bytes]:
@@ -163,7 +163,8 @@ class Move(ABC):
     comparing: Comparing | None = field(default=None, kw_only=True)
     """The checksums of the round, while they are compared."""
     mismatch: str = field(default="", kw_only=True)
-    """What of the round arrived as something else, for people: it counts only if the source vouches for its side."""
+    """Which block of the round arrived as something else, as text: it counts only if the source vouches for its side.
+    """
     left: list[Slice] | None = field(default=None, kw_only=True)
     """What of the round is still to be posted."""
     planned: int = field(default=0, kw_only=True)
@@ -184,12 +185,12 @@ class Move(ABC):
 
     @property
     def busy(self) -> bool:
-        """Somebody may still access this engine's blocks for it."""
+        """This engine's blocks may still be accessed for it."""
         return bool(self.postings)
 
     @property
     def missing_proof(self) -> str:
-        """What would prove its blocks at rest, for people."""
+        """What would prove its blocks at rest, as text."""
         flying = _ranks(self.postings - self.unproved)
         lost = _ranks(self.unproved)
         return "; ".join(

@@ -245,7 +245,7 @@ class NodeState:
         if incarnation not in (0, self.incarnation):
             raise Aborted(
                 Reason.INCARNATION_CHANGED,
-                "the block ids are of another life of this engine: they are somebody else's now, allocate anew",
+                "the block ids are of another life of this engine and name other blocks now: allocate again",
             )
 
     def check_owned(self, blocks: Blocks) -> None:
@@ -324,7 +324,7 @@ class NodeState:
         self.description = replace(self.pool, memory_generation=self.pool.memory_generation + 1)
 
     def quarantine_full(self) -> str:
-        """Which group has too many blocks in quarantine, for people; empty while none has."""
+        """Which group has too many blocks in quarantine, as text; empty while no group has."""
         for group, count in enumerate(self.pins.quarantined):
             if count and count > self.limits.quarantine_share * (blocks := self.pool.pool.groups[group].blocks):
                 return (

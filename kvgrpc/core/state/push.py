@@ -54,7 +54,7 @@ class Push:
 
     @property
     def phase(self) -> str:
-        """How far it is, for people: the phase of its first destination."""
+        """How far it is, as text: the phase of its first destination."""
         return next((found.stage.value for found in self.live), Stage.RENDEZVOUS.value)
 
     @property

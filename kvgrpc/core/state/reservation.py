@@ -42,7 +42,7 @@ class Reservation(Pull):
     writers: dict[bytes, str] = field(default_factory=dict)
     """Accesses under which a source may write, until that is proved to be over, and its life."""
     refused: Refusal | None = None
-    """A source that came with other KV than was asked for, and why it is none."""
+    """A source that came with other KV than was asked for, and why it was refused."""
     part_epoch: int = 0
     parts: Parts | None = None
     """Those of the source's parts that are known, where this side moves the bytes."""

@@ -8,7 +8,7 @@ from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.accesses import Access
 from kvgrpc.core.tables.leases import Lease
 from kvgrpc.core.values.calls import LayerRange
-from kvgrpc.core.values.chunks import Summing
+from kvgrpc.core.values.chunks import RankChecksums
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import KVGrpcError
 
@@ -81,7 +81,7 @@ class ChecksumAsks:
     """By name."""
     queue: dict[str, dict[str, ChecksumAsk]] = field(default_factory=dict)
     """Those whose next portion is not begun: by peer, whose turns they have, and by name."""
-    running: dict[str, tuple[ChecksumAsk, Summing]] = field(default_factory=dict)
+    running: dict[str, tuple[ChecksumAsk, RankChecksums]] = field(default_factory=dict)
     """Portions that the ranks are at, by name; also of calls that wait no longer."""
 
 
@@ -92,7 +92,7 @@ class PrefetchTurn:
     lease: Lease | None
     name: str
     """The ranks know it by that."""
-    summing: Summing
+    awaited: RankChecksums
 
 
 @dataclass

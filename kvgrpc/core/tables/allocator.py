@@ -17,7 +17,7 @@ RETRY_DELAY_S = 0.1
 
 
 class Allocator:
-    """Who was given which blocks, for the groups of one pool."""
+    """Allocations and their blocks, for the groups of one pool."""
 
     def __init__(self, blocks: tuple[int, ...], pins: PinTable) -> None:
         self._holder = [np.zeros(n, dtype=np.int64) for n in blocks]

@@ -86,10 +86,12 @@ class Lease:
     """How many of them each consumer has."""
     nbytes_done: int = 0
     """Bytes that its readers say they moved."""
-    sums: tuple[bytes, ...] = ()
-    """Of its blocks, by every rank, in the order of its groups and their blocks: see `sums`. Empty: not known."""
+    checksums: tuple[bytes, ...] = ()
+    """CRC-32C of its blocks, by rank, in the order of its groups and their blocks; see `ChecksumPrefetch`. Empty:
+    unknown.
+    """
     trouble: str = ""
-    """Why the last consumer that failed did, for people."""
+    """Why the last consumer that failed did."""
 
     def renew(self, now: float, ttl_s: float | None) -> None:
         """Extends the deadline to `ttl_s` (the lease's own when None) from now, up to the cap; never back."""
@@ -123,7 +125,7 @@ class Lease:
     def forget_blocks(self) -> None:
         """Only how it ended is remembered: blocks and digests may be large."""
         self.blocks = tuple(ids[:0] for ids in self.blocks)
-        self.sums = ()
+        self.checksums = ()
         self.content = Content(self.content.tokens, opaque=b"forgotten")
 
     @property
@@ -132,7 +134,7 @@ class Lease:
 
 
 def ended_error(state: LeaseState, lease_id: str) -> KVGrpcError:
-    """The error for somebody who needs a lease that ended."""
+    """The error for a call that needs a lease that ended."""
     kind = InternalError if state is LeaseState.LOST else PreconditionFailed
     return kind(
         END_REASON[state], f"lease {lease_id} has ended ({state.value}); the KV must be computed or handed over anew"
@@ -179,7 +181,7 @@ class LeaseTable:
         for lease in old:
             gone = Content(lease.content.tokens, opaque=b"forgotten")
             self._ended[lease.id] = replace(
-                lease, state=LeaseState.LOST, blocks=(), content=gone, sums=(), accesses={}, readers={}
+                lease, state=LeaseState.LOST, blocks=(), content=gone, checksums=(), accesses={}, readers={}
             )
         while len(self._ended) > self._ended_kept:
             self._ended.popitem(last=False)

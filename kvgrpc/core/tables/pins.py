@@ -71,7 +71,7 @@ class PinTable:
         self._count(kind, blocks, 1)
 
     def extend(self, owner: str, kind: PinKind, blocks: Blocks, now: float) -> None:
-        """Pins `blocks` too for an owner that may have such a pin, on none of them. Raises as `check_free_for`."""
+        """Pins `blocks` too for an owner that may have such a pin on other blocks. Raises as `check_free_for`."""
         assert kind not in EXCLUSIVE
         pin = self._pins.get((owner, kind))
         if pin is None:
@@ -115,7 +115,7 @@ class PinTable:
         return mask
 
     def of_block(self, group: int, block: int) -> list[Pin]:
-        """The pins on one block, oldest first. Linear in the number of pins: for people, not for the hot path."""
+        """The pins on one block, oldest first. Linear in the number of pins: for ListPins, not for the hot path."""
         return [pin for pin in self if block in pin.blocks[group]]
 
     def count_blocks(self, group: int, kind: PinKind) -> int:

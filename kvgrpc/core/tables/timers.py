@@ -41,8 +41,8 @@ class Timer(Enum):
     ALLOCATION = "allocation"
     QUARANTINE = "quarantine"
     REKEY = "rekey"
-    SUMS = "sums"
-    SUMS_ASK = "sums_ask"
+    CHECKSUMS = "checksums"
+    CHECKSUMS_ASK = "checksums_ask"
 
 
 Key = tuple[Timer, str]

@@ -1,4 +1,4 @@
-"""Transfers: what everybody may see of one move of a request's blocks.
+"""Transfers: the public view of one move of a request's blocks.
 
 `Transfer` is an immutable snapshot; every change makes a new one with the next event number. Which state may follow
 which is data, here; state and memory are two independent things: "it is over" and "you may reuse the memory".
@@ -257,7 +257,7 @@ class TransferTable:
     _past: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
     """Ended well or cancelled, oldest first."""
     _failed: OrderedDict[str, Transfer] = field(default_factory=OrderedDict)
-    """Failures, oldest first: they are kept longest, because somebody will ask about them."""
+    """Failures, oldest first. They are kept longest: routers and operators ask about them."""
     _by_key: dict[bytes, dict[str, None]] = field(default_factory=dict)
     _left: dict[str, None] = field(default_factory=dict)
     """Those in quarantine whose table was taken over: their blocks are of the memory of a life before."""
@@ -318,7 +318,7 @@ class TransferTable:
         past = self._failed if transfer.state is State.FAILED else self._past
         past[transfer_id] = transfer
         if len(self._past) + len(self._failed) > self.history:
-            # The newest stays in any case: whoever ended it is about to look at it.
+            # The newest stays in any case: the event that ended it is about to read it.
             oldest = next(iter(self._past), transfer_id)
             (self._past if oldest != transfer_id else self._failed).popitem(last=False)
         return True
@@ -349,7 +349,7 @@ class TransferTable:
         return changed
 
     def memory_gone(self) -> list[Transfer]:
-        """The memory of the lives whose table was taken over is nobody's any more: what is settled by that."""
+        """The memory of earlier lives is gone. Returns the transfers that are settled by that."""
         left, self._left = self._left, {}
         changed = [self.change(id_, memory=Disposition.RETURNED) for id_ in left]
         for id_ in left:

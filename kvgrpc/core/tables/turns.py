@@ -1,4 +1,4 @@
-"""Whose turn it is to move bytes: higher priority first, then whoever asked first.
+"""Turns of moves that move bytes: higher priority first, then in the order of asking.
 
 What is posted cannot be called back, so little is: once the bytes in flight of a rank reach the bound, all others wait
 here, and the next turn goes to the most important one of them, not to the one that happened to be posted first.
@@ -19,7 +19,7 @@ class Turns:
         self._heap: list[tuple[int, int, str]] = []
         self._order = count()
         self.paused = False
-        """It is nobody's turn; what is in flight ends."""
+        """No move has a turn; what is in flight ends."""
         self._named = ""
         """Whom `next` named last, until it takes its turn."""
         self.nbytes = 0
@@ -52,11 +52,11 @@ class Turns:
         self.nbytes += nbytes
 
     def ended(self, name: str) -> None:
-        """None of its bytes are in flight any more."""
+        """Its bytes are in flight no more."""
         self.nbytes -= self._in_flight.pop(name, 0)
 
     def leave(self, name: str) -> None:
-        """It is over: it waits no more, and what it has in flight for longer keeps nobody else waiting."""
+        """The move is over: it waits no more, and what it still has in flight keeps no other move waiting."""
         self._waiting.pop(name, None)
         self.ended(name)
 

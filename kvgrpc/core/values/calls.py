@@ -1,4 +1,4 @@
-"""What calls have in common: who asks, and the forms in which blocks and layers are named."""
+"""What calls have in common: their caller, and the forms in which blocks and layers are named."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ LayerRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class Call:
-    """Who asks, and under which idempotency key."""
+    """A call's number, its caller, and its idempotency key."""
 
     id: int
     principal: str

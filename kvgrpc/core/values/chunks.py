@@ -1,4 +1,4 @@
-"""What one round of a move takes from where to where, in blocks; and its blocks as bytes to sum up, one by one."""
+"""What one round of a move takes from where to where, in blocks; and its blocks as bytes to compute checksums of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +25,9 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Bytes of a rank's memory to sum up: sum i is over the next `counts[i]` pieces, of `nbytes` from `offsets` on.
+    """Bytes of a rank's memory: checksum i is over the next `counts[i]` pieces, of `nbytes` from `offsets` on.
 
-    Shapes [pieces], [pieces] and [sums], int64.
+    Shapes [pieces], [pieces] and [checksums], int64.
     """
 
     offsets: Ids
@@ -36,14 +36,14 @@ class Pieces:
 
 
 PORTION_BYTES = 64 << 20
-"""What the ranks sum up at once for one who asked: some milliseconds of their work."""
+"""What the ranks compute at once for one caller: some milliseconds of their work."""
 PORTION_ROWS = 1_024
 PIECE_BYTES = 1_024
 """What a piece counts for at least: small ones cost their planning."""
 
 
 @dataclass(eq=False)
-class Summing:
+class RankChecksums:
     """Sums that were asked of all ranks of this engine."""
 
     left: set[int]
@@ -108,7 +108,7 @@ class Slice:
     runs: Runs | None
     """None: not planned yet."""
     parts: Sequence[Chunk]
-    """What it moves, and at the destination is summed up when it has moved, where that is wanted."""
+    """What it moves, and what the destination compares by checksums once it has moved."""
 
 
 def slices_of(chunks: Sequence[Chunk], sizes: Sizes, most: Size) -> list[Chunk]:
@@ -157,7 +157,7 @@ def plan_chunks(chunks: Sequence[Chunk], source: PoolLayout, destination: PoolLa
 
 
 def pieces_of(pool: PoolLayout, blocks: Sequence[tuple[Blocks, LayerRange | None]]) -> Pieces:
-    """One sum for each block: in the order of the list, of the groups, and of the blocks; over its regions in order."""
+    """One checksum for each block, in the order of the list, the groups and the blocks; over its regions in order."""
     offsets, nbytes, counts = [], [], []
     for lists, layers in blocks:
         for group, ids in enumerate(lists):
@@ -208,7 +208,7 @@ def _one_after_the_other(parts: list[Ids]) -> Ids:
 
 
 def place_of(pool: PoolLayout, chunks: Sequence[Chunk], number: int) -> str:
-    """The block that sum `number` of the chunks is of, for people."""
+    """The block of checksum `number` of the chunks, as text."""
     sizes = Sizes(pool)
     lists = [
         (chunk, group)

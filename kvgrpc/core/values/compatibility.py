@@ -11,7 +11,7 @@ from kvgrpc.errors import FieldViolation, KVGrpcError, PreconditionFailed, Reaso
 READS_PUSHES = "reads_pushes"
 """Feature of an engine that moves by itself what is pushed to it: it cannot set blocks aside, or compares checksums."""
 CHECKSUMS = "checksums"
-"""Feature of an engine that sums up its blocks for those who compare; such an engine requires it."""
+"""Feature of an engine that answers ChecksumBlocks; an engine that compares checksums requires it of its peers."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def protocol(here: EngineDescription, there: EngineDescription) -> int | None:
 
 
 def weights_unknown(here: EngineDescription, there: EngineDescription) -> bool:
-    """Whether nothing says that both run the same weights. They are taken for the same: their operator vouches."""
+    """Whether neither engine states its weights. They count as the same: their operator vouches."""
     return not here.weights_revision and not there.weights_revision
 
 
@@ -102,7 +102,7 @@ def compare(here: EngineDescription, there: EngineDescription) -> list[Differenc
                 )
             )
     if weights_unknown(here, there):
-        why = "neither engine states its weights: nobody can tell whether they are the same"
+        why = "neither engine states its weights: they cannot be compared"
         found.append(Difference("weights_revision", "", "", True, why))
     elif here.weights_revision != there.weights_revision:
         found.append(

@@ -67,7 +67,7 @@ class NixlEndpoint:
     backend: str
     segments: tuple[Segment, ...]
     process: ProcessEndpoint | None = None
-    """Who writes when this agent's side writes; None where no peer can look."""
+    """The process that writes when this agent's side writes; None where no peer can look."""
 
 
 @dataclass(frozen=True)

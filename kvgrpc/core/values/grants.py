@@ -1,8 +1,8 @@
 """Grants: unforgeable, relayable capabilities.
 
 A grant's token is its claims in a compact fixed encoding, followed by an HMAC-SHA256 under a key that only the issuer
-has (per incarnation, derived from the session's secret). The issuer verifies it; everybody else may read the claims
-to find the issuer, and must not believe them. Nothing outside the token is trusted by anyone.
+has (per incarnation, derived from the session's secret). The issuer verifies it; all others may read the claims
+to find the issuer, and must not believe them. Nothing outside the token is trusted.
 """
 
 import base64

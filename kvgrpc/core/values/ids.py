@@ -1,4 +1,4 @@
-"""Identifiers. All are strings or bytes that contain or are bound to an incarnation; nobody parses them."""
+"""Identifiers. All are strings or bytes that contain or are bound to an incarnation, and opaque to their readers."""
 
 import hashlib
 import hmac
@@ -6,7 +6,7 @@ import hmac
 from kvgrpc.errors import InvalidRequest, Reason
 
 TRANSFER_KEY_BYTES_MIN = 16
-"""A transfer key carries at least 128 random bits: whoever knows it can pair with or cancel the transfer."""
+"""A transfer key carries at least 128 random bits: a caller that knows it can pair with or cancel the transfer."""
 TRANSFER_KEY_BYTES_MAX = 64
 ACCESS_ID_BYTES = 16
 

@@ -20,7 +20,7 @@ REGIONS_MAX = 1 << 16
 
 
 class PoolKind(Enum):
-    """Who decides which blocks are in use."""
+    """Which side decides which blocks are in use."""
 
     SERVER_MANAGED = "server_managed"
     """This server allocates and frees blocks (AllocateBlocks, FreeBlocks)."""
@@ -85,8 +85,8 @@ class Group:
     """Sliding window in tokens; 0 where the group has none."""
 
     def first_of(self, tokens: int) -> int:
-        """In token order, the first block that whoever goes on after `tokens` tokens reads: with a window that of the
-        first token in it, even if the last of the tokens is computed once more.
+        """In token order, the first block that an engine reads that goes on after `tokens` tokens: with a window that
+        of the first token in it, even if the last of the tokens is computed once more.
         """
         windowed = self.window_tokens and self.kind is not GroupKind.STATE
         return max(tokens - self.window_tokens, 0) // self.block_tokens if windowed else 0

@@ -15,7 +15,7 @@ class Limits:
     lease_ttl_s: float = 30.0
     """Three renewals fit, so that one lost renewal never ends a lease."""
     lease_cap_s: float = 600.0
-    """A lease that nobody comes for cannot be kept alive for ever."""
+    """A lease without a consumer cannot be kept alive for ever."""
     queue_timeout_s: float = 30.0
     transfer_timeout_s: float = 30.0
     settle_timeout_s: float = 5.0

@@ -53,7 +53,7 @@ class Ranks:
             rank.unmap_peer(action.peer, watch=action.watch, gone=action.gone)
 
     def post(self, action: actions.Post) -> None:
-        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation, action.sum)
+        self.ranks[action.rank].post(action.posting_id, action.peer, action.runs, action.operation, action.checksums)
 
     def expect(self, action: actions.Expect) -> None:
         if action.paths and not action.writes and self._unaided.issuperset(action.paths):

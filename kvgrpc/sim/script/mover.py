@@ -195,8 +195,8 @@ class HandMover(Mover):
         nbytes = post.runs.total_bytes if done else 0
         message = "" if done else "the script broke it"
         self._report(PostingEnded(post.posting_id, done, nbytes, message=message, quiesced=quiesced))
-        if done and post.sum is not None:
-            self.sum(post.sum)
+        if done and post.checksums is not None:
+            self.sum(post.checksums)
 
     def _look(self) -> None:
         if not self._open and self._rested is not None:

@@ -118,7 +118,7 @@ class Mover:
         own, theirs = self._memories[action.rank], door.memory
         writes = action.operation is Operation.WRITE
         source, sink = (own, theirs) if writes else (theirs, own)
-        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.sum)
+        posting = _Posting(action, action.fills or action.transfer_id, source, sink, door, sums=action.checksums)
         runs = zip(action.runs.src.tolist(), action.runs.dst.tolist(), action.runs.nbytes.tolist(), strict=True)
         posting.cells = [(src + i, dst + i) for src, dst, count in runs for i in range(count)]
         posting.filled = [dst for _, dst in posting.cells]

@@ -57,8 +57,8 @@ class Comparing(Lead):
 
 
 def summed(post: actions.Post) -> actions.ComputeChecksums:
-    assert post.sum is not None
-    return post.sum
+    assert post.checksums is not None
+    return post.checksums
 
 
 def test_the_source_is_asked_while_the_bytes_move_and_settled_with_when_both_agree() -> None:
@@ -110,7 +110,7 @@ def test_a_block_that_is_larger_than_what_may_be_in_flight_is_summed_up_when_all
     for moved in range(4):
         (post,) = lead.posted
         assert post.runs.total_bytes == 8
-        assert (post.sum is not None) == moved % 2
+        assert (post.checksums is not None) == moved % 2
         lead.feed(events.PostingEnded(post.posting_id, done=True, nbytes=8))
         lead.posted = lead.seen(actions.Post)
     assert not lead.posted

@@ -92,7 +92,7 @@ def test_whoever_asks_meanwhile_waits_for_what_is_under_way() -> None:
     assert [lead.answer(call) for call in calls] == [None, None]
     lead.say(asked, 1, 2, 3)
     assert [lead.answer(call) for call in calls] == [actions.Checksums((checksums(n),)) for n in (1, 3)]
-    assert lead.state.timers.when(Timer.SUMS, asked.name) is None
+    assert lead.state.timers.when(Timer.CHECKSUMS, asked.name) is None
     lead.say(asked, 1, 2, 3)
     assert not lead.done, "a rank that says it twice changes nothing"
 
