@@ -129,7 +129,7 @@ class Node:
         return node, take_over(node.state, state, incarnation, now)
 
     def unclosed(self) -> list[SendClose]:
-        """As `successor`, of a node that has raised: what closes its pushes' accesses at destinations."""
+        """After `handle` has raised: what closes the accesses of this node's pushes at destinations."""
         moves = [move for push in self.state.pushes for move in push.registrations.values()]
         return closings([move for move in moves if move.access_id and move.peer], self.state.incarnation)
 

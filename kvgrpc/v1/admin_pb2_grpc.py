@@ -110,7 +110,7 @@ class AdminServiceServicer:
 
         Errors:
         * RESOURCE_EXHAUSTED QUARANTINED: the last re-key was less than a minute ago; retry after the delay.
-        * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths anew.
+        * DEADLINE_EXCEEDED DEADLINE: a rank has not begun its data paths again.
         * INVALID_ARGUMENT INVALID_FIELD: `force` without a message; `transfer_ids` without `force`.
         * NOT_FOUND TRANSFER_NOT_FOUND: one of the transfers is unknown; nothing was released.
         """

@@ -157,7 +157,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_PEER_UNREACHABLE: _FailureReason.ValueType  # 14
     """The peer's lead cannot be reached."""
     FAILURE_REASON_PEER_LOST: _FailureReason.ValueType  # 15
-    """The peer was taken for dead during the transfer."""
+    """The peer was declared dead during the transfer."""
     FAILURE_REASON_PEER_FAILED: _FailureReason.ValueType  # 16
     """The peer answered with an error of its own."""
     FAILURE_REASON_GRANT_INVALID: _FailureReason.ValueType  # 17
@@ -297,7 +297,7 @@ FAILURE_REASON_DIAL_REFUSED: FailureReason.ValueType  # 13
 FAILURE_REASON_PEER_UNREACHABLE: FailureReason.ValueType  # 14
 """The peer's lead cannot be reached."""
 FAILURE_REASON_PEER_LOST: FailureReason.ValueType  # 15
-"""The peer was taken for dead during the transfer."""
+"""The peer was declared dead during the transfer."""
 FAILURE_REASON_PEER_FAILED: FailureReason.ValueType  # 16
 """The peer answered with an error of its own."""
 FAILURE_REASON_GRANT_INVALID: FailureReason.ValueType  # 17

@@ -37,7 +37,7 @@ class _PeerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeerState.V
     PEER_STATE_SUSPECT: _PeerState.ValueType  # 3
     """Its liveness stream is broken; the grace runs."""
     PEER_STATE_DEAD: _PeerState.ValueType  # 4
-    """Taken for dead; only a new handshake readmits it."""
+    """Declared dead; only a new handshake readmits it."""
 
 class PeerState(_PeerState, metaclass=_PeerStateEnumTypeWrapper):
     """Whether a peer can be used now."""
@@ -51,7 +51,7 @@ PEER_STATE_CONNECTED: PeerState.ValueType  # 2
 PEER_STATE_SUSPECT: PeerState.ValueType  # 3
 """Its liveness stream is broken; the grace runs."""
 PEER_STATE_DEAD: PeerState.ValueType  # 4
-"""Taken for dead; only a new handshake readmits it."""
+"""Declared dead; only a new handshake readmits it."""
 Global___PeerState: _TypeAlias = PeerState  # noqa: Y015
 
 @_typing.final

@@ -109,7 +109,7 @@ def await_end_command(peer: str) -> rank_pb2.RankCommand:
 
 
 def rekey_command() -> rank_pb2.RankCommand:
-    """Begin the data paths anew by which peers write."""
+    """Begin the data paths again by which peers write."""
     return rank_pb2.RankCommand(rekey=rank_pb2.RekeyCommand())
 
 

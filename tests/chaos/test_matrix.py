@@ -68,7 +68,7 @@ class Case:
     def setting(self) -> Setting:
         written = self.mode.startswith("written")
         limits = PATIENT if self.deed == "paused" else WRITTEN if written else LIMITS
-        # Who is held before the settle must not be taken for dead while the bytes move.
+        # Who is held before the settle must not be declared dead while the bytes move.
         return Setting(self.path, limits, written, SLOW_BYTES_PER_S * (3 if self.step == SETTLE else 1))
 
     @property

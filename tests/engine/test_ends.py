@@ -124,7 +124,7 @@ def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
     assert len(side.engine.allocate(BLOCKS)) == BLOCKS
 
 
-def test_a_lead_that_reads_no_more_is_taken_for_dead(
+def test_a_lead_that_reads_no_more_is_declared_dead(
     leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.2)

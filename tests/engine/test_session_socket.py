@@ -198,7 +198,7 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
         await server.stop()
 
 
-async def test_an_engine_that_never_reads_is_taken_for_dead_and_the_server_goes_on(
+async def test_an_engine_that_never_reads_is_declared_dead_and_the_server_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_workers, "UNREAD_BYTES_MAX", 1)

@@ -195,7 +195,7 @@ class Target:
         self._begin_scene()
 
     def close(self) -> None:
-        """Once peers that were none are taken for dead, nothing is left of any input."""
+        """Once peers that were none are declared dead, nothing is left of any input."""
         self.check_sound()
         self._end_scene()
         counts = self.engine.api.admin

@@ -296,7 +296,7 @@ def silent_end(over: Any) -> Any:
 
 
 def dead_for_good(closed: Any) -> Any:
-    """Whoever was taken for dead and writes finds out when it settles."""
+    """Whoever was declared dead and writes finds out when it settles."""
 
     def _closed(self: Any, access: Any, *, reason: Reason, message: str, quiesced: bool) -> None:
         closed(self, access, reason=Reason.SOURCE_FAILED, message=message, quiesced=quiesced)

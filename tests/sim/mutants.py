@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
     Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
     Mutant(
-        "whoever was taken for dead is told nothing",
+        "whoever was declared dead is told nothing",
         Reservations, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
     Mutant("the dead who come back are told nothing", PendingCloses, "peer_back", bugs.always(None), Rule.R5),

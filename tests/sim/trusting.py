@@ -46,7 +46,7 @@ def _owner(part: Any, peer: Any, access_id: bytes) -> Any:
 
 
 def dead_or_alive(caller: Any) -> Any:
-    """A life that was replaced, or taken for dead, is heard as ever."""
+    """A life that was replaced, or declared dead, is heard as ever."""
 
     def heard(self: Any, engine_id: str, incarnation: int) -> Any:
         return self.peers.get(peer_key(engine_id, incarnation)) or caller(self, engine_id, incarnation)
@@ -63,12 +63,12 @@ def any_epoch(check: Any) -> Any:
     """Parts of an earlier epoch replace those of a later one."""
 
     def checked(self: Any, access: Any) -> Any:
-        landing = self._landing(access)
-        epoch, landing.part_epoch = landing.part_epoch, -1
+        reservation = self._reservation_of(access)
+        epoch, reservation.part_epoch = reservation.part_epoch, -1
         try:
             return check(self, access)
         finally:
-            landing.part_epoch = epoch
+            reservation.part_epoch = epoch
 
     return checked
 
@@ -102,8 +102,8 @@ def any_life_at_rest(quiesced: Any) -> Any:
     """What one life of a source says of a write holds for all lives of its engine."""
 
     def said(self: Any, life: str, access_id: bytes) -> None:
-        landing = self._state.open_writes.get(access_id)
-        writer = life if landing is None else landing.writers[access_id]
+        reservation = self._state.open_writes.get(access_id)
+        writer = life if reservation is None else reservation.writers[access_id]
         same = engine_of(life) == engine_of(writer)
         quiesced(self, writer if same else life, access_id)
 
@@ -121,12 +121,12 @@ def any_life_delivers(check: Any) -> Any:
     """
 
     def checked(self: Any, access: Any) -> Any:
-        landing = self._landing(access)
-        peer, landing.peer = landing.peer, access.peer
+        reservation = self._reservation_of(access)
+        peer, reservation.peer = reservation.peer, access.peer
         try:
             return check(self, access)
         finally:
-            landing.peer = peer
+            reservation.peer = peer
 
     return checked
 

@@ -35,12 +35,12 @@ class Serving:
         self._openings = openings
 
     def open(self, event: OpenAccess) -> None:
-        """OpenAccess: see there. Not by peers that know this memory as it was before it was registered anew."""
+        """OpenAccess, unless the peer knows this memory as it was before it was registered again."""
         peer = self._state.caller(event.engine_id, event.incarnation)
         self._state.check_steady()
         if peer.told != self._state.pool.memory_generation:
             raise PreconditionFailed(
-                Reason.NO_HANDSHAKE, "this engine's memory was registered anew since the handshake: shake hands again"
+                Reason.NO_HANDSHAKE, "this engine's memory was registered again since the handshake: shake hands again"
             )
         self._openings.open(event, peer)
 
@@ -94,7 +94,7 @@ class Serving:
 
     def peer_dead(self, peer: Peer) -> None:
         """Its accesses are closed; whether it counts as a consumer is the grant's to say."""
-        lost = f"engine {peer.description.engine_id} was taken for dead"
+        lost = f"engine {peer.description.engine_id} was declared dead"
         for access_id in list(peer.accesses):
             access = self._state.accesses[access_id]
             if access.kind is AccessKind.WRITE and access.held:
@@ -103,12 +103,12 @@ class Serving:
                 self._close(access, dropped=True, message=lost)
 
     def stop_reads(self) -> None:
-        """The memory is about to be registered anew: what is read of it is not vouched for, and nothing is opened."""
+        """The memory is about to be registered again: what is read of it is not vouched for, and nothing is opened."""
         state = self._state
         for access in list(state.accesses.values()):
             if access.kind is AccessKind.READ and access.state is AccessState.OPEN:
                 self._hand_overs.outdate(access, Reason.MEMORY_CHANGED)
-        busy = "this engine's memory is being registered anew"
+        busy = "this engine's memory is being registered again"
         self._openings.refuse_all(Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0))
 
     def forget(self, name: str) -> None:

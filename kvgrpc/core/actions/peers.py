@@ -87,7 +87,7 @@ class SendChecksums:
     access_id: bytes
     name: str
     number: int
-    """Of this name's calls: one asks for some of its blocks."""
+    """The number of the call among those of this name: one call asks for some of its blocks."""
     blocks: tuple[tuple[Blocks, LayerRange | None], ...]
     trace: str
 

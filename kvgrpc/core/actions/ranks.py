@@ -88,7 +88,7 @@ class AwaitEnd:
 
 @dataclass(frozen=True)
 class Rekey:
-    """A rank begins the data paths anew by which peers write: answered by Rekeyed."""
+    """A rank begins the data paths again by which peers write: answered by Rekeyed."""
 
     rank: int
 

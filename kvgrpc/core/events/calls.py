@@ -175,7 +175,7 @@ class ReleaseLease:
 
 @dataclass(frozen=True)
 class CancelTransfer:
-    """By id, or by key: then also those to come."""
+    """The transfer by its id, or all by their key: then also those to come."""
 
     call: Call
     transfer_id: str = ""

@@ -93,7 +93,7 @@ class Closing:
     quiesced: bool
     """The closing side's movers are proved at rest. Without it the closing proves nothing about a WRITE access."""
     token: bytes = b""
-    """Of a WRITE grant: a source that opened nothing yet says that it cannot deliver."""
+    """A WRITE grant: a source that opened nothing yet says that it cannot deliver."""
     message: str = ""
     """Why, as text."""
 
@@ -215,7 +215,7 @@ class ChecksumsAnswered:
     name: str
     number: int
     result: tuple[bytes, ...] | KVGrpcError
-    """Of each rank, as in Summed."""
+    """For each rank, as in ChecksumsComputed."""
     retryable: bool = False
 
 

@@ -40,7 +40,7 @@ class PostingEnded:
     quiesced: bool = True
     """False: it failed, without a proof that no access follows."""
     own_at_rest: bool = False
-    """Of a WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
+    """A WRITE that is not `quiesced`: this engine's memory is at rest, only the peer's may still be written."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ProcessEnded:
 
 @dataclass(frozen=True)
 class Rekeyed:
-    """A rank began the data paths anew by which peers write: earlier endpoints of it are void."""
+    """A rank began the data paths again by which peers write: earlier endpoints of it are void."""
 
     rank: int
     message: str = ""

@@ -118,7 +118,7 @@ class Course(ABC, Generic[M]):
             self.ends.fail_with(move, Reason.PEER_FAILED, f"the {whose}'s answer makes no sense: {wrong}")
         elif opened.memory_generation != peer.description.memory_generation:
             self._liveness.forget(move.peer)
-            message = f"the {whose} registered its memory anew since the handshake"
+            message = f"the {whose} registered its memory again since the handshake"
             self.ends.fail_with(move, Reason.MEMORY_CHANGED, message)
         else:
             move.opened = opened

@@ -26,7 +26,7 @@ class Ends(ABC, Generic[M]):
     def fail_with(
         self, move: M, reason: Reason, message: str, *, closed: bool = False, rank: int | None = None
     ) -> None:
-        """As `fail`."""
+        """Ends a move for this reason; see `fail`."""
 
     @abstractmethod
     def at_rest(self, move: M) -> None:

@@ -71,17 +71,17 @@ class Moves:
 
     def peer_dead(self, peer: Peer) -> None:
         """Moves with a dead life of a peer fail."""
-        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was taken for dead")
+        self._fail_all(peer, Reason.PEER_LOST, f"engine {peer.description.engine_id} was declared dead")
 
     def memory_changed(self, peer: Peer) -> None:
-        """Moves with memory that was registered anew fail."""
-        self._fail_all(peer, Reason.MEMORY_CHANGED, f"engine {peer.description.engine_id} registered its memory anew")
+        """Moves with memory that was registered again fail."""
+        self._fail_all(peer, Reason.MEMORY_CHANGED, f"engine {peer.description.engine_id} registered its memory again")
 
     def rekey_begins(self) -> None:
-        """This engine's own memory is about to be registered anew: moves that have an access fail."""
+        """This engine's own memory is about to be registered again: moves that have an access fail."""
         for move in self._state.moves:
             if move.stage in (Stage.OPENING, *AT_ISSUER):
-                message = "this engine registers its memory anew"
+                message = "this engine registers its memory again"
                 self.course(move).ends.fail_with(move, Reason.MEMORY_CHANGED, message)
 
     def release_by_operator(self, transfer_ids: Collection[str]) -> None:
@@ -134,7 +134,7 @@ class Moves:
                 course.stale(move, result.reason or Reason.PEER_FAILED, result.message)
         elif result.reason is Reason.NO_HANDSHAKE:
             self._liveness.forget(move.peer)
-            message = "the peer restarted, or took this engine for dead, before it settled"
+            message = "the peer restarted, or declared this engine dead, before it settled"
             # A peer that does not know us has no read of ours; what we wrote there is proved at rest by the close only.
             closed = move.operation is Operation.READ
             course.ends.fail_with(move, Reason.INCARNATION_CHANGED, message, closed=closed)

@@ -20,7 +20,7 @@ from kvgrpc.errors import KVGrpcError
 
 RETRY_DELAY_S = 1.0
 RETRIES = 10
-"""So often an issuer that was declared dead is dialled again, each time after twice the delay: for 17 minutes."""
+"""An issuer that was declared dead is dialled again so often, each time after twice the delay: for 17 minutes."""
 
 
 class PendingCloses:

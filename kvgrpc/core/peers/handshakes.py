@@ -194,8 +194,8 @@ class Handshakes:
             self._turn_away(shake, error)
 
     def rekey_ends(self) -> None:
-        """The memory was registered anew: the endpoints that handshakes under way are about are void."""
-        self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory anew", retry_delay_s=1.0))
+        """The memory was registered again: the endpoints that handshakes under way are about are void."""
+        self.end_all(Unavailable(Reason.MEMORY_CHANGED, "this engine registered its memory again", retry_delay_s=1.0))
 
     def peer_dead(self, peer: Peer) -> None:
         """A life ended: what we began with it comes to nothing."""

@@ -69,7 +69,9 @@ class PeerLiveness:
         return known
 
     def admit_caller(self, description: EngineDescription, endpoints: tuple[RankEndpoint, ...]) -> Peer:
-        """As `admit`, for a peer that dialled us: from now on it has the grace to bring up its liveness stream."""
+        """Does what `admit` does, for a peer that dialled this lead: from now on it has the grace to bring up its
+        liveness stream.
+        """
         peer = self.admit(description, endpoints, caller=True)
         streaming = self._streams(peer.key)
         self.alive(peer)

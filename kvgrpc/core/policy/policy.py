@@ -52,7 +52,7 @@ from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, Reason
 
 
 class Policy:
-    """Of one engine's scheduler."""
+    """The policy of one engine's scheduler."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules

@@ -11,7 +11,7 @@ from kvgrpc.errors import InvalidRequest, Reason
 
 
 class Stage(Enum):
-    """Of what is taken, or given."""
+    """The transfer of what is taken, or given."""
 
     NONE = "none"
     OPEN = "open"

@@ -39,7 +39,7 @@ class RequestSpec(ABC, Generic[Name]):
     prompt: Any = None
     """Empty, or None, where it has no token ids."""
     transfer_key: bytes = b""
-    """Of what is given, or comes by push; a pull has that of its grant."""
+    """The key of what is given, or comes by push; a pull has that of its grant."""
     take: Offer | Source | None = None
     give: Give | None = None
     target: bytes = b""

@@ -72,7 +72,7 @@ class Take:
 
     mode: Mode
     offer_tokens: int
-    """Of a pull what its grant offers; of a push what the source will compute."""
+    """For a pull what its grant offers, for a push what the source will compute."""
     keep: bool = False
     """If this engine gives up, another one may come for a push: its source is not let go."""
 
@@ -115,7 +115,7 @@ class Loss:
     message: str
     next: Next
     phase: str = ""
-    """Of the transfer; empty where there was none, or nothing went wrong with it."""
+    """The transfer's failure; empty where there was no transfer, or it did not fail."""
     side: End | None = None
     """At which of the two engines."""
     rank: int | None = None
@@ -228,7 +228,7 @@ class LoadEnded:
 
     request_id: str
     tokens: int
-    """Of the prompt, from its start on, whose KV is there; after a loss, those that were there before."""
+    """Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before."""
     loss: Loss | None
     blocks: Lists
     """After a loss, the blocks that hold nothing of use."""
@@ -285,7 +285,7 @@ class Admitted:
     """How a request is to be computed here."""
 
     prompt_tokens: int
-    """So many of its prompt: all, or all but those that the decode engine computes."""
+    """Tokens of its prompt: all, or all but those that the decode engine computes."""
     one_token: bool
     """Only its prefill is of interest: one token is enough."""
 

@@ -94,8 +94,8 @@ class Quarantine:
             if not self._proofs.rekeying_ranks and self._calm():
                 self._go()
             return
-        hope = state.pins.quarantines != self._proofs.hopeless and any(state.pins.quarantined)
-        if hope and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
+        untried = state.pins.quarantines != self._proofs.quarantines_tried and any(state.pins.quarantined)
+        if untried and self._wanted() and state.timers.when(Timer.QUARANTINE, "") is None:
             state.timers.set(Timer.QUARANTINE, "", max(state.now + state.limits.peer_grace_s, self._proofs.next_at))
 
     def quarantine_due(self, _: str) -> None:
@@ -104,7 +104,7 @@ class Quarantine:
         owners = {pin.owner: pin.since for pin in state.pins if pin.kind is PinKind.QUARANTINE}
         fresh = [since for owner, since in owners.items() if owner not in self._proofs.tried]
         if not fresh:
-            self._proofs.hopeless = state.pins.quarantines
+            self._proofs.quarantines_tried = state.pins.quarantines
             return
         if not self._wanted() or state.rekeying:
             return
@@ -120,10 +120,10 @@ class Quarantine:
             self._go()
             return
         late = ", ".join(map(str, sorted(self._proofs.rekeying_ranks)))
-        self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, f"rank {late} has not begun its data paths anew"))
+        self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, f"rank {late} has not begun its data paths again"))
 
     def rekeyed(self, event: Rekeyed) -> None:
-        """A rank began its data paths anew."""
+        """A rank began its data paths again."""
         if event.rank not in self._proofs.rekeying_ranks:
             return
         self._proofs.rekeying_ranks.discard(event.rank)
@@ -176,7 +176,7 @@ class Quarantine:
                 self._reservations.peer_at_rest(life)
                 self._proofs.processes_ended.pop(life, None)
         self._proofs.tried = frozenset(pin.owner for pin in state.pins if pin.kind is PinKind.QUARANTINE)
-        self._proofs.hopeless = state.pins.quarantines
+        self._proofs.quarantines_tried = state.pins.quarantines
         calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
             self._answer(call, self._proofs.before)

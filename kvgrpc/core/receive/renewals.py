@@ -9,7 +9,7 @@ from kvgrpc.core.tables.timers import Timer
 INTERVAL_MIN_S = 0.05
 """However short a TTL a peer states, it gets no more renewals than that."""
 ROWS_MAX = 4_096
-"""Of one call: grants of the greatest length fit into a message."""
+"""Rows of one call: grants of the greatest length fit into a message."""
 BATCH_S = 1.0
 """Renewals that are due within this time go in one call; for short TTLs a tenth of the TTL, so that none is late."""
 

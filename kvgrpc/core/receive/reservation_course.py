@@ -1,7 +1,7 @@
 """The course of one reservation: from its registration at the source to the last part.
 
 connect -> registered -> opened by the source -> parts -> posted -> settle    where this side moves the bytes
-opened by the source -> landed                       where the source does, and settles
+opened by the source -> written                      where the source does, and settles
 """
 
 from kvgrpc.core.actions import LayersReceived, SendRegister
@@ -39,7 +39,7 @@ class ReservationCourse(PullCourse[Reservation]):
         assert move.progress is not None
         move.progress.settle(move.parts, move.posted)
         self._next_round(move)
-        self.landed(move, move.progress.layers_done)
+        self.parts_arrived(move, move.progress.layers_done)
         self.try_post(move)
 
     def stale(self, move: Reservation, reason: Reason, message: str) -> None:
@@ -49,7 +49,7 @@ class ReservationCourse(PullCourse[Reservation]):
         else:
             super().stale(move, reason, message)
 
-    def landed(self, move: Reservation, layers_done: tuple[LayerRange, ...]) -> None:
+    def parts_arrived(self, move: Reservation, layers_done: tuple[LayerRange, ...]) -> None:
         """More of a push is there: its layers may be used provisionally, and the next part has its time."""
         state = self._state
         self.await_part(move)
@@ -71,7 +71,7 @@ class ReservationCourse(PullCourse[Reservation]):
         if move.stage is not Stage.RENDEZVOUS:
             move.move(Stage.RENDEZVOUS)
         state.change(move.transfer_id, waiting_for="parts")
-        self.landed(move, ())
+        self.parts_arrived(move, ())
 
     def await_part(self, move: Reservation) -> None:
         """The source has so long for its next part."""

@@ -139,17 +139,17 @@ class Reservations:
 
     def misses_step(self, access: Access) -> bool:
         """Whether an opening must wait for the engine's step: the source would write too early."""
-        reservation = self._landing(access)
+        reservation = self._reservation_of(access)
         return not access.opening.reverse_access_id and reservation.after_step > self._state.step_done()
 
     def misses_postings(self, access: Access) -> bool:
         """Whether an opening must wait for our own postings, of parts that it replaces."""
-        return bool(self._landing(access).postings)
+        return bool(self._reservation_of(access).postings)
 
     def check(self, access: Access) -> Parts | None:
         """Raises what refuses the opening of a WAITING access. Returns its parts, if this side moves them."""
         state = self._state
-        reservation = self._landing(access)
+        reservation = self._reservation_of(access)
         opening = access.opening
         assert opening.push_content is not None, "an opening without content is one of a READ grant"
         try:
@@ -183,7 +183,7 @@ class Reservations:
     def open(self, access: Access, parts: Parts | None) -> None:
         """Opens a WAITING access that was checked. It replaces what came under an earlier one."""
         state = self._state
-        reservation = self._landing(access)
+        reservation = self._reservation_of(access)
         opening = access.opening
         reverse = opening.reverse_access_id
         if reservation.write_access:
@@ -221,7 +221,7 @@ class Reservations:
     def opened(self, access: Access) -> Opened:
         """What the opener of an open access may fill."""
         state = self._state
-        reservation = self._landing(access)
+        reservation = self._reservation_of(access)
         assert reservation.destination is not None
         return Opened(
             blocks=tuple(enumerate(reservation.destination)),
@@ -262,7 +262,7 @@ class Reservations:
             self._ends.succeed(reservation)
         else:
             self._state.change(reservation.transfer_id, nbytes_done=reservation.nbytes)
-            self._course.landed(reservation, self._within(row.layers_done))
+            self._course.parts_arrived(reservation, self._within(row.layers_done))
         return Verdict(True)
 
     def closed(self, access: Access, *, reason: Reason, message: str, quiesced: bool) -> None:
@@ -278,7 +278,7 @@ class Reservations:
             self._ends.fail_with(reservation, reason, message, closed=knows)
 
     def refused(self, peer: Peer, target_id: str, row: Closing) -> None:
-        """A source says that it cannot deliver, before it opened anything, or anew."""
+        """A source says that it cannot deliver, before it opened anything, or before it opened again."""
         reservation = self._state.targets.get(target_id)
         if reservation is None:
             return
@@ -297,8 +297,8 @@ class Reservations:
     # -- proofs
 
     def quiesced(self, life: str, access_id: bytes) -> None:
-        """The life of a source that may write says that its movers are at rest, though it may be taken for dead here,
-        or have been.
+        """The life of a source that may write says that its movers are at rest, though this lead may have declared it
+        dead, or have been.
         """
         reservation = self._state.open_writes.get(access_id)
         if reservation is not None and reservation.stage is Stage.ENDED and reservation.writers[access_id] == life:
@@ -322,7 +322,7 @@ class Reservations:
         drop_writer(self._state, reservation.write_access)
         self._course.start_over(reservation)
 
-    def _landing(self, access: Access) -> Reservation:
+    def _reservation_of(self, access: Access) -> Reservation:
         reservation = self._state.targets.get(access.lease_id)
         if reservation is None or reservation.stage is Stage.ENDED:
             self._state.check_key(read_claims(access.opening.token).transfer_key)

@@ -85,7 +85,7 @@ class PushCourse(Course[Registration]):
             self._post_when_ready(move)
         elif self._state.accesses[move.reverse_id].state is not AccessState.OPEN:
             # Opened while the memory was registered again: what is read under it is not vouched for.
-            self.ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory anew")
+            self.ends.fail_with(move, Reason.MEMORY_CHANGED, "this engine registered its memory again")
         elif not move.telling:
             self._widen(move)
             self._state.change(move.transfer_id, waiting_for="")

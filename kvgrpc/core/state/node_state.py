@@ -76,7 +76,7 @@ class NodeState:
         self.actions: list[Action] = []
         self.react: Reactions
         self.peers: dict[str, Peer] = {}
-        """By life; the lead ends them all before an incarnation begins."""
+        """Peers by life; the lead ends them all before an incarnation begins."""
         self.timers = Timers()
         self.dial_budget = DialBudget()
         self.incarnation = 0
@@ -148,7 +148,7 @@ class NodeState:
         self.targets: dict[str, Reservation] = {}
         """Reservations that are not forgotten, by the target in their grant."""
         self.open_writes: dict[bytes, Reservation] = {}
-        """By access, what sources may write into until that is proved to be over."""
+        """Reservations by access: sources may write into them until that is proved to be over."""
         self.pushes = PushTable()
         self.closes = Closes()
 
@@ -295,11 +295,10 @@ class NodeState:
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)
 
     def check_steady(self) -> None:
-        """Raises Exhausted (QUARANTINED) while the memory is being registered anew."""
+        """Raises Exhausted (QUARANTINED) while the memory is being registered again."""
         if self.rekeying:
-            raise Exhausted(
-                Reason.QUARANTINED, f"this engine's memory is being registered anew: {self.rekeying}", retry_delay_s=1.0
-            )
+            busy = f"this engine's memory is being registered again: {self.rekeying}"
+            raise Exhausted(Reason.QUARANTINED, busy, retry_delay_s=1.0)
 
     def caller(self, engine_id: str, incarnation: int) -> Peer:
         """The life of a peer that calls. Raises PreconditionFailed (NO_HANDSHAKE) for one that is unknown, or dead."""
@@ -320,7 +319,7 @@ class NodeState:
         return dict.fromkeys(reservation.writers[id_] for id_, reservation in self.open_writes.items())
 
     def raise_generation(self) -> None:
-        """The memory was registered anew."""
+        """The memory was registered again."""
         self.description = replace(self.pool, memory_generation=self.pool.memory_generation + 1)
 
     def quarantine_full(self) -> str:

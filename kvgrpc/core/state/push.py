@@ -33,7 +33,7 @@ class Push:
     content: Content | None = None
     parts: Parts | None = None
     part_epoch: int = 0
-    """Of the parts; while there are none, the lowest that may come."""
+    """The epoch of the parts; while there are no parts, the lowest that may come."""
     consumers: int = 1
     registrations: "dict[bytes, Registration]" = field(default_factory=dict)
     """All that ever came, by their grant's token."""
@@ -85,13 +85,13 @@ class Registration(Move):
     telling: int = 0
     """Parts that it will know of when it has answered; 0 while it is not asked."""
     posted_epoch: int = 0
-    """Of the parts that were posted last."""
+    """The epoch of the parts that were posted last."""
     replaced: bool = False
     """Its access is of parts that were replaced: the next ones need a new one."""
 
     @property
     def parts(self) -> Parts:
-        """Of the present epoch, which has some."""
+        """The parts of the present epoch, which has some."""
         assert self.push.parts is not None
         return self.push.parts
 

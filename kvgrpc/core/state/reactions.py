@@ -41,9 +41,9 @@ class Reactions(NamedTuple):
     it fail; and the life that answered, if one did.
     """
     memory_changed: Reaction[[Peer]]
-    """A peer registered its memory anew."""
+    """A peer registered its memory again."""
     rekey_begins: Reaction[[]]
-    """This engine's memory is about to be registered anew."""
+    """This engine's memory is about to be registered again."""
     rekey_ends: Reaction[[]]
     lease_began: Reaction[[Lease]]
     """A lease stands on which readers open accesses."""

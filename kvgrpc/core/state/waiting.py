@@ -21,9 +21,9 @@ class Closes:
     following: dict[bytes, SendClose] = field(default_factory=dict)
     """What is to be said of an access once the close under way is answered: an answer names no more than that."""
     unsent: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
-    """By address, for issuers that are still being reached; those that name a life reached it before."""
+    """Closes by address, for issuers that are still being reached; those that name a life reached it before."""
     parked: dict[str, dict[bytes, SendClose]] = field(default_factory=dict)
-    """By life, for issuers that were declared dead."""
+    """Closes by life, for issuers that were declared dead."""
     retries: dict[str, int] = field(default_factory=dict)
     """How often each of those was dialled again, of those that may wait for a proof."""
 
@@ -65,7 +65,7 @@ class ChecksumAsk:
     next: list[tuple[Blocks, LayerRange | None]] | None
     """The portion that comes next; None: that was the last one."""
     found: list[tuple[bytes, ...]] = field(default_factory=list)
-    """Of each portion, of each rank."""
+    """Checksums of each portion, by rank."""
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class ChecksumAsks:
     """Calls of peers that wait for checksums."""
 
     waiting: dict[str, ChecksumAsk] = field(default_factory=dict)
-    """By name."""
+    """Calls by name."""
     queue: dict[str, dict[str, ChecksumAsk]] = field(default_factory=dict)
     """Those whose next portion is not begun: by peer, whose turns they have, and by name."""
     running: dict[str, tuple[ChecksumAsk, RankChecksums]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Prefetch:
     """Leases that wait for their turn, by id."""
     turn: PrefetchTurn | None = None
     nbytes: int = 0
-    """Of checksums that are kept, or will be."""
+    """Bytes of checksums that are kept, or will be."""
     waiting: dict[int, tuple[Access, Places]] = field(default_factory=dict)
     """Calls that wait for the lease that has its turn."""
 
@@ -118,13 +118,15 @@ class Proofs:
     """What is known of writes into this engine's memory that may go on, and the re-key that ends them."""
 
     processes_ended: dict[str, dict[int, bool]] = field(default_factory=dict)
-    """By life, the ranks whose process is gone, and whether nothing of it lands any more."""
+    """For each life the ranks whose process is gone, and whether nothing that it sent arrives any more."""
     rekeying_ranks: set[int] = field(default_factory=set)
     """Ranks that have not reported of the re-key."""
     unproved: set[int] = field(default_factory=set)
     """Ranks whose re-key proved nothing about what peers write."""
     doubted: dict[str, set[int]] = field(default_factory=dict)
-    """By life, those of all re-keys since it may write: a later one is of other data paths than it wrote by."""
+    """For each life such ranks of all re-keys since it may write: a later re-key is of other data paths than it wrote
+    by.
+    """
     calls: list[int] = field(default_factory=list)
     """ReleaseQuarantine calls that wait for the re-key."""
     before: int = 0
@@ -133,7 +135,7 @@ class Proofs:
     """When there may be another re-key."""
     tried: frozenset[str] = frozenset()
     """What was still in quarantine after the last re-key: another one is of no use to it."""
-    hopeless: int = 0
+    quarantines_tried: int = 0
     """How many quarantines there had ever been when all that were left had been tried: until there is another one
     nothing is due.
     """

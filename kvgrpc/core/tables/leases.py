@@ -58,7 +58,7 @@ class Lease:
     content: Content
     granted: float
     ttl_s: float
-    """Of the grant; a renewal that states none takes it."""
+    """The grant's; a renewal without a TTL takes it."""
     deadline: float
     cap: float
     """No renewal passes this time."""
@@ -75,7 +75,7 @@ class Lease:
     state: LeaseState = LeaseState.LIVE
     renewals: int = 0
     last_ttl_s: float = 0.0
-    """Of the last grant or renewal."""
+    """The TTL of the last grant or renewal."""
     finished: set[str] = field(default_factory=set)
     """Consumers, by engine id, that received the KV or gave up for good."""
     received: set[str] = field(default_factory=set)

@@ -14,7 +14,7 @@ from kvgrpc.core.values.ids import transfer_id
 from kvgrpc.errors import NotFound, Reason, note
 
 WHY_BYTES_MAX = 512
-"""Of why a data path was taken or not, for each rank."""
+"""Bytes of text that say why a data path was taken or not, for each rank."""
 REJECTED_MAX = 8
 """Data paths of which it is said; more than there are."""
 
@@ -392,7 +392,7 @@ class TransferTable:
 
 
 def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:
-    """As `dataclasses.replace`, in a tenth of the time: a pull changes its transfer six times."""
+    """Does what `dataclasses.replace` does, in a tenth of the time: a pull changes its transfer six times."""
     new = object.__new__(Transfer)
     new.__dict__.update(old.__dict__, **changes)
     new.__dict__["seq"] = seq

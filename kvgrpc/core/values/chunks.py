@@ -11,7 +11,7 @@ from kvgrpc.core.values.descriptors import Blocks, Ids, Runs, holds, plan_runs
 from kvgrpc.core.values.layout import PoolLayout, Region
 
 RUNS_MAX = 1 << 17
-"""Of one posting, unless one block alone has more: they are planned at once, and go to a worker in one frame."""
+"""Runs of one posting, unless one block alone has more: they are planned at once, and go to a worker in one frame."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class RankChecksums:
     left: set[int]
     """Ranks that have not answered."""
     values: dict[int, bytes] = field(default_factory=dict)
-    """By rank: uint32, little-endian, one after the other."""
+    """For each rank: uint32, little-endian, one after the other."""
     error: str = ""
 
     def take(self, rank: int, values: bytes, error: str) -> bool:

@@ -62,7 +62,7 @@ REASONS: dict[str, Reason] = {
     "required_features": Reason.PROTOCOL_UNSUPPORTED,
     "weights_revision": Reason.WEIGHTS_MISMATCH,
 }
-"""Of fields whose difference is no matter of pools."""
+"""Reasons of fields that pools do not have."""
 
 
 def protocol(here: EngineDescription, there: EngineDescription) -> int | None:

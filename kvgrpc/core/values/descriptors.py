@@ -102,7 +102,7 @@ def to_runs(ids: Ids | Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def runs_of(ids: Ids) -> tuple[Ids, Ids]:
-    """As `to_runs`, for many ids: at least one."""
+    """Does what `to_runs` does, for many ids: at least one."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     edges = np.concatenate(([0], breaks, [len(ids)]))
     return ids[edges[:-1]], np.diff(edges)

@@ -149,7 +149,7 @@ class PoolLayout:
 
     @cached_property
     def block_sizes(self) -> tuple[tuple[int, int], ...]:
-        """Of one block of each group: its bytes over all layers, and how many regions have some of them."""
+        """For one block of each group: its bytes over all layers, and how many regions have some of them."""
         sizes = [(0, 0)] * len(self.groups)
         for region in self.regions:
             nbytes, regions = sizes[region.group]

@@ -46,7 +46,8 @@ class Limits:
     peers: int = 1_024
     """Lives of other engines that are not dead."""
     new_peers: int = 128
-    """Of them, those that introduced themselves and have not brought up their liveness stream: the first goes first."""
+    """Peers among them that introduced themselves and have not brought up their liveness stream: the first goes first.
+    """
     registrations: int = 64
     """Destinations of one push, with those that failed."""
     tombstones: int = 65_536
@@ -67,7 +68,7 @@ class Limits:
     connections: int = 2_048
     """To the gRPC port, of callers and peers: one more is closed at once."""
     quarantine_share: float = 0.5
-    """Of the blocks of a group: when more are in quarantine, no new work is taken."""
+    """Share of a group's blocks: when more are in quarantine, no new work is taken."""
     rekey_interval_s: float = 60.0
     """From the end of one re-key to the next: each ends the transfers of the moment."""
 

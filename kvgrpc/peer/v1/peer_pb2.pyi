@@ -434,7 +434,7 @@ class SettledAccess(_message.Message):
     """Whether it was valid."""
     reason: _common_pb2.FailureReason.ValueType
     """Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back,
-    starts a prefill over or registers its memory anew also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
+    starts a prefill over or registers its memory again also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
     """
     message: _builtins.str
     """One sentence for people."""

@@ -31,7 +31,7 @@ class PeerServiceStub:
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or taken for dead:
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
     Handshake, then call again.
     """
 
@@ -47,13 +47,13 @@ class PeerServiceStub:
     A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
     LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-    LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+    LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
     access to write into an engine that has the feature reads_pushes).
 
     Errors, and then none of the rows is opened:
     * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
     * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
     * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
     """
     SettleAccess: _grpc.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]
@@ -116,7 +116,7 @@ class PeerServiceAsyncStub(PeerServiceStub):
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or taken for dead:
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
     Handshake, then call again.
     """
 
@@ -129,13 +129,13 @@ class PeerServiceAsyncStub(PeerServiceStub):
     A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
     LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
     CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-    LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+    LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
     access to write into an engine that has the feature reads_pushes).
 
     Errors, and then none of the rows is opened:
     * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
     * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+    * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
     * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
     """
     SettleAccess: _aio.UnaryUnaryMultiCallable[_peer_pb2.SettleAccessRequest, _peer_pb2.SettleAccessResponse]  # type: ignore[assignment]
@@ -197,7 +197,7 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
     carries rows; a row that fails is an answer and never fails the others.
 
-    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or taken for dead:
+    Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
     Handshake, then call again.
     """
 
@@ -214,13 +214,13 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
         LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
         CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-        LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+        LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
         access to write into an engine that has the feature reads_pushes).
 
         Errors, and then none of the rows is opened:
         * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
         * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-        * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+        * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
         * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
         """
 

@@ -21,7 +21,7 @@ def admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
         return admin_pb2.ADMISSION_DRAINING, "the server is shutting down"
     if (age_s := lead.progress_age_s()) > WEDGED_S:
         return admin_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
-    anew = f"the memory is being registered anew: {state.rekeying}" if state.rekeying else ""
+    anew = f"the memory is being registered again: {state.rekeying}" if state.rekeying else ""
     if full := anew or state.quarantine_full():
         return admin_pb2.ADMISSION_QUARANTINE_FULL, full
     if state.transfers.live >= state.limits.transfers or len(state.leases) >= state.limits.leases:

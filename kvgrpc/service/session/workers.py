@@ -21,7 +21,7 @@ from kvgrpc.wire.frames import encode
 _log = logging.getLogger(__name__)
 
 UNREAD_BYTES_MAX = 256 * 1024 * 1024
-"""What a connection may leave unread; one that is further behind is taken for dead."""
+"""What a connection may leave unread; one that is further behind is declared dead."""
 
 
 class WorkerRank:
@@ -145,7 +145,7 @@ def write(writer: asyncio.StreamWriter, frame: bytes) -> None:
         return
     writer.write(frame)
     if writer.transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-        _log.error("a session's connection is not read; its process is taken for dead")
+        _log.error("a session's connection is not read; its process is declared dead")
         writer.transport.abort()
 
 

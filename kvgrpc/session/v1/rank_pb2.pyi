@@ -86,7 +86,7 @@ class RankCommand(_message.Message):
 
     @_builtins.property
     def rekey(self) -> Global___RekeyCommand:
-        """Begin the data paths anew by which peers write."""
+        """Begin the data paths again by which peers write."""
 
     @_builtins.property
     def sum(self) -> Global___SumCommand:

@@ -272,7 +272,7 @@ class Audit:
             if peer is None or peer.state is not PeerState.SUSPECT:
                 del self._silent[life]
             elif state.now > since + state.limits.peer_grace_s + SLACK_S:
-                broken(Rule.R5, f"{life} is silent for {state.now - since:.3f} s and not taken for dead", life)
+                broken(Rule.R5, f"{life} is silent for {state.now - since:.3f} s and not declared dead", life)
 
     def check_arrived(self, transfer_id: str, blocks: Blocks, memories: list[Memory], layers: Layers) -> None:
         """See `Beliefs.check_arrived`."""

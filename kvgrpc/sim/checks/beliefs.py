@@ -253,7 +253,7 @@ class Beliefs:
                 broken(Rule.R2, f"{life} {what} {name}, which is of {owner}", name)
             waited = isinstance(event, ChecksumBlocks)  # it may have died since it asked
             if not waited and (peer is None or peer.state is PeerState.DEAD):
-                broken(Rule.R2, f"{life} {what} {name}, and was taken for dead", name)
+                broken(Rule.R2, f"{life} {what} {name}, and was declared dead", name)
 
     def _check_signed(self, token: bytes) -> None:
         me = self._state.description

@@ -26,9 +26,9 @@ class Consumers:
         self._keys: defaultdict[str, set[bytes]] = defaultdict(set)
         """Those keys, by engine."""
         self._died: defaultdict[bytes, set[str]] = defaultdict(set)
-        """Engines that had to do with a key when a life of theirs was taken for dead: whichever answered for them."""
+        """Engines that had to do with a key when a life of theirs was declared dead: whichever answered for them."""
         self._dead: set[str] = set()
-        """Lives that were taken for dead."""
+        """Lives that were declared dead."""
         self._kept: set[bytes] = set()
         """Keys under which whoever gives up is not done (KEEP)."""
 

@@ -1,8 +1,8 @@
 """Whether a lead helps itself when too much of its memory is in quarantine, and whether what it begins then ends.
 
 Too much is more than the budget, or anything where the engine cannot set blocks aside. It has the grace to come to rest
-by itself; then the lead registers its memory anew, but not before the interval since the last time is over, and not for
-the sake of what that did not help.
+by itself; then the lead registers its memory again, but not before the interval since the last time is over, and not
+for the sake of what that did not help.
 """
 
 from kvgrpc.core.actions import Action, Rekey

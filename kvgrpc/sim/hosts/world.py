@@ -111,7 +111,7 @@ class World:
         for host in self._honest():
             host.audit.check_quarantine(host.ledger.writes)
             self._check_told(host)
-            # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
+            # Two that declared each other dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         self._come_to_rest()
         for host in self._honest():

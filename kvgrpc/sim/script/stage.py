@@ -160,7 +160,7 @@ class Stage:
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for host in self.hosts.values():
             host.audit.check_quarantine(host.ledger.writes)
-            # Two that took each other for dead may never speak again. Nothing moves by now, and a person says so.
+            # Two that declared each other dead may never speak again. Nothing moves by now, and a person says so.
             host.release_quarantine(force=True)
         assert self.agenda.run(self.agenda.now + IDLE_AFTER_S), "something goes on for ever"
         for name, host in self.hosts.items():

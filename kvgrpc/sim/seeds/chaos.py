@@ -15,7 +15,7 @@ CUT_S = (0.1, 20.0)
 STOP_S = (0.01, 15.0)
 RANK_DOWN_S = (0.001, 2.0)
 GRACES = (0.8, 1.6)
-"""Every other stop and cut lasts about as long as the grace of liveness: some are taken for dead, and some hardly."""
+"""Every other stop and cut lasts about as long as the grace of liveness: some are declared dead, and some hardly."""
 LONGER = 1.3
 """As many times as long as their lead some movers are stopped: its peers are heard again before their bytes move."""
 MIDST_CELLS = 8

@@ -158,7 +158,7 @@ def test_whoever_may_have_opened_an_access_is_told_of_its_end_though_it_cannot_b
     assert (sent.peer, sent.closing.access_id, sent.closing.quiesced) == (key_of(D), access_id(10), True)
 
 
-def test_whoever_may_have_opened_an_access_and_was_taken_for_dead_meanwhile_is_told_when_it_is_back() -> None:
+def test_whoever_may_have_opened_an_access_and_was_declared_dead_meanwhile_is_told_when_it_is_back() -> None:
     lead = reaching_anew()
     lead.feed(PeerSilent(key_of(D)))
     lead.tick(9.9)
@@ -238,7 +238,7 @@ def test_a_write_that_is_over_waits_for_no_connection_though_it_is_not_at_rest()
 
 
 def parted() -> Pair:
-    """Source and destination took each other for dead; the source's write has come to rest since."""
+    """Source and destination declared each other dead; the source's write has come to rest since."""
     pair = writing()
     for here, there in ((pair.p, pair.d), (pair.d, pair.p)):
         pair.feed(here, PeerSilent(key_of(there.me)))
@@ -251,7 +251,7 @@ def parted() -> Pair:
 
 @pytest.mark.parametrize("after_s", [0.0, 300.0])
 @pytest.mark.parametrize("before", [[], [False], [True]])
-def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_taken_for_dead_meanwhile(
+def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_declared_dead_meanwhile(
     before: list[bool], after_s: float
 ) -> None:
     """`before`: whether what it settled since then was the last part. In time its access is forgotten."""
@@ -271,7 +271,7 @@ def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_ta
 
 
 def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_is_at_rest() -> None:
-    """What was under way when the destination was taken for dead is answered after it is back."""
+    """What was under way when the destination was declared dead is answered after it is back."""
     pair = parted()
     closed = next(iter(pair.p.node.state.closes.parked[key_of(pair.d.me)]))
     pair.p.admit(pair.d.me)
@@ -281,7 +281,7 @@ def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_
     assert sent.closing.quiesced
 
 
-def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_taken_for_dead() -> None:
+def test_a_source_reaches_for_a_destination_that_waits_for_its_word_and_is_declared_dead() -> None:
     pair = parted()
     pair.tick(0.9)
     assert not pair.p.node.state.dials

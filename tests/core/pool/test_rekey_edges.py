@@ -108,7 +108,7 @@ def test_what_no_rekey_can_prove_takes_no_time_from_what_comes_to_rest_by_itself
 
 
 def opened_in_a_rekey(*blocks: int, last: bool) -> Pair:
-    """A source's memory was registered anew while a destination came for a push."""
+    """A source's memory was registered again while a destination came for a push."""
     pair = Pair(READING)
     source = describe("s", 8)
     pair.p.pull(grant(source, key=KEYS[0]), 32, (20, 21), number=1)

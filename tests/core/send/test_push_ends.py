@@ -86,7 +86,7 @@ def test_what_the_destination_cancels_in_flight_comes_back_when_it_is_at_rest(wr
 
 
 @MODES
-def test_a_source_that_was_taken_for_dead_is_told_of_the_end_when_it_is_back(writers: frozenset[str]) -> None:
+def test_a_source_that_was_declared_dead_is_told_of_the_end_when_it_is_back(writers: frozenset[str]) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)

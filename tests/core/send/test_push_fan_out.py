@@ -230,7 +230,7 @@ def test_a_push_that_nobody_came_for_says_why_the_last_destination_failed() -> N
     failure = sent(pair).failure
     assert failure is not None
     assert failure.reason is Reason.REGISTRATION_TIMEOUT
-    assert "taken for dead" in failure.message
+    assert "declared dead" in failure.message
 
 
 @MODES

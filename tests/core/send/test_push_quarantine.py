@@ -88,7 +88,7 @@ def test_memory_that_is_proved_at_rest_ends_what_still_moves() -> None:
     assert (pair.both()[1].state, pair.both()[1].memory) == (State.FAILED, Disposition.RETURNED)
 
 
-def test_a_source_that_was_taken_for_dead_proves_itself_at_rest() -> None:
+def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))

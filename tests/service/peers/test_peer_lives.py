@@ -110,7 +110,7 @@ def test_a_peer_that_is_silent_opens_nothing_until_it_is_heard(hasty: Engine) ->
     consumer.handshake()
     assert list(consumer.beats())
     wait_until(lambda: peer_state(hasty, consumer) != handshake_pb2.PEER_STATE_CONNECTED)
-    refusals = {"DEADLINE", "ACCESS_CLOSED"}  # it waits in vain, or the peer is taken for dead meanwhile
+    refusals = {"DEADLINE", "ACCESS_CLOSED"}  # it waits in vain, or the peer is declared dead meanwhile
     refusal = ""
     try:
         refusal = open_one(consumer, hasty.hand_over(TOKENS).grant, new_key())

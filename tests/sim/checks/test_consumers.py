@@ -155,7 +155,7 @@ def test_an_access_that_replaces_another_ends_it() -> None:
     farewells.check(100.0)
 
 
-def test_a_source_that_was_taken_for_dead_is_told_when_it_is_back() -> None:
+def test_a_source_that_was_declared_dead_is_told_when_it_is_back() -> None:
     known = peers(PeerState.DEAD)
     farewells = CloseAudit(LIMITS, known)
     farewells.granted(ACCESS, "t", LIFE)

@@ -245,7 +245,7 @@ const (
 	FailureReason_FAILURE_REASON_DIAL_REFUSED FailureReason = 13
 	// The peer's lead cannot be reached.
 	FailureReason_FAILURE_REASON_PEER_UNREACHABLE FailureReason = 14
-	// The peer was taken for dead during the transfer.
+	// The peer was declared dead during the transfer.
 	FailureReason_FAILURE_REASON_PEER_LOST FailureReason = 15
 	// The peer answered with an error of its own.
 	FailureReason_FAILURE_REASON_PEER_FAILED FailureReason = 16

@@ -36,7 +36,7 @@ const (
 	PeerState_PEER_STATE_CONNECTED PeerState = 2
 	// Its liveness stream is broken; the grace runs.
 	PeerState_PEER_STATE_SUSPECT PeerState = 3
-	// Taken for dead; only a new handshake readmits it.
+	// Declared dead; only a new handshake readmits it.
 	PeerState_PEER_STATE_DEAD PeerState = 4
 )
 

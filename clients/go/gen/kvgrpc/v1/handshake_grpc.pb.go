@@ -48,7 +48,7 @@ type HandshakeServiceClient interface {
 	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
 	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
 	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
-	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory anew meanwhile; retry.
+	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
 	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(ctx context.Context, in *HandshakeRequest, opts ...grpc.CallOption) (*HandshakeResponse, error)
@@ -139,7 +139,7 @@ type HandshakeServiceServer interface {
 	// * FAILED_PRECONDITION WEIGHTS_MISMATCH: the engines run different weights.
 	// * UNAVAILABLE NO_POOL: no engine is attached yet; retry.
 	// * UNAVAILABLE DEADLINE: the engine's ranks were not ready in time; retry.
-	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory anew meanwhile; retry.
+	// * UNAVAILABLE MEMORY_CHANGED: the engine registered its memory again meanwhile; retry.
 	// * ABORTED INCARNATION_CHANGED: a newer life of the caller has introduced itself.
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: as many peers as may be are connected; retry after the delay.
 	Handshake(context.Context, *HandshakeRequest) (*HandshakeResponse, error)

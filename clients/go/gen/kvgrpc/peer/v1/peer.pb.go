@@ -807,7 +807,7 @@ type SettledAccess struct {
 	// Whether it was valid.
 	Verdict Verdict `protobuf:"varint,1,opt,name=verdict,proto3,enum=kvgrpc.peer.v1.Verdict" json:"verdict,omitempty"`
 	// Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back,
-	// starts a prefill over or registers its memory anew also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
+	// starts a prefill over or registers its memory again also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
 	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
 	// One sentence for people.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`

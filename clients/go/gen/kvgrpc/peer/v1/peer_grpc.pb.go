@@ -38,7 +38,7 @@ const (
 // first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
 // carries rows; a row that fails is an answer and never fails the others.
 //
-// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or taken for dead:
+// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
 // Handshake, then call again.
 type PeerServiceClient interface {
 	// Verifies grants and says which blocks they stand for, for how long. Nothing may move before. Idempotent by access
@@ -48,13 +48,13 @@ type PeerServiceClient interface {
 	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
 	// access to write into an engine that has the feature reads_pushes).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
 	// * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
 	OpenAccess(ctx context.Context, in *OpenAccessRequest, opts ...grpc.CallOption) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and
@@ -198,7 +198,7 @@ type PeerService_KeepLivenessClient = grpc.BidiStreamingClient[KeepLivenessReque
 // first byte, settled after the last. Its id is random, chosen by the opener, and new for every posting. Every call
 // carries rows; a row that fails is an answer and never fails the others.
 //
-// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or taken for dead:
+// Errors of every call: FAILED_PRECONDITION NO_HANDSHAKE when the caller's incarnation is unknown or declared dead:
 // Handshake, then call again.
 type PeerServiceServer interface {
 	// Verifies grants and says which blocks they stand for, for how long. Nothing may move before. Idempotent by access
@@ -208,13 +208,13 @@ type PeerServiceServer interface {
 	// A row's failure: INVALID_FIELD, GRANT_INVALID, GRANT_FOREIGN, GRANT_WRONG_ACCESS, INCARNATION_CHANGED,
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
-	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory anew: ask again), FEATURE_UNAVAILABLE (an
+	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
 	// access to write into an engine that has the feature reads_pushes).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
 	// * OUT_OF_RANGE LIMIT_EXCEEDED: a row lists more blocks than a request may.
-	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory anew; retry after the delay.
+	// * RESOURCE_EXHAUSTED QUARANTINED: the issuer registers its memory again; retry after the delay.
 	// * FAILED_PRECONDITION NO_HANDSHAKE: also when it did so since the handshake.
 	OpenAccess(context.Context, *OpenAccessRequest) (*OpenAccessResponse, error)
 	// Asks whether accesses were valid throughout, after the last byte: VALID means that the lease, the incarnation and

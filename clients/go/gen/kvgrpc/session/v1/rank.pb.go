@@ -242,7 +242,7 @@ type RankCommand_AwaitEnd struct {
 }
 
 type RankCommand_Rekey struct {
-	// Begin the data paths anew by which peers write.
+	// Begin the data paths again by which peers write.
 	Rekey *RekeyCommand `protobuf:"bytes,7,opt,name=rekey,proto3,oneof"`
 }
 
