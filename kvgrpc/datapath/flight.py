@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import PostingEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.datapath.base import Posting, PostingState
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.host.addresses import check_runs, slices
 from kvgrpc.datapath.links import Link, text
-from kvgrpc.datapath.reports import PostingEnded
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import KVGrpcError
 
@@ -70,7 +70,7 @@ class Flight:
                 if ended is not None or self._current is not None:
                     return ended
             if self._next is None:
-                return self._end(PostingState.DONE)
+                return self._done()
             if self._pace is not None and self.start_at is None:
                 self.start_at = self._pace.book(self._next.total_bytes, now)
                 self._began = self._began or now
@@ -84,8 +84,8 @@ class Flight:
         if self._current is not None and (ended := self._look()) is not None:
             return ended
         if self._current is None and self._next is None:
-            return self._end(PostingState.DONE)
-        return self._end(PostingState.FAILED, error, quiesced or self._current is None)
+            return self._done()
+        return self._failed(error, quiesced or self._current is None)
 
     def _start(self, runs: Runs, now: float) -> PostingEnded | None:
         self._began = self._began or now
@@ -99,11 +99,11 @@ class Flight:
             else:
                 self._current = self.link.start(runs, self.operation, self.wake)
         except KVGrpcError as error:
-            return self._end(PostingState.FAILED, error.message)
+            return self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
             # Not the error that says "nothing was started": what is under way, nobody knows.
             _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
-            return self._end(PostingState.FAILED, text(error), quiesced=False)
+            return self._failed(text(error), quiesced=False)
         self._current_bytes = runs.total_bytes
         self.news_at = now
         return None
@@ -115,25 +115,31 @@ class Flight:
             state, error = self._current.poll(), self._current.error
         except Exception as bug:  # noqa: BLE001 - logged, and the thread goes on
             _log.exception("%s lost posting %s", self.link.path.name, self.posting)
-            return self._end(PostingState.FAILED, text(bug), quiesced=False)
+            return self._failed(text(bug), quiesced=False)
         if state is PostingState.PENDING:
             return None
         self.news_at = None
         if state is PostingState.UNPROVED:
             self.link.unproved = True
-            return PostingEnded(self.posting, PostingState.FAILED, self._nbytes, self._wire_s(), error, quiesced=False)
+            return self._ended(False, error, quiesced=False, own_at_rest=True)
         if state is PostingState.FAILED:
-            return self._end(PostingState.FAILED, error)
+            return self._failed(error)
         self._current = None
         self._nbytes += self._current_bytes
         self._next = next(self._left, None)
         return None
 
-    def _end(self, state: PostingState, error: str = "", quiesced: bool = True) -> PostingEnded:
+    def _failed(self, error: str, quiesced: bool = True) -> PostingEnded:
         self.link.lost |= not quiesced
-        if state is PostingState.DONE and self._summed is not None:
+        return self._ended(False, error, quiesced, own_at_rest=quiesced)
+
+    def _done(self) -> PostingEnded:
+        if self._summed is not None:
             self._summed.all_there()
-        return PostingEnded(self.posting, state, self._nbytes, self._wire_s(), error, quiesced, own_at_rest=quiesced)
+        return self._ended(True)
+
+    def _ended(self, done: bool, error: str = "", quiesced: bool = True, own_at_rest: bool = True) -> PostingEnded:
+        return PostingEnded(self.posting, done, self._nbytes, self._wire_s(), error, quiesced, own_at_rest)
 
     def _wire_s(self) -> float:
         return 0.0 if self._began is None else time.monotonic() - self._began

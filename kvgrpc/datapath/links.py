@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import PeerMapped, ProcessEnded
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import CmaEndpoint, LoopbackEndpoint, NixlEndpoint, RankEndpoint, ShmEndpoint
 from kvgrpc.datapath.asker import Asker, Asking
@@ -22,7 +23,7 @@ from kvgrpc.datapath.base import (
 from kvgrpc.datapath.copy.checksums import Arrival, Job, Slices, SummingRemote, Work
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, ProcessEnded, Report
+from kvgrpc.datapath.reports import Disconnected, Rejected, Report
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ class Links:
         later: Callable[[Callable[[], None]], None],
         report: Callable[[Report], None],
     ) -> None:
+        self._rank = rank
         self._paths = paths
         self._later = later
         self._report = report
@@ -151,11 +153,11 @@ class Links:
         return iter(self._links.values())
 
     def connect(self, attempt: Attempt) -> None:
-        """Answers with Connected or ConnectFailed."""
+        """Answers with PeerMapped."""
         if attempt.peer in self._links or attempt.peer in self._attempts:
             why = "the peer is connected, or about to be: disconnect it first"
             rejected = tuple((name, why) for name in attempt.allowed)
-            self._report(ConnectFailed(attempt.peer, rejected, attempt.number))
+            self._not_mapped(attempt, rejected)
             return
         self._attempts[attempt.peer] = attempt
         self._try_next(attempt)
@@ -175,7 +177,7 @@ class Links:
             if self._conclude(attempt, path, question or connect(path, attempt.endpoint)):
                 return
         del self._attempts[attempt.peer]
-        self._report(ConnectFailed(attempt.peer, tuple(attempt.rejected), attempt.number))
+        self._not_mapped(attempt, tuple(attempt.rejected))
 
     def _hand_over(self, attempt: Attempt, path: DataPath, answer: Answer | str) -> None:
         """Runs in the thread that asks."""
@@ -199,8 +201,11 @@ class Links:
         del self._attempts[attempt.peer]
         self._links[attempt.peer] = Link(attempt.peer, path, outcome, attempt.endpoint)
         rejected = tuple(attempt.rejected)
-        self._report(Connected(attempt.peer, path.name, outcome.why, rejected, attempt.number))
+        self._report(PeerMapped(self._rank, attempt.peer, path.name, outcome.why, rejected, attempt.number))
         return True
+
+    def _not_mapped(self, attempt: Attempt, rejected: Rejected) -> None:
+        self._report(PeerMapped(self._rank, attempt.peer, "", "", rejected, attempt.number))
 
     def disconnect(self, peer: str, watch: bool, gone: bool) -> None:
         """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` nobody
@@ -244,7 +249,7 @@ class Links:
         for peer, awaited in list(self._awaited.items()):
             if awaited.process.ended:
                 self._let_go(peer)
-                self._report(ProcessEnded(peer, awaited.drained))
+                self._report(ProcessEnded(self._rank, peer, awaited.drained))
 
     def let_go(self) -> None:
         """Nobody waits for an end any more."""
@@ -284,7 +289,7 @@ class Links:
         if attempt.asking is not None:
             self._asker.cancel(attempt.asking)
         rejected = (*attempt.rejected, *((name, why) for name in attempt.allowed))
-        self._report(ConnectFailed(attempt.peer, rejected, attempt.number))
+        self._not_mapped(attempt, rejected)
 
 
 def ask_before(path: DataPath, endpoint: RankEndpoint) -> Question | str | None:

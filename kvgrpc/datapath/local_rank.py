@@ -1,4 +1,4 @@
-"""A rank in the lead's own process: its memory, its data paths, its mover, and their reports as events."""
+"""A rank in the lead's own process: its memory, its data paths, its mover, and their reports."""
 
 import logging
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from kvgrpc.core.events import Event
 from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
-from kvgrpc.datapath import reports
-from kvgrpc.datapath.base import DataPath, DataPathUnavailable, PostingState
+from kvgrpc.datapath.base import DataPath, DataPathUnavailable
 from kvgrpc.datapath.copy.checksums import Sums
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mover import Mover
+from kvgrpc.datapath.reports import Disconnected, Report
 
 _log = logging.getLogger(__name__)
 
@@ -153,39 +153,8 @@ class LocalRank:
         _log.error("the memory of rank %d is kept: a data path may still use it", self._rank)
         return False
 
-    def _report(self, report: reports.Report) -> None:
-        if isinstance(report, reports.PostingEnded) and report.quiesced:
-            self._postings.pop(report.posting, None)
-        if not self.retired:
-            self._tell(report)
-
-    def _tell(self, report: reports.Report) -> None:
-        match report:
-            case reports.Offered():
-                self._feed(events.EndpointOffered(self._rank, report.key, report.endpoint))
-            case reports.Connected():
-                path, why = report.path, report.why
-                self._feed(events.PeerMapped(self._rank, report.peer, path, why, report.rejected, report.attempt))
-            case reports.ConnectFailed():
-                self._feed(events.PeerMapped(self._rank, report.peer, "", "", report.rejected, report.attempt))
-            case reports.PostingEnded():
-                done = report.state is PostingState.DONE
-                self._feed(
-                    events.PostingEnded(
-                        report.posting,
-                        done,
-                        report.nbytes,
-                        report.wire_s,
-                        report.error,
-                        report.quiesced,
-                        report.own_at_rest,
-                    )
-                )
-            case reports.ProcessEnded():
-                self._feed(events.ProcessEnded(self._rank, report.peer, report.drained))
-            case reports.Rekeyed():
-                self._feed(events.Rekeyed(self._rank, report.error))
-            case reports.Summed():
-                self._feed(events.ChecksumsComputed(self._rank, report.name, report.values, report.error))
-            case reports.Disconnected():
-                pass  # nobody waits for it: a peer is mapped again under a new handshake
+    def _report(self, report: Report | events.ChecksumsComputed) -> None:
+        if isinstance(report, events.PostingEnded) and report.quiesced:
+            self._postings.pop(report.posting_id, None)
+        if not self.retired and not isinstance(report, Disconnected):
+            self._feed(report)

@@ -21,15 +21,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import EndpointOffered, PostingEnded, Rekeyed
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath import links
-from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, PostingState, WrittenByPeers
+from kvgrpc.datapath.base import DataPath, DataPathFailed, Memory, WrittenByPeers
 from kvgrpc.datapath.copy.checksums import Arrival
 from kvgrpc.datapath.flight import Flight, Submission
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.links import Attempt, Links
-from kvgrpc.datapath.reports import Disconnected, Offered, PostingEnded, Rekeyed, Report
+from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.datapath.throttle import Pace
 from kvgrpc.errors import AlreadyExists, Reason, Unavailable
 
@@ -53,9 +54,8 @@ _NEW_PEER_S = 0.002
 class Mover:
     """Moves bytes into `memory` of rank `rank`.
 
-    `paths` are this rank's data paths; the mover closes them. `report` is called from the mover's
-    thread and must not block: see `kvgrpc.datapath.reports` for what it gets, in which order.
-    `bandwidth_limit_bytes_per_s` caps what this rank moves; None: no limit.
+    `paths` are this rank's data paths; the mover closes them. `report` is called from the mover's thread and must not
+    block: see `kvgrpc.datapath.reports`. `bandwidth_limit_bytes_per_s` caps what this rank moves; None: no limit.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Mover:
         self._thread.start()
 
     def offer(self, key: str, peer: str = "") -> None:
-        """Asks for a RankEndpoint for one peer: `Offered` with this key."""
+        """Asks for a RankEndpoint for one peer: `EndpointOffered` with this key."""
         self._enqueue(partial(self._offer, key, peer))
 
     def connect(self, peer: str, endpoint: RankEndpoint, allowed: Sequence[str], attempt: int = 0) -> None:
-        """Tries the allowed paths in their order; `Connected` or `ConnectFailed` with this `attempt`.
+        """Tries the allowed paths in their order; `PeerMapped` with this `attempt`.
 
         A peer is connected once: disconnect it before it is connected again.
         """
@@ -280,14 +280,14 @@ class Mover:
 
     def _offer(self, key: str, peer: str) -> None:
         self._offered = True
-        endpoint, left_out = self._endpoint, []
+        endpoint = self._endpoint
         for path in self._paths.values():
             outcome = links.offer(path, endpoint, peer)
             if isinstance(outcome, str):
-                left_out.append((path.name, outcome))
+                _log.info("%s is not offered to %s: %s", path.name, key, outcome)
             else:
                 endpoint = outcome
-        self._report(Offered(key, endpoint, tuple(left_out)))
+        self._report(EndpointOffered(endpoint.rank, key, endpoint))
 
     def _post(self, asked: Submission) -> None:
         link = self._links.get(asked.peer)
@@ -305,7 +305,7 @@ class Mover:
         self._turn(item)
 
     def _refuse(self, posting: str, why: str) -> None:
-        self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, why))
+        self._report_end(PostingEnded(posting, done=False, message=why, own_at_rest=True))
 
     def _unexpect(self, access: str) -> None:
         self._expected.pop(access, None)
@@ -313,7 +313,7 @@ class Mover:
     def _rekey(self) -> None:
         errors = [self._rekey_path(path) for path in self._paths.values()]
         self._note_oldest()
-        self._report(Rekeyed("; ".join(filter(None, errors))))
+        self._report(Rekeyed(self._endpoint.rank, "; ".join(filter(None, errors))))
 
     def _rekey_path(self, path: DataPath) -> str:
         """Why an access of before may still follow; empty: none does."""
@@ -339,7 +339,7 @@ class Mover:
             if lost_by is path:
                 del self._lost[posting]
                 quiesced, why = operation is Operation.READ, "its data path began anew"
-                self._report_end(PostingEnded(posting, PostingState.FAILED, 0, 0.0, why, quiesced, own_at_rest=True))
+                self._report_end(PostingEnded(posting, False, 0, 0.0, why, quiesced, own_at_rest=True))
 
     def _begin_close(self, close_at: float) -> None:
         self._close_at = close_at
@@ -390,7 +390,7 @@ class Mover:
 
     def _report_end(self, ended: PostingEnded) -> None:
         with self._lock:  # before the report, so that its receiver may use the name again
-            self._postings.discard(ended.posting)
+            self._postings.discard(ended.posting_id)
         self._report(ended)
 
     def _report(self, report: Report) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from kvgrpc.core.events import PeerMapped
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import DataPath, Posting, PostingState, Remote
@@ -16,7 +17,7 @@ from kvgrpc.datapath.host.process_socket import ProcessSocket, Reply
 from kvgrpc.datapath.mover import BEST_FIRST, Mover
 from kvgrpc.datapath.paths.loopback import LoopbackPath
 from kvgrpc.datapath.questions import Answer, Question
-from kvgrpc.datapath.reports import Connected, Report
+from kvgrpc.datapath.reports import Report
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, runs_of
 
 NBYTES = 1 << 20
@@ -43,9 +44,21 @@ class Rank:
         assert isinstance(report, kind), report
         return report
 
-    def connect(self, peer: str, endpoint: RankEndpoint) -> Connected:
+    def connect(self, peer: str, endpoint: RankEndpoint) -> PeerMapped:
         self.mover.connect(peer, endpoint, BEST_FIRST)
-        return self.next(Connected)
+        return self.mapped()
+
+    def mapped(self) -> PeerMapped:
+        """Its report that a peer is connected."""
+        report = self.next(PeerMapped)
+        assert report.data_path, report
+        return report
+
+    def not_mapped(self) -> PeerMapped:
+        """Its report that no data path reaches a peer."""
+        report = self.next(PeerMapped)
+        assert not report.data_path, report
+        return report
 
 
 class Held:
@@ -183,7 +196,7 @@ def with_held(held: Held) -> Rank:
 def held_rank(held: Held) -> Rank:
     rank = with_held(held)
     rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.next(Connected)
+    rank.mapped()
     return rank
 
 

@@ -35,8 +35,11 @@ class PostingEnded:
     posting_id: str
     done: bool
     nbytes: int = 0
+    """Bytes known to be in the destination: all when `done`, else perhaps fewer than there are."""
     wire_s: float = 0.0
+    """From the first byte that could move to the end; 0 when nothing was started."""
     message: str = ""
+    """Why it failed; empty when `done`."""
     quiesced: bool = True
     """False: it failed, without a proof that no access follows."""
     own_at_rest: bool = False

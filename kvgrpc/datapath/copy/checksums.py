@@ -15,15 +15,17 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from kvgrpc.core.events import ChecksumsComputed
 from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import Memory, Posting
 from kvgrpc.datapath.copy.crc32c import Plan, Summer, Sums as Values
-from kvgrpc.datapath.reports import Summed
 from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
+Computed = Callable[[str, bytes, str], None]
+"""Gets a name, the sums, and why there are none: see ChecksumsComputed."""
 SLICE_BYTES = 64 << 20
 """Of a posting: what NIXL gets at once anyway."""
 ARRIVED_BYTES = 8 << 20
@@ -50,9 +52,10 @@ def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
 
 
 class Sums:
-    """Sums up what it is asked for; `report` gets one Summed for each, from any thread."""
+    """Sums up what it is asked for; `report` gets one ChecksumsComputed for each, from any thread."""
 
-    def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[Summed], None]) -> None:
+    def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[ChecksumsComputed], None]) -> None:
+        self._rank = rank
         self._memory = memory
         self._report = report
         self.width = threads
@@ -67,10 +70,10 @@ class Sums:
             values = _zeros(pieces)
             plan = summer.plan(pieces, values)
         except KVGrpcError as error:
-            self._report(Summed(name, b"", error.message))
+            self._computed(name, b"", error.message)
             return
         works = [partial(plan.sum, first, end) for first, end in plan.slices]
-        job = Job(name, values, len(works), self._report, places)
+        job = Job(name, values, len(works), self._computed, places)
         left = iter(works)
         for _ in range(self.width):
             self._later(job.name, self._turn, job, left)
@@ -80,9 +83,9 @@ class Sums:
         once, where nothing can be summed up.
         """
         try:
-            return Arrival(name, pieces, self._made(), self, self._report)
+            return Arrival(name, pieces, self._made(), self, self._computed)
         except KVGrpcError as error:
-            self._report(Summed(name, b"", error.message))
+            self._computed(name, b"", error.message)
             return None
 
     def submit(self, job: "Job", work: Work) -> None:
@@ -95,6 +98,9 @@ class Sums:
         if work is not None:
             job.run(work)
             self._later(job.name, self._turn, job, left)
+
+    def _computed(self, name: str, values: bytes, message: str) -> None:
+        self._report(ChecksumsComputed(self._rank, name, values, message))
 
     def _later(self, name: str, do: Callable[..., None], *arguments: object) -> None:
         try:
@@ -120,7 +126,7 @@ class Arrival:
         pieces: Pieces,
         summer: Summer,
         sums: Sums,
-        report: Callable[[Summed], None],
+        report: Computed,
     ) -> None:
         self._name = name
         self._pieces = pieces
@@ -150,9 +156,7 @@ class Arrival:
 class Slices:
     """A posting that moves slice by slice, each summed up beside the next. Made and used by the mover's thread only."""
 
-    def __init__(
-        self, name: str, pieces: Pieces, runs: Runs, summer: Summer, sums: Sums, report: Callable[[Summed], None]
-    ) -> None:
+    def __init__(self, name: str, pieces: Pieces, runs: Runs, summer: Summer, sums: Sums, report: Computed) -> None:
         sources, bounds = sources_of(pieces, runs), [0, len(pieces.counts)]
         self.runs = runs
         """What is to be moved, in this order."""
@@ -254,9 +258,7 @@ def _joined(runs: Runs, counts: Ids, bounds: list[int]) -> tuple[Runs, list[int]
 class Job:
     """What was asked for once, in pieces of work. Without any it is over when it is made."""
 
-    def __init__(
-        self, name: str, values: Values, works: int, report: Callable[[Summed], None], places: Ids | None = None
-    ) -> None:
+    def __init__(self, name: str, values: Values, works: int, report: Computed, places: Ids | None = None) -> None:
         self.name = name
         self.error = ""
         self._values = values
@@ -266,7 +268,7 @@ class Job:
         self._places = places
         self._lock = threading.Lock()
         if not works:
-            report(Summed(name, self._in_order()))
+            report(name, self._in_order(), "")
 
     def run(self, work: Work) -> None:
         """One piece of it; the last one to end reports."""
@@ -279,7 +281,7 @@ class Job:
             self._left -= 1
             last = not self._left
         if last:
-            self._report(Summed(self.name, b"" if self.error else self._in_order(), self.error))
+            self._report(self.name, b"" if self.error else self._in_order(), self.error)
 
     def _in_order(self) -> bytes:
         """In the order in which they were asked for; uint32, little-endian."""

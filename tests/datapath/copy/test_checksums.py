@@ -9,6 +9,7 @@ import google_crc32c
 import numpy as np
 import pytest
 
+from kvgrpc.core.events import ChecksumsComputed
 from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
@@ -16,7 +17,6 @@ from kvgrpc.datapath.copy import crc32c
 from kvgrpc.datapath.copy.checksums import Sums
 from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.reports import Summed
 from tests.datapath.peers import DEADLINE_S, GUARD, content
 
 FIRST, SECOND = content(1, 9 << 20), content(2, 1 << 20)
@@ -48,12 +48,12 @@ CASES: dict[str, tuple[tuple[tuple[int, int], ...], ...]] = {
 
 
 @pytest.fixture
-def reports() -> "queue.SimpleQueue[Summed]":
+def reports() -> "queue.SimpleQueue[ChecksumsComputed]":
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def sums(reports: "queue.SimpleQueue[Summed]") -> Iterator[Sums]:
+def sums(reports: "queue.SimpleQueue[ChecksumsComputed]") -> Iterator[Sums]:
     made = Sums(0, PrivateMemory.of(FIRST, SECOND), 2, reports.put)
     yield made
     made.close()
@@ -61,11 +61,11 @@ def sums(reports: "queue.SimpleQueue[Summed]") -> Iterator[Sums]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_sum_is_that_of_its_pieces_in_their_order(
-    sums: Sums, reports: "queue.SimpleQueue[Summed]", case: str
+    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", case: str
 ) -> None:
     sums.start(case, pieces(*CASES[case]))
     found = reports.get(timeout=DEADLINE_S)
-    assert (found.name, found.error) == (case, "")
+    assert (found.name, found.message) == (case, "")
     assert np.frombuffer(found.values, dtype="<u4").tolist() == expected(*CASES[case])
 
 
@@ -142,11 +142,11 @@ def test_a_function_that_sums_up_wrongly_is_not_taken() -> None:
 
 @pytest.mark.parametrize("bad", [(-1, 1), (len(WHOLE), 1), (0, len(WHOLE) + 1), (0, -1)])
 def test_pieces_outside_the_memory_are_refused(
-    sums: Sums, reports: "queue.SimpleQueue[Summed]", bad: tuple[int, int]
+    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", bad: tuple[int, int]
 ) -> None:
     sums.start("bad", pieces((bad,)))
     found = reports.get(timeout=DEADLINE_S)
-    assert found.error
+    assert found.message
     assert not found.values
 
 
@@ -155,7 +155,9 @@ def test_memory_of_a_device_is_not_summed_up() -> None:
         crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)])
 
 
-def test_after_the_end_nothing_is_reported_and_nothing_breaks(sums: Sums, reports: "queue.SimpleQueue[Summed]") -> None:
+def test_after_the_end_nothing_is_reported_and_nothing_breaks(
+    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]"
+) -> None:
     sums.close()
     sums.start("late", pieces(((0, 1),)))
     assert reports.empty()

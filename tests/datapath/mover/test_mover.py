@@ -4,6 +4,7 @@ Most tests use ranks in this process, whose faults the test controls (`loopback.
 nothing depends on timing. Waits have a deadline that is only reached when a test fails.
 """
 
+import logging
 import queue
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvgrpc.core.events import EndpointOffered, PeerMapped, PostingEnded
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
@@ -19,7 +21,7 @@ from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.cma import CmaPath
 from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
 from kvgrpc.datapath.paths.shm import ShmPath
-from kvgrpc.datapath.reports import Connected, ConnectFailed, Disconnected, Offered, PostingEnded, Report
+from kvgrpc.datapath.reports import Disconnected, Report
 from kvgrpc.errors import AlreadyExists
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, Rank, held_rank, with_held
 from tests.datapath.peers import DEADLINE_S, GUARD, Case, ProcessPeer, content, runs_of, shared
@@ -30,7 +32,7 @@ DONE, FAILED = PostingState.DONE, PostingState.FAILED
 def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) -> None:
     linked.mover.post("a", "p", runs_of((10, 20, 1000), (5000, 6000, 24)))
     ended = linked.next(PostingEnded)
-    assert (ended.posting, ended.state, ended.nbytes, ended.error) == ("a", DONE, 1024, "")
+    assert (ended.posting_id, ended.done, ended.nbytes, ended.message) == ("a", True, 1024, "")
     assert ended.quiesced
     assert 0 < ended.wire_s < DEADLINE_S
     assert np.array_equal(linked.bytes[20:1020], content(1, NBYTES)[10:1010])
@@ -39,13 +41,13 @@ def test_a_posting_moves_its_bytes_and_says_how_many_and_how_long(linked: Rank) 
 
 def test_a_posting_without_runs_ends_done(linked: Rank) -> None:
     linked.mover.post("a", "p", runs_of())
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
 
 
 def test_reports_come_in_order_of_postings_that_run_one_after_the_other(linked: Rank) -> None:
     for i in range(200):
         linked.mover.post(f"{i}", "p", runs_of((i, i, 100)))
-    assert [linked.next(PostingEnded).posting for _ in range(200)] == [f"{i}" for i in range(200)]
+    assert [linked.next(PostingEnded).posting_id for _ in range(200)] == [f"{i}" for i in range(200)]
 
 
 def test_reports_come_from_one_thread_one_at_a_time(source: LoopbackPath) -> None:
@@ -74,7 +76,7 @@ def test_calls_return_at_once_while_the_data_path_is_held(linked: Rank, faults: 
     linked.mover.disconnect("p")
     assert linked.reports.empty()
     faults.begin.set()
-    assert {linked.next(PostingEnded).state for _ in range(100)} == {DONE}
+    assert all(linked.next(PostingEnded).done for _ in range(100))
     assert linked.next(Disconnected) == Disconnected("p")
 
 
@@ -82,30 +84,32 @@ def test_a_run_out_of_range_fails_the_posting_and_touches_nothing(linked: Rank) 
     for bad in ((NBYTES, 0, 1), (0, NBYTES, 1), (-1, 0, 1), (0, 0, -1)):
         linked.mover.post("a", "p", runs_of((0, 0, 4096), bad))
         ended = linked.next(PostingEnded)
-        assert (ended.state, ended.nbytes, ended.wire_s) == (FAILED, 0, 0.0)
-        assert ended.error
+        assert (ended.done, ended.nbytes, ended.wire_s) == (False, 0, 0.0)
+        assert ended.message
         assert ended.quiesced
     assert (linked.bytes == GUARD).all()
 
 
 def test_a_posting_to_a_peer_that_is_not_connected_fails(rank: Rank) -> None:
     rank.mover.post("a", "nobody", WHOLE)
-    assert rank.next(PostingEnded) == PostingEnded("a", FAILED, 0, 0.0, "the peer nobody is not connected")
+    assert rank.next(PostingEnded) == PostingEnded(
+        "a", False, message="the peer nobody is not connected", own_at_rest=True
+    )
 
 
 def test_a_posting_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Rank, faults: Faults) -> None:
     faults.fail_after_bytes = 1
     linked.mover.post("a", "p", WHOLE)
     ended = linked.next(PostingEnded)
-    assert (ended.state, ended.nbytes, ended.quiesced) == (FAILED, 0, True)
-    assert "told to fail" in ended.error
+    assert (ended.done, ended.nbytes, ended.quiesced) == (False, 0, True)
+    assert "told to fail" in ended.message
     faults.fail_after_bytes = None
     faults.fail_post = "told to refuse"
     linked.mover.post("a", "p", WHOLE)
-    assert linked.next(PostingEnded).error == "told to refuse"
+    assert linked.next(PostingEnded).message == "told to refuse"
     faults.fail_post = ""
     linked.mover.post("a", "p", WHOLE)
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
 
 
 def test_a_name_is_free_again_when_its_end_is_reported_and_not_before(linked: Rank, faults: Faults) -> None:
@@ -114,9 +118,9 @@ def test_a_name_is_free_again_when_its_end_is_reported_and_not_before(linked: Ra
     with pytest.raises(AlreadyExists):
         linked.mover.post("a", "p", WHOLE)
     faults.end.set()
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
     linked.mover.post("a", "p", WHOLE)
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
 
 
 def test_a_disconnect_waits_for_the_last_posting(linked: Rank, faults: Faults) -> None:
@@ -125,9 +129,9 @@ def test_a_disconnect_waits_for_the_last_posting(linked: Rank, faults: Faults) -
     linked.mover.disconnect("p")
     linked.mover.post("b", "p", WHOLE)  # the name means nobody any more
     refused = linked.next(PostingEnded)
-    assert (refused.posting, refused.state) == ("b", FAILED)
+    assert (refused.posting_id, refused.done) == ("b", False)
     faults.end.set()
-    assert linked.next(PostingEnded).posting == "a"
+    assert linked.next(PostingEnded).posting_id == "a"
     assert linked.next(Disconnected) == Disconnected("p")
 
 
@@ -135,12 +139,12 @@ def test_a_peer_is_connected_again_while_its_old_link_still_moves(linked: Rank, 
     faults.end = threading.Event()
     linked.mover.post("old", "p", WHOLE)
     linked.mover.disconnect("p")
-    assert linked.connect("p", AT_SOURCE).path == "loopback"
+    assert linked.connect("p", AT_SOURCE).data_path == "loopback"
     linked.mover.post("new", "p", WHOLE)
     faults.end.set()
-    assert linked.next(PostingEnded).posting == "old"
+    assert linked.next(PostingEnded).posting_id == "old"
     assert linked.next(Disconnected).peer == "p"
-    assert linked.next(PostingEnded).posting == "new"
+    assert linked.next(PostingEnded).posting_id == "new"
 
 
 def test_every_disconnect_is_answered(rank: Rank) -> None:
@@ -150,13 +154,13 @@ def test_every_disconnect_is_answered(rank: Rank) -> None:
 
 def test_a_connected_peer_is_not_connected_twice(linked: Rank) -> None:
     linked.mover.connect("p", AT_SOURCE, ["loopback"], 2)
-    failed = linked.next(ConnectFailed)
+    failed = linked.not_mapped()
     ((path, reason),) = failed.rejected
     assert failed.attempt == 2
     assert path == "loopback"
     assert "disconnect it first" in reason
     linked.mover.post("a", "p", WHOLE)
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
 
 
 class ShmAndCma:
@@ -185,37 +189,40 @@ def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
     offered = owner.endpoint()
     reader = Rank(lambda memory: [ShmPath(memory), CmaPath(memory)])
     first = reader.connect("best", offered)
-    assert (first.path, first.rejected) == ("shm", ())
+    assert (first.data_path, first.rejected) == ("shm", ())
     assert "mapped" in first.why
     again = reader.connect("token used", offered)
-    assert again.path == "cma"
+    assert again.data_path == "cma"
     assert [path for path, _ in again.rejected] == ["shm"]
     assert "used" in again.rejected[0][1]
     reader.mover.connect("other order", owner.endpoint(), ["nixl", "cma", "shm"])
-    other = reader.next(Connected)
-    assert other.path == "cma"
+    other = reader.mapped()
+    assert other.data_path == "cma"
     assert other.rejected == (("nixl", "this rank has no such data path"),)
     for peer in ("best", "token used", "other order"):
         reader.bytes[:] = GUARD
         reader.mover.post(peer, peer, WHOLE)
-        assert reader.next(PostingEnded).state is DONE
+        assert reader.next(PostingEnded).done
         assert np.array_equal(reader.bytes, content(4, NBYTES))
     reader.mover.connect("nothing allowed", offered, [])
-    assert reader.next(ConnectFailed) == ConnectFailed("nothing allowed", ())
+    assert reader.not_mapped() == PeerMapped(1, "nothing allowed", "", "")
     reader.mover.connect("nowhere", RankEndpoint(0), ["shm", "cma"])
-    assert [path for path, _ in reader.next(ConnectFailed).rejected] == ["shm", "cma"]
+    assert [path for path, _ in reader.not_mapped().rejected] == ["shm", "cma"]
     assert reader.mover.close(1.0)
     owner.close()
 
 
-def test_an_offer_names_what_it_leaves_out() -> None:
+def test_an_offer_leaves_out_what_it_cannot_be_reached_by_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     rank = Rank(lambda memory: [ShmPath(memory), LoopbackPath(memory, "own")])
     rank.mover.offer("k")
-    offered = rank.next(Offered)
+    offered = rank.next(EndpointOffered)
     assert offered.endpoint == RankEndpoint(1, loopback=LoopbackEndpoint("own", NBYTES))
-    ((path, reason),) = offered.left_out
-    assert path == "shm"
-    assert "pool" in reason
+    (line,) = caplog.messages
+    assert line.startswith("shm is not offered to k: ")
+    assert "pool" in line
     assert rank.mover.close(0.0)
 
 
@@ -225,9 +232,9 @@ def test_a_connect_that_waits_for_its_peer_keeps_no_posting_waiting(source: Loop
     rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"])
     rank.connect("p", AT_SOURCE)
     rank.mover.post("a", "p", WHOLE)
-    assert rank.next(PostingEnded).state is DONE
+    assert rank.next(PostingEnded).done
     held.release.set()
-    assert rank.next(Connected).peer == "slow"
+    assert rank.mapped().peer == "slow"
     assert rank.mover.close(0.0)
 
 
@@ -239,9 +246,9 @@ def test_a_disconnect_cancels_a_connect_that_still_waits_and_answers_name_their_
     rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"], 1)
     rank.mover.disconnect("slow")
     rank.mover.connect("slow", AT_SOURCE, ["loopback"], 2)
-    assert rank.next(ConnectFailed).attempt == 1
+    assert rank.not_mapped().attempt == 1
     assert rank.next(Disconnected).peer == "slow"
-    connected = rank.next(Connected)
+    connected = rank.mapped()
     assert (connected.peer, connected.attempt) == ("slow", 2)
     held.release.set()
     assert rank.mover.close(DEADLINE_S)
@@ -263,25 +270,27 @@ def test_what_a_peer_was_offered_is_withdrawn_when_its_life_is_over_and_not_befo
 def test_an_exception_in_a_data_path_never_stops_the_others(
     source: LoopbackPath, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     held = Held()
     rank = held_rank(held)
     rank.connect("p", AT_SOURCE)
     held.break_at = step
     rank.mover.offer("k")
-    assert (rank.next(Offered).left_out != ()) == (step == "offer")
+    rank.next(EndpointOffered)
+    assert ("held is not offered to k" in caplog.text) == (step == "offer")
     rank.mover.connect("h2", AT_SOURCE, ["held", "loopback"])
-    assert (rank.next(Connected).path == "loopback") == (step == "connect")
+    assert (rank.mapped().data_path == "loopback") == (step == "connect")
     rank.mover.post("bad", "h", WHOLE)
     if step in {"read", "poll"}:
         ended = rank.next(PostingEnded)
-        assert (ended.posting, ended.state, ended.quiesced) == ("bad", FAILED, False)
-        assert "is broken" in ended.error
+        assert (ended.posting_id, ended.done, ended.quiesced) == ("bad", False, False)
+        assert "is broken" in ended.message
     rank.mover.post("good", "p", WHOLE)
     ended = rank.next(PostingEnded)
-    assert (ended.posting, ended.state, ended.nbytes) == ("good", DONE, NBYTES)
+    assert (ended.posting_id, ended.done, ended.nbytes) == ("good", True, NBYTES)
     if step not in {"read", "poll"}:
         held.state = DONE
-        assert rank.next(PostingEnded).state is DONE
+        assert rank.next(PostingEnded).done
     rank.mover.disconnect("h")
     disconnected = rank.next(Disconnected)
     assert (disconnected.error != "") == (step in {"read", "poll", "remote close"})
@@ -305,7 +314,7 @@ def test_an_owner_that_cannot_take_a_report_does_not_stop_the_mover(
     mover.start()
     mover.connect("p", AT_SOURCE, ["loopback"])
     mover.post("a", "p", WHOLE)
-    assert isinstance(seen.get(timeout=DEADLINE_S), Connected)
+    assert isinstance(seen.get(timeout=DEADLINE_S), PeerMapped)
     assert isinstance(seen.get(timeout=DEADLINE_S), PostingEnded)
     assert mover.close(0.0)
     assert "own mistake" in caplog.text
@@ -317,5 +326,5 @@ def test_a_failure_that_the_library_reports_is_passed_on() -> None:
     rank.mover.post("a", "h", WHOLE)
     held.state = FAILED
     ended = rank.next(PostingEnded)
-    assert (ended.state, ended.error, ended.quiesced) == (FAILED, "failed as told", True)
+    assert (ended.done, ended.message, ended.quiesced) == (False, "failed as told", True)
     assert rank.mover.close(0.0)

@@ -3,11 +3,11 @@
 import threading
 import time
 
+from kvgrpc.core.events import EndpointOffered, PostingEnded
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.mover import Mover
 from kvgrpc.datapath.paths.loopback import Faults
-from kvgrpc.datapath.reports import Connected, ConnectFailed, Offered, PostingEnded
 from tests.datapath.movers import WHOLE, Held, Rank, held_rank, until, with_held
 
 DONE, FAILED = PostingState.DONE, PostingState.FAILED
@@ -35,7 +35,7 @@ def test_paths_get_turns_while_an_access_is_expected_and_none_afterwards() -> No
     rank.mover.unexpect("b")
     rank.mover.unexpect("b")
     rank.mover.connect("nobody", RankEndpoint(1), [])
-    rank.next(ConnectFailed)  # everything before is done
+    rank.not_mapped()  # everything before is done
     turns = held.turns
     threading.Event().wait(0.05)
     assert held.turns == turns
@@ -62,7 +62,7 @@ def test_peers_that_need_no_turns_for_their_bytes_get_few_while_nothing_moves_he
     assert needed is not None
     assert 0 < 5 * needed < alone
     held.state = DONE
-    assert rank.next(PostingEnded).state is DONE
+    assert rank.next(PostingEnded).done
     assert between_turns_s(rank.mover) == alone
     assert rank.mover.close(0.0)
 
@@ -71,7 +71,7 @@ def test_a_peer_that_reads_on_after_its_access_ended_is_helped_to_its_end() -> N
     held = Held()
     rank = with_held(held)
     rank.mover.offer("a peer may connect from now on, and never says when it has read its last byte")
-    rank.next(Offered)
+    rank.next(EndpointOffered)
     turns, used, began = held.turns, cpu_s(rank.mover), time.monotonic()
     until(lambda: held.turns > turns + 10)
     assert cpu_s(rank.mover) - used < 0.1 * (time.monotonic() - began)
@@ -84,7 +84,7 @@ def test_a_posting_that_is_polled_gets_turns_until_it_ends() -> None:
     rank.mover.post("a", "h", WHOLE)
     until(lambda: held.turns > 10 and held.looks > 10)
     held.state = DONE
-    assert rank.next(PostingEnded).state is DONE
+    assert rank.next(PostingEnded).done
     assert rank.mover.close(0.0)
 
 
@@ -123,5 +123,5 @@ def test_progress_age_grows_while_a_library_does_not_return() -> None:
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     until(lambda: rank.mover.progress_age_s() > 0.05)
     held.release.set()
-    rank.next(Connected)
+    rank.mapped()
     assert rank.mover.close(0.0)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import PostingEnded
 from kvgrpc.datapath import mover
-from kvgrpc.datapath.reports import Connected, PostingEnded
 from tests.datapath.movers import AT_SOURCE, DONE, WHOLE, Held, Rank
 from tests.datapath.peers import DEADLINE_S
 
@@ -46,7 +46,7 @@ def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.Monkey
     held = Held()
     rank = Rank(lambda _: [held])
     rank.mover.connect("p", AT_SOURCE, ["held"])
-    rank.next(Connected)
+    rank.mapped()
     rank.mover.post("a", "p", WHOLE)
     end = time.monotonic() + FOR_S
     while time.monotonic() < end:
@@ -57,5 +57,5 @@ def test_a_wait_that_is_over_before_it_begins_is_over(monkeypatch: pytest.Monkey
             assert time.monotonic() < limit, "the mover looks at its posting no more"
             time.sleep(0)
     held.state = DONE
-    assert rank.next(PostingEnded).state is DONE
+    assert rank.next(PostingEnded).done
     assert rank.mover.close(DEADLINE_S)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.actions import Operation
+from kvgrpc.core.events import EndpointOffered, PostingEnded, ProcessEnded, Rekeyed
 from kvgrpc.core.values.endpoints import LoopbackEndpoint, RankEndpoint
 from kvgrpc.datapath.base import PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
 from kvgrpc.datapath.paths.loopback import Faults, LoopbackPath
-from kvgrpc.datapath.reports import Connected, Disconnected, Offered, PostingEnded, ProcessEnded, Rekeyed
+from kvgrpc.datapath.reports import Disconnected
 from tests.datapath.movers import AT_SOURCE, NBYTES, WHOLE, Held, HeldWritten, Rank, held_rank, until
 from tests.datapath.peers import DEADLINE_S, GUARD, Bytes, content, expected, runs_of
 
@@ -39,7 +40,7 @@ def test_a_write_moves_the_own_bytes_into_the_peer_s_memory_and_no_others(peer: 
     rank.connect("p", AT_SOURCE)
     rank.mover.post("a", "p", runs, WRITE)
     ended = rank.next(PostingEnded)
-    assert (ended.state, ended.nbytes, ended.quiesced) == (DONE, 300_024, True)
+    assert (ended.done, ended.nbytes, ended.quiesced) == (True, 300_024, True)
     assert np.array_equal(peer, expected(before, content(2, NBYTES), runs))
     assert np.array_equal(rank.bytes, content(2, NBYTES))
     assert rank.mover.close(0.0)
@@ -49,7 +50,7 @@ def test_a_run_out_of_range_of_either_side_fails_the_write_and_touches_nothing(l
     for bad in ((NBYTES, 0, 1), (0, NBYTES, 1), (-1, 0, 1), (0, 0, -1)):
         linked.mover.post("a", "p", runs_of((0, 0, 4096), bad), WRITE)
         ended = linked.next(PostingEnded)
-        assert (ended.state, ended.nbytes, ended.wire_s, ended.quiesced) == (FAILED, 0, 0.0, True)
+        assert (ended.done, ended.nbytes, ended.wire_s, ended.quiesced) == (False, 0, 0.0, True)
     linked.mover.post("a", "p", WHOLE)
     linked.next(PostingEnded)
     assert np.array_equal(linked.bytes, content(1, NBYTES))
@@ -60,8 +61,8 @@ def test_a_write_by_a_path_on_which_only_the_destination_moves_fails_before_anyt
     rank = held_rank(held)
     rank.mover.post("a", "h", WHOLE, WRITE)
     ended = rank.next(PostingEnded)
-    assert (ended.state, ended.wire_s, ended.quiesced) == (FAILED, 0.0, True)
-    assert "by held no rank writes another's memory" in ended.error
+    assert (ended.done, ended.wire_s, ended.quiesced) == (False, 0.0, True)
+    assert "by held no rank writes another's memory" in ended.message
     assert not held.wakes
     assert rank.mover.close(0.0)
 
@@ -70,10 +71,10 @@ def test_a_write_that_breaks_on_the_way_fails_and_the_next_one_works(linked: Ran
     faults.fail_after_bytes = 1
     linked.mover.post("a", "p", WHOLE, WRITE)
     ended = linked.next(PostingEnded)
-    assert (ended.state, ended.quiesced) == (FAILED, True)
+    assert (ended.done, ended.quiesced) == (False, True)
     faults.fail_after_bytes = None
     linked.mover.post("a", "p", WHOLE, WRITE)
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
 
 
 def test_an_end_that_leaves_bytes_on_their_way_is_a_failure_that_is_not_quiesced_and_closes_all_the_same() -> None:
@@ -82,7 +83,7 @@ def test_an_end_that_leaves_bytes_on_their_way_is_a_failure_that_is_not_quiesced
     rank = held_rank(held)
     rank.mover.post("a", "h", WHOLE, WRITE)
     ended = rank.next(PostingEnded)
-    assert (ended.state, ended.error, ended.quiesced) == (FAILED, "failed as told", False)
+    assert (ended.done, ended.message, ended.quiesced) == (False, "failed as told", False)
     rank.mover.disconnect("h")
     assert rank.next(Disconnected).error == "bytes of a write may still land in the peer's memory"
     assert held.remote_closed
@@ -98,16 +99,16 @@ def test_a_rekey_ends_postings_and_peers_and_says_so_after_them() -> None:
     rank.mover.post("a", "h", WHOLE)
     rank.mover.rekey()
     ended = rank.next(PostingEnded)
-    assert (ended.posting, ended.state, ended.quiesced) == ("a", FAILED, True)
+    assert (ended.posting_id, ended.done, ended.quiesced) == ("a", False, True)
     assert rank.next(Disconnected) == Disconnected("h")
-    assert rank.next(Rekeyed) == Rekeyed()
+    assert rank.next(Rekeyed) == Rekeyed(1)
     assert held.rekeyed == 1
     rank.mover.post("a", "h", WHOLE)
-    assert rank.next(PostingEnded).error == "the peer h is not connected"
+    assert rank.next(PostingEnded).message == "the peer h is not connected"
     rank.mover.connect("h", RankEndpoint(0), ["held"])
-    rank.next(Connected)
+    rank.mapped()
     rank.mover.offer("again")
-    rank.next(Offered)
+    rank.next(EndpointOffered)
     assert rank.mover.close(0.0)
 
 
@@ -117,7 +118,7 @@ def test_a_rekey_that_a_peer_s_write_may_outlive_says_why() -> None:
     rank = held_rank(held)
     rank.mover.rekey()
     rank.next(Disconnected)
-    assert rank.next(Rekeyed) == Rekeyed("nobody knows")
+    assert rank.next(Rekeyed) == Rekeyed(1, "nobody knows")
     assert rank.mover.close(0.0)
 
 
@@ -129,9 +130,9 @@ def test_a_rekey_that_breaks_proves_nothing_and_the_mover_goes_on() -> None:
     rank.mover.rekey()
     assert not rank.next(PostingEnded).quiesced
     rank.next(Disconnected)
-    assert rank.next(Rekeyed).error == "held could not be re-keyed: rekey is broken"
+    assert rank.next(Rekeyed).message == "held could not be re-keyed: rekey is broken"
     rank.mover.offer("still there")
-    rank.next(Offered)
+    rank.next(EndpointOffered)
     assert rank.mover.close(0.0)
 
 
@@ -145,7 +146,7 @@ def test_a_read_that_was_lost_ends_for_good_with_the_path_that_lost_it() -> None
     rank.mover.rekey()
     rank.next(Disconnected)
     ended = rank.next(PostingEnded)
-    assert (ended.posting, ended.state, ended.quiesced) == ("a", FAILED, True)
+    assert (ended.posting_id, ended.done, ended.quiesced) == ("a", False, True)
     rank.next(Rekeyed)
     rank.mover.rekey()
     rank.next(Rekeyed)
@@ -164,7 +165,7 @@ def test_the_end_of_a_peer_s_process_is_told_once_also_after_it_was_disconnected
     assert not process.closed
     rank.mover.await_end("h")
     process.ended = True
-    assert rank.next(ProcessEnded) == ProcessEnded("h", drained)
+    assert rank.next(ProcessEnded) == ProcessEnded(1, "h", drained)
     assert process.closed
     assert rank.mover.close(0.0)
 
@@ -201,7 +202,7 @@ def test_of_a_peer_that_connects_again_the_newest_process_is_waited_for() -> Non
     rank.mover.connect("h", RankEndpoint(0), ["held"])
     rank.mover.await_end("h")
     rank.next(Disconnected)
-    rank.next(Connected)
+    rank.mapped()
     rank.mover.disconnect("h", watch=True)
     rank.next(Disconnected)
     first, second = held.processes
@@ -249,7 +250,7 @@ def test_a_write_that_was_lost_has_ended_here_after_a_rekey_and_may_land_at_the_
     rank.mover.rekey()
     rank.next(Disconnected)
     found = rank.next(PostingEnded)
-    assert (found.posting, found.quiesced, found.own_at_rest) == ("a", False, True)
+    assert (found.posting_id, found.quiesced, found.own_at_rest) == ("a", False, True)
     rank.next(Rekeyed)
     assert rank.mover.close(0.0)
 
@@ -257,10 +258,10 @@ def test_a_write_that_was_lost_has_ended_here_after_a_rekey_and_may_land_at_the_
 def test_a_rekey_leaves_paths_alone_by_which_no_peer_writes() -> None:
     rank = held_rank(Held())
     rank.mover.rekey()
-    assert rank.next(Rekeyed) == Rekeyed()
+    assert rank.next(Rekeyed) == Rekeyed(1)
     rank.mover.post("a", "h", WHOLE)
     assert rank.mover.close(0.0)
-    assert rank.next(PostingEnded).error == "the mover was closed before the posting ended"
+    assert rank.next(PostingEnded).message == "the mover was closed before the posting ended"
 
 
 def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(linked: Rank, faults: Faults) -> None:
@@ -270,18 +271,18 @@ def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(link
     faults.begin = threading.Event()
     linked.mover.post("a", "t", WHOLE, WRITE)
     target.mover.rekey()
-    assert target.next(Rekeyed) == Rekeyed()
+    assert target.next(Rekeyed) == Rekeyed(1)
     faults.begin.set()
-    assert linked.next(PostingEnded).state is FAILED
+    assert linked.next(PostingEnded).done is False
     linked.mover.post("b", "t", WHOLE, WRITE)
-    assert "is gone" in linked.next(PostingEnded).error
+    assert "is gone" in linked.next(PostingEnded).message
     assert (target.bytes == GUARD).all()
     linked.mover.disconnect("t")
     linked.next(Disconnected)
     linked.bytes[:] = content(2, NBYTES)
     linked.connect("t", at_target)
     linked.mover.post("c", "t", WHOLE, WRITE)
-    assert linked.next(PostingEnded).state is DONE
+    assert linked.next(PostingEnded).done
     assert np.array_equal(target.bytes, content(2, NBYTES))
     assert target.mover.close(0.0)
 
