@@ -1,4 +1,4 @@
-"""Style as a test: what a reader may rely on in every hand-written file of the package.
+"""Style as a test: what a reader may rely on in every hand-written file of the package, and in every test.
 
 A rule that one place has good reason to break gets a row in EXCEPTIONS, with that reason. A row
 that is no longer needed fails too, so that the list only says what is true.
@@ -8,6 +8,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
+TEST_FILES_MAX = 16
+"""In one folder: of more it should have rooms."""
 
 # (path or path:function, rule) -> why.
 EXCEPTIONS: dict[tuple[str, str], str] = {
@@ -58,15 +61,40 @@ def hand_written() -> list[Path]:
 def inspect(name: str, source: str) -> Iterator[Finding]:
     """All rules over one file."""
     tree = ast.parse(source)
-    lines = len(source.splitlines())
-    if lines > FILE_LINES_MAX:
-        text = f"{lines} lines, at most {FILE_LINES_MAX}: split it by what changes together"
-        yield Finding(name, "file-lines", 1, text)
+    yield from long_file(name, source)
     if not ast.get_docstring(tree):
         yield Finding(name, "docstring", 1, "say in a docstring what this file is and its rules")
     yield from long_functions(name, tree)
     yield from banned_calls(name, tree)
     yield from unfinished(name, source)
+
+
+def inspect_test(name: str, source: str) -> Iterator[Finding]:
+    """The rules over one file of the tests."""
+    yield from long_file(name, source)
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom | ast.Import):
+            continue
+        package = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for module in [f"{package}{alias.name}" for alias in node.names]:
+            if module.startswith("tests.") and ".test_" in module:
+                text = f"{module}: what two files share belongs to a module that is no test, or to a conftest"
+                yield Finding(name, "imports-test", node.lineno, text)
+
+
+def crowded(folders: dict[str, int]) -> Iterator[Finding]:
+    """Folders with too many files of tests, by how many each has."""
+    for name, count in folders.items():
+        if count > TEST_FILES_MAX:
+            text = f"{count} files of tests, at most {TEST_FILES_MAX}: give the folder rooms"
+            yield Finding(name, "test-files", 1, text)
+
+
+def long_file(name: str, source: str) -> Iterator[Finding]:
+    lines = len(source.splitlines())
+    if lines > FILE_LINES_MAX:
+        text = f"{lines} lines, at most {FILE_LINES_MAX}: split it by what changes together"
+        yield Finding(name, "file-lines", 1, text)
 
 
 def long_functions(name: str, tree: ast.Module) -> Iterator[Finding]:
@@ -105,15 +133,34 @@ def unfinished(name: str, source: str) -> Iterator[Finding]:
 
 
 def findings() -> list[Finding]:
+    return [finding for path in hand_written() for finding in inspect(where(path), path.read_text())]
+
+
+def findings_in_tests() -> list[Finding]:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    folders = Counter(where(path.parent) for path in files if path.stem.startswith("test_"))
     return [
-        finding for path in hand_written() for finding in inspect(path.relative_to(ROOT).as_posix(), path.read_text())
+        *(finding for path in files for finding in inspect_test(where(path), path.read_text())),
+        *crowded(folders),
     ]
+
+
+def where(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def listing(found: list[Finding]) -> str:
+    return "\n".join(f"{f.where.partition(':')[0]}:{f.line}: {f.text}" for f in found)
 
 
 def test_the_package_is_tidy() -> None:
     found = [f for f in findings() if (f.where, f.rule) not in EXCEPTIONS]
-    listing = "\n".join(f"{f.where.partition(':')[0]}:{f.line}: {f.text}" for f in found)
-    assert not found, f"\n{listing}\n(a good reason? add a row to EXCEPTIONS in tests/test_tidy.py)"
+    assert not found, f"\n{listing(found)}\n(a good reason? add a row to EXCEPTIONS in tests/test_tidy.py)"
+
+
+def test_the_tests_are_tidy() -> None:
+    found = findings_in_tests()
+    assert not found, f"\n{listing(found)}"
 
 
 def test_every_exception_is_still_needed() -> None:
@@ -136,6 +183,24 @@ def test_every_exception_is_still_needed() -> None:
 )
 def test_each_rule_finds_what_it_is_for(rule: str, source: str) -> None:
     assert [finding.rule for finding in inspect("sample.py", source)] == [rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("file-lines", "x = 1\n" * (FILE_LINES_MAX + 1)),
+        ("imports-test", "from tests.core.test_pull import Pull\n"),
+        ("imports-test", "from tests.core import test_pull\n"),
+        ("imports-test", "def f():\n    import tests.core.test_pull\n"),
+    ],
+)
+def test_each_rule_of_tests_finds_what_it_is_for(rule: str, source: str) -> None:
+    assert [finding.rule for finding in inspect_test("test_sample.py", source)] == [rule]
+
+
+def test_a_folder_with_too_many_files_of_tests_is_found() -> None:
+    found = crowded({"tests/core": TEST_FILES_MAX, "tests/wire": TEST_FILES_MAX + 1})
+    assert [(finding.where, finding.rule) for finding in found] == [("tests/wire", "test-files")]
 
 
 def test_each_rule_accepts_what_is_at_the_limit() -> None:

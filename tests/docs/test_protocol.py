@@ -22,7 +22,7 @@ from kvgrpc.v1 import transfer_pb2
 from kvgrpc.wire.fields import TABLE, Kind
 from tests.docs import reasons
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
-from tests.docs.test_readme import services
+from tests.docs.schema import services
 
 PAGE = DOCS / "protocol.md"
 

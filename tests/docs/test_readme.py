@@ -6,21 +6,12 @@ import subprocess
 import sys
 
 from google.protobuf import json_format, message_factory
-from google.protobuf.descriptor import ServiceDescriptor
 
-from kvgrpc.peer.v1 import peer_pb2, rank_pb2
 from kvgrpc.service.rpc.server import SERVICES
-from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, scheduler_pb2, transfer_pb2
 from tests.docs.pages import DOCS, README, ROOT, code, plain, section, tables
+from tests.docs.schema import services
 
 API = DOCS / "api.md"
-FILES = (
-    handshake_pb2, handoff_pb2, transfer_pb2, lease_pb2, scheduler_pb2, pool_pb2, admin_pb2, peer_pb2, rank_pb2,
-)  # fmt: skip
-
-
-def services() -> dict[str, ServiceDescriptor]:
-    return {service.full_name: service for file in FILES for service in file.DESCRIPTOR.services_by_name.values()}
 
 
 def test_the_session_runs_as_written_and_says_what_is_written() -> None:

@@ -9,27 +9,16 @@ from hypothesis import given, strategies as st
 from kvgrpc.core.tables.peers import PeerState, PeerView
 from kvgrpc.core.tables.transfers import RankPath
 from kvgrpc.core.values.compatibility import Difference, EngineDescription
-from kvgrpc.core.values.endpoints import (
-    CmaEndpoint,
-    LoopbackEndpoint,
-    MemoryKind,
-    NixlEndpoint,
-    ProcessEndpoint,
-    RankEndpoint,
-    Segment,
-    ShmEndpoint,
-)
+from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, KVGrpcError
 from kvgrpc.v1 import handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description
+from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
 
-U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 SMALL = st.integers(1, 8)
-PRINTED = st.characters(codec="utf-8").filter(str.isprintable)
-TEXT = st.text(PRINTED, max_size=20)
 
 
 @st.composite
@@ -63,16 +52,6 @@ ENGINES = st.builds(
     memory_generation=U32,
     features=st.lists(TEXT, max_size=3).map(tuple),
     required_features=st.lists(TEXT, max_size=3).map(tuple),
-)
-SEGMENTS = st.lists(st.builds(Segment, U64, U64, st.sampled_from(MemoryKind), U32), max_size=3).map(tuple)
-PROCESS = st.builds(ProcessEndpoint, st.text(max_size=20), st.binary(max_size=32))
-ENDPOINTS = st.builds(
-    RankEndpoint,
-    rank=U32,
-    shm=st.none() | st.builds(ShmEndpoint, TEXT, st.binary(max_size=20), U64, st.binary(max_size=32), U64),
-    cma=st.none() | st.builds(CmaEndpoint, PROCESS, SEGMENTS),
-    nixl=st.none() | st.builds(NixlEndpoint, TEXT, st.binary(max_size=50), TEXT, SEGMENTS, st.none() | PROCESS),
-    loopback=st.none() | st.builds(LoopbackEndpoint, TEXT, U64),
 )
 
 

@@ -16,8 +16,8 @@ from kvgrpc.session.v1 import rank_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire import frames, session
 from kvgrpc.wire.packed import FEW
+from tests.wire.endpoints import ENDPOINTS, TEXT
 from tests.wire.messages import messages, outcome
-from tests.wire.test_description import ENDPOINTS, TEXT
 
 U63 = st.integers(0, 2**63 - 1)
 REPORTS = st.one_of(
