@@ -2,7 +2,6 @@
 
 A run starts processes of its own: a source and a destination, which are servers, and processes for the baselines, which
 map the very same pools. Every ratio is of a pair measured one right after the other, and the median of all pairs is
-shown: what disturbs the machine then disturbs both. `plan` says what is measured; `bandwidth`, `latency` and `leases`
-measure pulls, `push` and `control` pushes, `layerwise` those of single layers. `host` is the program of the child
-processes.
+shown: what disturbs the machine then disturbs both. `plan` says what is measured, `run` measures it: the `measures` on
+their `stages`, whose child processes have `roles`, and give `results`.
 """

@@ -1,13 +1,13 @@
 """One run: starts the processes, measures what the plan says, ends them."""
 
-from kvgrpc.bench import layerwise, leases, push
-from kvgrpc.bench.bandwidth import Bandwidth
-from kvgrpc.bench.latency import Latency
 from kvgrpc.bench.machine import machine, versions
+from kvgrpc.bench.measures import layerwise, leases, push
+from kvgrpc.bench.measures.bandwidth import Bandwidth
+from kvgrpc.bench.measures.latency import Latency
 from kvgrpc.bench.plan import LayerwisePlan, PullPlan, PushPlan, environment_of
-from kvgrpc.bench.push_result import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
-from kvgrpc.bench.result import BASELINES, PullResult
-from kvgrpc.bench.stage import Progress, Stage
+from kvgrpc.bench.results.pulls import BASELINES, PullResult
+from kvgrpc.bench.results.pushes import LAYERWISE_BASELINES, PUSH_BASELINES, LayerwiseResult, PushResult
+from kvgrpc.bench.stages.servers import Progress, Stage
 
 
 async def run_pull(plan: PullPlan, progress: Progress, *, profile: bool = False) -> PullResult:

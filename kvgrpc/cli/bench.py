@@ -169,7 +169,7 @@ def _measure(run: Coroutine[Any, Any, Any], *, json_: bool, output: Path | None)
         return
     from rich.console import Console
 
-    from kvgrpc.bench.table import show
+    from kvgrpc.bench.results.table import show
 
     show(found, Console(width=None if sys.stdout.isatty() else 110))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvgrpc.bench import control
-from kvgrpc.bench.calls import Caller, Moved, Registered
-from kvgrpc.bench.engines import Engines
+from kvgrpc.bench.measures import control
 from kvgrpc.bench.plan import Case, PushPlan, environment_of, path_of, pool
-from kvgrpc.bench.processors import profiled, spent_ms
-from kvgrpc.bench.push_result import PushCase, PushResult
-from kvgrpc.bench.stage import READ, WRITE, Pools, Progress, Stage
+from kvgrpc.bench.results.pushes import PushCase, PushResult
+from kvgrpc.bench.stages.calls import Caller, Moved, Registered
+from kvgrpc.bench.stages.engines import Engines
+from kvgrpc.bench.stages.processors import profiled, spent_ms
+from kvgrpc.bench.stages.servers import READ, WRITE, Pools, Progress, Stage
 from kvgrpc.v1 import transfer_pb2
 
 _WARM = 20

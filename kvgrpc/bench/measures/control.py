@@ -1,6 +1,6 @@
 """What a push costs the leads themselves: processor time by the number of blocks, and by how many others wait.
 
-Measured with `kvgrpc.bench.leads`: both leads in this process, no sockets, no gRPC, no bytes.
+Measured with `kvgrpc.bench.stages.leads`: both leads in this process, no sockets, no gRPC, no bytes.
 """
 
 import contextlib
@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvgrpc.bench.calls import content, group_blocks
-from kvgrpc.bench.leads import FINISH, REGISTER, RESERVE, Leads
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
-from kvgrpc.bench.profiling import describe, new_profile
+from kvgrpc.bench.stages.calls import content, group_blocks
+from kvgrpc.bench.stages.leads import FINISH, REGISTER, RESERVE, Leads
+from kvgrpc.bench.stages.profiling import describe, new_profile
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.v1 import common_pb2, handoff_pb2
 

@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from kvgrpc.bench.copy_loop import LoopCopier
-from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import Case
-from kvgrpc.bench.raw_nixl import RawNixl
+from kvgrpc.bench.roles.copy_loop import LoopCopier
+from kvgrpc.bench.roles.raw_nixl import RawNixl
+from kvgrpc.bench.roles.role import Answer
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.memory import SharedMemory

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgrpc.bench.plan import Case, PullPlan
-from kvgrpc.bench.result import PullCase
-from kvgrpc.bench.stage import Pools, Progress, Stage
+from kvgrpc.bench.results.pulls import PullCase
+from kvgrpc.bench.stages.servers import Pools, Progress, Stage
 
 
 @dataclass(frozen=True)

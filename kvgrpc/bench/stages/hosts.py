@@ -30,7 +30,7 @@ class HostFailed(InternalError):
 
 
 class Host:
-    """One child process of role "server" or "baseline"; see `kvgrpc.bench.host`. One command at a time.
+    """One child process of role "server" or "baseline"; see `kvgrpc.bench.roles.program`. One command at a time.
 
     `environment` is what it gets beside our own.
     """
@@ -39,7 +39,7 @@ class Host:
         self.role = role
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_S)
-        command = [sys.executable, "-m", "kvgrpc.bench.host", role, str(theirs.fileno())]
+        command = [sys.executable, "-m", "kvgrpc.bench.roles.program", role, str(theirs.fileno())]
         # NIXL writes to standard output, which is ours for the result.
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             command,

@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from kvgrpc.bench.calls import Caller
-from kvgrpc.bench.host import Answer
 from kvgrpc.bench.plan import SOURCE_WRITES, YES, pool
-from kvgrpc.bench.profiling import describe, new_profile
-from kvgrpc.bench.stamps import Stamps
+from kvgrpc.bench.roles.role import Answer
+from kvgrpc.bench.roles.stamps import Stamps
+from kvgrpc.bench.stages.calls import Caller
+from kvgrpc.bench.stages.profiling import describe, new_profile
 from kvgrpc.config import Config
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Engine

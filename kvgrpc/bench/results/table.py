@@ -6,8 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvgrpc.bench.push_result import LayerwiseCase, LayerwiseResult, PushCase, PushResult
-from kvgrpc.bench.result import PullCase, PullResult, Run, Target
+from kvgrpc.bench.results.pulls import PullCase, PullResult, Run, Target
+from kvgrpc.bench.results.pushes import LayerwiseCase, LayerwiseResult, PushCase, PushResult
 
 
 def show(found: Run, console: Console) -> None:

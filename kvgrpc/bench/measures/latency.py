@@ -10,11 +10,11 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from kvgrpc.bench.calls import Caller, Moved, content, group_blocks
-from kvgrpc.bench.hosts import Host
 from kvgrpc.bench.plan import PullPlan
-from kvgrpc.bench.processors import profiled, spent_ms
-from kvgrpc.bench.result import PullResult
+from kvgrpc.bench.results.pulls import PullResult
+from kvgrpc.bench.stages.calls import Caller, Moved, content, group_blocks
+from kvgrpc.bench.stages.hosts import Host
+from kvgrpc.bench.stages.processors import profiled, spent_ms
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
 
 _POOL = {"block_bytes": 16 << 10, "blocks": 64}

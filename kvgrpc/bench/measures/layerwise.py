@@ -8,10 +8,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from kvgrpc.bench.engines import Engines
 from kvgrpc.bench.plan import Case, LayerwisePlan, pool
-from kvgrpc.bench.push_result import LayerwiseCase
-from kvgrpc.bench.stage import Progress
+from kvgrpc.bench.results.pushes import LayerwiseCase
+from kvgrpc.bench.stages.engines import Engines
+from kvgrpc.bench.stages.servers import Progress
 
 _WARM = 3
 

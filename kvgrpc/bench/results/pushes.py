@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from kvgrpc.bench.result import RAW_NIXL, Run, Target
+from kvgrpc.bench.results.pulls import RAW_NIXL, Run, Target
 
 PUSH_BASELINES = {
     "pull": "a pull of the same blocks between the same two servers",

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvgrpc.bench.calls import Caller, Moved
-from kvgrpc.bench.hosts import Host, HostFailed
 from kvgrpc.bench.plan import Case, Plan, path_of
+from kvgrpc.bench.stages.calls import Caller, Moved
+from kvgrpc.bench.stages.hosts import Host, HostFailed
 from kvgrpc.errors import InternalError, Reason
 
 Progress = Callable[[str], None]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable
 
-from kvgrpc.bench.hosts import Host
+from kvgrpc.bench.stages.hosts import Host
 
 
 async def spent_ms(

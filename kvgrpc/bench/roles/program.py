@@ -1,4 +1,4 @@
-"""The program of a run's child processes: `python -m kvgrpc.bench.host ROLE FD`.
+"""The program of a run's child processes: `python -m kvgrpc.bench.roles.program ROLE FD`.
 
 It performs the commands that come over descriptor FD, one at a time, and ends when that is closed. What a role can do
 are the methods of its class: a command names the method, its arguments are those of the method.
@@ -11,26 +11,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import Any
 
-from kvgrpc.bench.hosts import MESSAGE_BYTES_MAX
+from kvgrpc.bench.roles.role import Role
+from kvgrpc.bench.stages.hosts import MESSAGE_BYTES_MAX
 from kvgrpc.errors import KVGrpcError
 
 _log = logging.getLogger(__name__)
-
-Answer = tuple[dict[str, Any], list[int]]
-"""What a command gives: values for JSON, and descriptors that go with them."""
-
-
-class Role(Protocol):
-    """What this process is."""
-
-    def perform(self, command: str, arguments: dict[str, Any], fds: list[int]) -> Awaitable[Answer]:
-        """Performs one command; the descriptors are its to close."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 async def serve(role: Role, control: socket.socket) -> None:
@@ -56,10 +43,10 @@ async def serve(role: Role, control: socket.socket) -> None:
 def make_role(name: str) -> Role:
     """The role of that name."""
     if name == "server":
-        from kvgrpc.bench.serving import Serving
+        from kvgrpc.bench.roles.serving import Serving
 
         return Serving()
-    from kvgrpc.bench.baseline import Baseline
+    from kvgrpc.bench.roles.baseline import Baseline
 
     return Baseline()
 
