@@ -52,9 +52,7 @@ def actors() -> Iterator[Workers]:
 
 @pytest.mark.timeout(TEST_S)
 @pytest.mark.parametrize(("path", "mode", "step", "who"), list(cases()))
-def test_an_engine_outlives_its_lead_and_no_byte_comes_late(
-    tmp_path: Path, actors: Workers, path: str, mode: str, step: str, who: str
-) -> None:
+def test_an_engine_outlives_a_lead(tmp_path: Path, actors: Workers, path: str, mode: str, step: str, who: str) -> None:
     written = mode.startswith("written")
     limits = WRITTEN if written else LIMITS
     setting = Setting(path, limits, written, SLOW_BYTES_PER_S * (3 if step == SETTLE else 1))

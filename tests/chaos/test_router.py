@@ -47,9 +47,7 @@ def free(engine: Engine) -> bool:
 
 @pytest.mark.timeout(TEST_S)
 @pytest.mark.parametrize(("path", "mode", "step", "deed"), list(cases()))
-def test_what_a_router_held_is_free_when_its_time_is_over(
-    start: Start, path: str, mode: str, step: str, deed: str
-) -> None:
+def test_what_a_router_held_is_free_after_its_time(start: Start, path: str, mode: str, step: str, deed: str) -> None:
     flags, environment = PATHS[path]
     pair = start(*[(*flags, *SLOW)] * 2, settings=SETTINGS, **environment)
     with ExitStack() as stack:

@@ -28,9 +28,7 @@ def test_every_language_has_the_same_service_config() -> None:
     assert json.loads((ROOT / "clients/go/service_config.json").read_text()) == SERVICE_CONFIG
 
 
-async def test_a_peer_that_cannot_be_reached_is_dialled_once_so_that_its_error_is_the_answer(
-    server: FakeServer, client: Client
-) -> None:
+async def test_a_peer_that_cannot_be_reached_is_dialled_once_for_its_error(server: FakeServer, client: Client) -> None:
     server.answers["ConnectPeer"] = failing(grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
     with pytest.raises(Unavailable, match="as the test says") as raised:
         await client.connect_peer("127.0.0.1:1")

@@ -268,7 +268,7 @@ async def test_all_leases_of_a_client_go_in_one_batch(client: Client, ledger: Le
         (FAILURE_REASON_INCARNATION_CHANGED, Reason.INCARNATION_CHANGED),
     ],
 )
-async def test_the_holder_learns_that_the_lease_is_over(
+async def test_the_holder_hears_of_the_end(
     client: Client, ledger: Ledger, value: FailureReason.ValueType, reason: Reason
 ) -> None:
     async with client.lease([1], [2], request_id="a") as held, asyncio.timeout(UNTIL_S):

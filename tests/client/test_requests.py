@@ -104,7 +104,7 @@ async def test_pins_of_one_block(server: FakeServer, client: Client) -> None:
     assert (last(server).block.group, last(server).block.block) == (1, 0)
 
 
-async def test_quarantine_is_released_by_proof_or_at_somebody_s_word(server: FakeServer, client: Client) -> None:
+async def test_quarantine_is_released_by_proof_or_by_an_operator(server: FakeServer, client: Client) -> None:
     await client.release_quarantine()
     assert not last(server).force
     await client.release_quarantine(force=True, message="its host is off", transfer_ids=["t-1"])

@@ -84,9 +84,7 @@ async def test_blocks_are_listed_as_everywhere(server: FakeServer, client: Clien
         await scheduler.tokens_computed(R, [5], 32, no_such=1)  # type: ignore[call-arg]
 
 
-async def test_requests_and_blocks_are_of_the_life_that_the_first_reply_named(
-    server: FakeServer, client: Client
-) -> None:
+async def test_requests_and_blocks_are_of_the_life_in_the_first_reply(server: FakeServer, client: Client) -> None:
     server.answers["RequestArrived"] = lambda *_: RequestArrivedResponse(header=LIFE)
     scheduler = client.scheduler()
     await scheduler.request_arrived(R)
@@ -206,9 +204,7 @@ async def failing_stream(_: Any, context: Any) -> AsyncIterator[ScheduleResponse
     yield ScheduleResponse()
 
 
-async def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_step(
-    server: FakeServer, client: Client
-) -> None:
+async def test_a_late_answer_is_not_the_answer_to_the_next_step(server: FakeServer, client: Client) -> None:
     go_on = asyncio.Event()
 
     async def late(steps: AsyncIterator[ScheduleRequest], _: Any) -> AsyncIterator[ScheduleResponse]:

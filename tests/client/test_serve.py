@@ -158,7 +158,7 @@ async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
     await pair.source.free(taken)
 
 
-async def test_the_holder_learns_that_somebody_released_the_lease(pair: Pair) -> None:
+async def test_the_holder_learns_that_the_lease_was_released(pair: Pair) -> None:
     taken = await pair.source.allocate(1)
     async with pair.source.lease(taken, TOKENS[:16], ttl_s=1.0) as held:
         await pair.source.release_lease(held.lease_id)

@@ -21,7 +21,7 @@ from kvgrpc.errors import (
     Reason,
     Unavailable,
 )
-from kvgrpc.service import status as service
+from kvgrpc.service.status import details, status_code
 from tests.client.fake import encoded, retry_info
 
 ANY_CODE = sorted(set(grpc.StatusCode) - {grpc.StatusCode.OK}, key=lambda code: code.name)
@@ -50,8 +50,8 @@ def test_what_the_service_encodes_is_what_the_client_raises(kind: type[KVGrpcErr
         retry_delay_s=1.5,
         metadata={"phase": "queue"},
     )
-    code = service.status_code(sent)
-    status = status_pb2.Status(code=code.value[0], message=str(sent), details=service.details(sent))
+    code = status_code(sent)
+    status = status_pb2.Status(code=code.value[0], message=str(sent), details=details(sent))
     got = error_of_bytes(code, str(sent), status.SerializeToString())
     assert type(got) is kind
     assert (got.reason, got.violations, got.retry_delay_s) == (reason, sent.violations, 1.5)

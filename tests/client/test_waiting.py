@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.client import Client, waiting as module
+from kvgrpc.client import Client, waiting
 from kvgrpc.errors import DeadlineExceeded, Reason
 from kvgrpc.v1.transfer_pb2 import (
     MEMORY_DISPOSITION_QUARANTINED,
@@ -44,10 +44,10 @@ async def test_wait_returns_the_transfer_however_it_ended(server: FakeServer, cl
     assert {request.until for request in server.requests("WaitTransfer")} == {WAIT_CONDITION_ENDED}
 
 
-async def test_wait_goes_on_over_the_limit_of_one_call(
+async def test_a_wait_may_take_several_calls(
     server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ONE_WAIT_S", 0.05)
+    monkeypatch.setattr(waiting, "ONE_WAIT_S", 0.05)
     active, done = Transfer(state=TRANSFER_STATE_ACTIVE), Transfer(state=TRANSFER_STATE_SUCCEEDED)
     server.answers["WaitTransfer"] = Waited(active, active, done).answer
     assert await client.wait("t", timeout_s=20) == done
@@ -76,7 +76,7 @@ async def test_wait_for_the_return_of_memory(server: FakeServer, client: Client)
     ],
     ids=["waits", "moves", "new"],
 )
-async def test_a_wait_that_takes_too_long_names_the_phase(
+async def test_a_wait_that_times_out_names_the_phase(
     server: FakeServer, client: Client, transfer: Transfer, phase: str
 ) -> None:
     server.answers["WaitTransfer"] = Waited(transfer).answer

@@ -132,7 +132,7 @@ LAST = 2**63 - 1
         (PEER_BYTES + 1, 0, 0),
     ],
 )
-def test_a_run_out_of_range_is_refused_before_anything_is_touched(
+def test_a_run_out_of_range_is_refused_untouched(
     peer: Peer, own: Own, operation: Operation, bad: tuple[int, int, int]
 ) -> None:
     remote = own.connect(peer)

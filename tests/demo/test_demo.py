@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from kvgrpc.cli.app import app
 from kvgrpc.cli.demo import report
-from kvgrpc.demo import run as demo_run
+from kvgrpc.demo import run
 from kvgrpc.demo.processes import DemoFailed
 from kvgrpc.demo.results import Left, Options, PromptResult, Result
 from kvgrpc.demo.run import Stage, started
@@ -152,7 +152,7 @@ async def test_pushed_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Ca
 
 
 @on_stage
-async def test_layers_that_are_pushed_as_they_are_computed_give_the_same_tokens_and_move_the_same_blocks(
+async def test_layers_pushed_as_they_are_computed_give_the_same_tokens_and_blocks(
     stage: Stage, capsys: Capture
 ) -> None:
     result = await stage.run(LAYERWISE)
@@ -172,9 +172,7 @@ async def test_layers_that_are_pushed_as_they_are_computed_give_the_same_tokens_
 
 @on_stage
 @pytest.mark.parametrize("push", [False, True], ids=["pulled", "pushed"])
-async def test_requests_that_got_each_others_grant_fail_and_nobody_gets_a_token(
-    stage: Stage, push: bool, capsys: Capture
-) -> None:
+async def test_requests_with_swapped_grants_fail_without_a_token(stage: Stage, push: bool, capsys: Capture) -> None:
     """The router swapped grant and key together: only the content tells whose KV it is."""
     code, said = reported(await stage.run(Options(push=push, swap_grants=True)), capsys)
     assert (code, said["identical"], len(said["prompts"])) == (1, False, 2)
@@ -194,11 +192,11 @@ async def test_a_block_that_changed_on_its_way_shows_in_every_comparison(stage: 
 
 
 @on_stage
-async def test_spans_that_do_not_come_are_an_error_and_not_an_empty_tree(
+async def test_spans_that_do_not_come_are_an_error_not_an_empty_tree(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_run, "SPANS", frozenset({"kvgrpc.send", "never sent"}))
-    monkeypatch.setattr(demo_run, "SPANS_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(run, "SPANS", frozenset({"kvgrpc.send", "never sent"}))
+    monkeypatch.setattr(run, "SPANS_TIMEOUT_S", 0.5)
     with pytest.raises(DemoFailed, match="never sent"):
         await stage.run(Options(swap_grants=True))
 

@@ -26,7 +26,7 @@ def test_the_packages_are_those_of_the_import_contracts() -> None:
     assert {name for row in rows for name in plain(row[0]).split(", ")} == contracted
 
 
-def test_packages_import_only_what_stands_above_them() -> None:
+def test_packages_import_only_what_is_above_them() -> None:
     (rows,) = tables(section(PAGE, "## The packages"))
     seen: set[str] = set()
     for name, _, imports in rows:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvgrpc import config
-from kvgrpc.cli import serve as command
+from kvgrpc.cli import serve
 from kvgrpc.config import DTYPE_BYTES, Config, PoolConfig, SchedulerConfig, load
 from kvgrpc.service.session.socket_server import FIRST_ENGINE_S
 from tests.docs.pages import DOCS, ROOT, code, plain, section, tables
@@ -62,7 +62,7 @@ def test_the_element_types_are_all_named() -> None:
 
 
 def test_every_flag_is_a_setting_or_named_as_one_without() -> None:
-    flags = set(inspect.signature(command.serve).parameters)
+    flags = set(inspect.signature(serve.serve).parameters)
     settings = shown(SETTINGS).keys() - {"pool", "scheduler", "limits"}
     without = flags - settings - shown(POOL).keys()
     assert settings | shown(POOL).keys() <= flags
@@ -95,7 +95,7 @@ def test_the_later_source_wins(tmp_path: Path) -> None:
 
 def test_exit_codes_are_those_of_the_command() -> None:
     (rows,) = tables(section(PAGE, "## Exit codes"))
-    assert [int(row[0]) for row in rows] == [0, 1, command.EXIT_CONFIG, command.EXIT_BIND, command.EXIT_POOL]
+    assert [int(row[0]) for row in rows] == [0, 1, serve.EXIT_CONFIG, serve.EXIT_BIND, serve.EXIT_POOL]
 
 
 @pytest.mark.parametrize("name", [name for row in VARIABLES for name in plain(row[0]).split(", ")])

@@ -74,7 +74,7 @@ def test_the_best_path_that_both_sides_have_is_chosen_and_the_others_are_account
     assert path.rejected[0].why
 
 
-def test_swapped_grants_give_nobody_the_bytes_of_another_request(start: Start) -> None:
+def test_swapped_grants_give_no_request_the_bytes_of_another(start: Start) -> None:
     source, destination = start((), ())
     mine, yours = prompt(32, seed=1), prompt(32, seed=2)
     grants = []

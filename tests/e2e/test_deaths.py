@@ -47,9 +47,7 @@ def test_a_source_that_is_killed_while_it_is_read_fails_the_pull_in_time(start: 
 
 
 @pytest.mark.parametrize("data_path", ["shm", "cma"])
-def test_a_source_that_is_killed_on_the_same_host_is_lost_long_before_the_grace_is_over(
-    start: Start, data_path: str
-) -> None:
+def test_a_source_killed_on_the_same_host_is_lost_long_before_the_grace_ends(start: Start, data_path: str) -> None:
     paths = ("--data-paths", data_path)
     settings = PATIENT.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 60.0")
     source, destination = start(paths, (*paths, "--bandwidth-limit-bytes-per-s", "1000"), settings=settings)
@@ -86,9 +84,7 @@ def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:
         (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE),
     ],
 )
-def test_a_consumer_that_is_killed_loses_its_access_after_the_grace(
-    start: Start, on_abort: int, lease_state: int
-) -> None:
+def test_a_killed_consumer_loses_its_access_after_the_grace(start: Start, on_abort: int, lease_state: int) -> None:
     source, destination = start((), SLOW, settings=LIMITS)
     lease_id, _ = begin_slow_pull(source, destination, on_abort=on_abort)
     assert source.lease(lease_id).open_accesses == 1
@@ -143,7 +139,7 @@ def test_a_source_that_restarts_while_it_is_read_is_not_believed(start: Start) -
 # ---- a process that stands still: it holds its connections and answers nothing
 
 
-def test_a_source_that_stands_still_before_the_handshake_is_unreachable(start: Start) -> None:
+def test_a_source_that_is_stopped_before_the_handshake_is_unreachable(start: Start) -> None:
     source, destination = start((), (), settings=LIMITS)
     grant = source.hand_over(TOKENS).grant
     with source.process.stopped():
@@ -155,7 +151,7 @@ def test_a_source_that_stands_still_before_the_handshake_is_unreachable(start: S
     check_a_good_pull(source, destination)
 
 
-def test_a_source_that_stands_still_at_the_opening_is_given_up(start: Start) -> None:
+def test_a_pull_from_a_source_that_is_stopped_at_the_opening_fails(start: Start) -> None:
     source, destination = start((), (), settings=LIMITS)
     check_a_good_pull(source, destination)
     handed = source.hand_over(TOKENS)
@@ -172,7 +168,7 @@ def test_a_source_that_stands_still_at_the_opening_is_given_up(start: Start) -> 
     check_a_good_pull(source, destination)
 
 
-def test_a_source_that_stands_still_at_the_settle_is_not_believed(start: Start) -> None:
+def test_without_the_verdict_of_a_stopped_source_a_pull_fails(start: Start) -> None:
     source, destination = start((), SLOW, settings=PATIENT)
     _, pulled = begin_slow_pull(source, destination)
     with source.process.stopped():
@@ -182,9 +178,7 @@ def test_a_source_that_stands_still_at_the_settle_is_not_believed(start: Start) 
     check_a_good_pull(source, destination)
 
 
-def test_a_source_that_stands_still_under_a_nixl_read_leaves_the_blocks_in_quarantine_until_the_read_ends(
-    start: Start,
-) -> None:
+def test_blocks_stay_in_quarantine_until_a_nixl_read_from_a_stopped_source_ends(start: Start) -> None:
     paths = ("--data-paths", "nixl")
     settings = LIMITS.replace("transfer_timeout_s = 3.0", "transfer_timeout_s = 0.6")
     source, destination = start(paths, (*paths, *SLOW), settings=settings, UCX_TLS="tcp")

@@ -72,9 +72,7 @@ def test_a_destination_that_is_killed_ends_the_push_at_its_source(start: Start, 
 
 
 @pytest.mark.slow
-def test_a_source_that_dies_before_its_destination_knows_it_is_waited_for_no_longer_than_for_a_registration(
-    start: Start,
-) -> None:
+def test_a_source_that_dies_unknown_to_its_destination_is_waited_for_as_long_as_a_registration(start: Start) -> None:
     source, destination, third = three(start, "shm")
     reserved = reserve(destination, new_key(), TOKENS, destination.allocate(BLOCKS))
     register(source, reserved.grant)
@@ -159,9 +157,7 @@ def begun(source: Side, destination: Side, moment: str) -> tuple[Push, Reservati
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("gone", ["source", "destination"])
-def test_an_engine_that_is_gone_ends_its_pushes_on_the_other_side(
-    sides: tuple[Side, Side], gone: str, moment: str
-) -> None:
+def test_an_engine_that_is_gone_ends_its_pushes_at_its_peer(sides: tuple[Side, Side], gone: str, moment: str) -> None:
     source, destination = sides
     push, reservation = begun(source, destination, moment)
     victim, survivor = (source, destination) if gone == "source" else (destination, source)

@@ -62,9 +62,7 @@ def test_a_source_that_restarts_starts_over(start: Start, path: str, moment: str
 
 
 @pytest.mark.parametrize(("path", "moment"), CASES)
-def test_a_destination_that_restarts_is_not_filled_with_what_its_last_life_asked_for(
-    start: Start, path: str, moment: str
-) -> None:
+def test_a_restarted_destination_is_not_filled_for_its_last_life(start: Start, path: str, moment: str) -> None:
     source, destination = begin_pair(start, path)
     made = begin(source, destination, moment)
     again = restart(start, path, destination)

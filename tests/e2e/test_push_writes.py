@@ -51,9 +51,7 @@ def test_the_source_writes_every_part_and_both_succeed(start: Start, path: str) 
 
 @CASES
 @pytest.mark.parametrize("stops", [True, False], ids=["stood still", "went on"])
-def test_a_destination_that_gave_up_has_its_blocks_back_when_the_source_says_that_it_is_at_rest(
-    start: Start, path: str, stops: bool
-) -> None:
+def test_a_destination_that_gave_up_has_its_blocks_back_once_at_rest(start: Start, path: str, stops: bool) -> None:
     source, destination = pair_of(start, path, PATIENT)
     made = begin(source, destination, MIDWAY)
     with source.process.stopped() if stops else nullcontext():
@@ -88,7 +86,7 @@ def test_blocks_into_which_a_source_wrote_come_back_with_the_end_of_its_process(
 
 
 @pytest.mark.slow
-def test_bytes_on_their_way_by_tcp_outlive_their_source_until_the_destination_is_rekeyed(start: Start) -> None:
+def test_bytes_sent_by_tcp_land_after_their_source_died_until_a_rekey(start: Start) -> None:
     source, destination = pair_of(start, "nixl-tcp", LIMITS)
     made = begin(source, destination, MIDWAY)
     source.process.kill()
@@ -101,7 +99,7 @@ def test_bytes_on_their_way_by_tcp_outlive_their_source_until_the_destination_is
     check_released(destination, made.received)
 
 
-def test_by_cma_a_source_that_stands_still_holds_blocks_until_its_end_for_a_rekey_is_no_proof(start: Start) -> None:
+def test_by_cma_a_stopped_source_holds_blocks_until_its_end_for_a_rekey_proves_nothing(start: Start) -> None:
     source, destination = pair_of(start, "nixl", LIMITS)
     made = begin(source, destination, MIDWAY)
     with source.process.stopped():
@@ -115,7 +113,7 @@ def test_by_cma_a_source_that_stands_still_holds_blocks_until_its_end_for_a_reke
 
 
 @pytest.mark.slow
-def test_by_tcp_a_rekey_ends_what_a_source_may_write_that_stands_still(start: Start) -> None:
+def test_by_tcp_a_rekey_ends_the_writes_of_a_stopped_source(start: Start) -> None:
     source, destination = pair_of(start, "nixl-tcp", LIMITS)
     made = begin(source, destination, MIDWAY)
     with source.process.stopped():
@@ -201,9 +199,7 @@ def fail(source: Engine) -> None:
 
 
 @CASES
-def test_after_a_defect_blocks_come_back_when_the_source_knows_that_its_writes_have_ended(
-    defective: Callable[[str], Pushing], path: str
-) -> None:
+def test_after_a_defect_blocks_come_back_at_proved_rest(defective: Callable[[str], Pushing], path: str) -> None:
     made = defective(path)
     source, destination = made.source, made.destination
     fail(source)
@@ -215,9 +211,7 @@ def test_after_a_defect_blocks_come_back_when_the_source_knows_that_its_writes_h
 
 
 @pytest.mark.slow
-def test_after_a_defect_blocks_stay_in_quarantine_where_the_source_does_not_know(
-    defective: Callable[[str], Pushing],
-) -> None:
+def test_after_a_defect_blocks_stay_in_quarantine_without_a_proof(defective: Callable[[str], Pushing]) -> None:
     """By TCP what is under way to a destination that stands still lands later."""
     made = defective("nixl-tcp")
     source, destination = made.source, made.destination

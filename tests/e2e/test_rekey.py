@@ -24,7 +24,7 @@ def generation(api: admin_pb2.ReleaseQuarantineResponse) -> int:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_more_than_the_budget_comes_back_while_the_source_that_wrote_it_stands_still(start: Start, rounds: int) -> None:
+def test_more_than_the_budget_comes_back_while_the_source_is_stopped(start: Start, rounds: int) -> None:
     """16 of 520 blocks are more than a hundredth. A later quarantine is ended by a later re-key."""
     budget = "quarantine_share = 0.01\nrekey_interval_s = 0.5\n"
     settings = f"source_writes = true\n{LIMITS}{budget}"
@@ -45,7 +45,7 @@ def test_more_than_the_budget_comes_back_while_the_source_that_wrote_it_stands_s
     check_unhurt(destination)
 
 
-def test_an_engine_that_cannot_set_blocks_aside_has_them_back_when_the_grace_is_over(
+def test_an_engine_without_spares_has_its_blocks_back_after_the_grace(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own read of a source that stands still does not end; a quarter of its blocks is no more than its budget."""

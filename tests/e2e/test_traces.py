@@ -142,9 +142,7 @@ def test_the_span_of_a_transfer_says_what_moved_and_how(start: Start, collector:
 
 
 @pytest.mark.parametrize("disabled", ["", "true"])
-def test_without_an_exporter_nothing_leaves_and_the_trace_is_still_known(
-    start: Start, collector: Collector, disabled: str
-) -> None:
+def test_without_an_exporter_the_trace_is_known_but_not_sent(start: Start, collector: Collector, disabled: str) -> None:
     environment = {"OTEL_SDK_DISABLED": disabled}
     if disabled:
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.endpoint

@@ -25,7 +25,7 @@ from kvgrpc.errors import (
     Unavailable,
 )
 from kvgrpc.server import Server
-from kvgrpc.service.session import socket_server as session
+from kvgrpc.service.session import socket_server
 from kvgrpc.v1 import handshake_pb2
 from tests.engine.conftest import Attach
 from tests.engine.made import layout
@@ -139,7 +139,7 @@ def _attach(**options: object) -> Callable[[Lead], object]:
     ],
     ids=["no pool", "memory", "blocks", "ranks", "private ranks", "engine id"],
 )
-def test_an_engine_that_cannot_be_served_is_refused_and_the_lead_waits_for_the_next(
+def test_an_engine_that_cannot_be_served_is_refused(
     leads: Leads, attach: Attach, attempt: Callable[[Lead], object], reason: Reason, kind: type[KVGrpcError]
 ) -> None:
     with refused(reason, kind):
@@ -220,9 +220,7 @@ async def test_an_engine_may_take_the_pool_that_the_server_has(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("sets_aside", [False, True])
-async def test_an_engine_can_set_blocks_aside_unless_it_says_otherwise_also_where_checksums_are_compared(
-    tmp_path: Path, sets_aside: bool
-) -> None:
+async def test_an_engine_sets_blocks_aside_by_default_also_with_checksums(tmp_path: Path, sets_aside: bool) -> None:
     path = str(tmp_path / "session.sock")
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), checksums=True))
     await server.start()
@@ -236,7 +234,7 @@ async def test_an_engine_can_set_blocks_aside_unless_it_says_otherwise_also_wher
 
 def test_a_session_socket_never_replaces_what_it_should_not(leads: Leads, tmp_path: Path) -> None:
     async def start(path: str) -> None:
-        await session.Sessions(None, None, path).start()  # type: ignore[arg-type]
+        await socket_server.Sessions(None, None, path).start()  # type: ignore[arg-type]
 
     file = tmp_path / "notes.txt"
     file.write_text("mine")

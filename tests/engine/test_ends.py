@@ -50,7 +50,7 @@ def _dies_at_once(lead: Lead, incarnation: int) -> None:
     assert lead.process.popen.poll() is None
 
 
-def test_an_engine_that_is_killed_ends_at_once_with_all_it_gave_and_the_next_one_attaches(
+def test_a_killed_engine_ends_at_once_and_the_next_one_attaches(
     leads: Leads, attach: Attach, victim: EngineProcess
 ) -> None:
     lead, destination = leads[0], attach(leads[1])
@@ -81,7 +81,7 @@ def test_an_engine_that_is_killed_ends_at_once_with_all_it_gave_and_the_next_one
     assert np.array_equal(destination.view()[:, 20:23], before[:, 20:23])
 
 
-def test_a_destination_that_is_killed_gives_its_source_the_blocks_back_at_once(
+def test_a_killed_destination_returns_the_blocks_of_its_source(
     leads: Leads, attach: Attach, victim: EngineProcess
 ) -> None:
     source = attach(leads[1])
@@ -106,7 +106,7 @@ def test_an_engine_that_is_stopped_keeps_what_it_has(leads: Leads, victim: Engin
         os.kill(victim.pid, signal.SIGCONT)
 
 
-def test_a_lead_that_stands_still_does_not_hold_its_engine_up(
+def test_a_stopped_lead_does_not_delay_its_engine(
     leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "CALL_TIMEOUT_S", 0.1)
@@ -133,15 +133,13 @@ def test_a_lead_that_reads_no_more_is_declared_dead(
         side.hand_over([1], tokens(1 << 20))
 
 
-def test_attaching_to_a_lead_that_stands_still_ends(leads: Leads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attaching_to_a_stopped_lead_ends(leads: Leads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ATTACH_TIMEOUT_S", 0.1)
     with leads[0].process.stopped(), refused(Reason.DEADLINE, Unavailable):
         Engine.attach(leads[0].socket_path, pool=layout())
 
 
-def test_an_engine_and_its_workers_notice_that_their_lead_was_killed(
-    tmp_path: Path, leads: Leads, attach: Attach
-) -> None:
+def test_an_engine_and_its_workers_notice_a_killed_lead(tmp_path: Path, leads: Leads, attach: Attach) -> None:
     own, destination = Lead(tmp_path, "own", settings=SETTINGS).wait_ready(), attach(leads[1])
     with ExitStack() as stack:
         stack.callback(own.close)

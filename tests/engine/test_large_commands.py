@@ -74,7 +74,7 @@ class LargeSide(Side):
         self.worker.ask(op="detach")
 
 
-def test_a_pull_of_as_many_blocks_and_layers_as_there_may_be_reaches_its_worker_in_several_frames(
+def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(
     patient: tuple[Lead, Lead], workers: Workers
 ) -> None:
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def test_a_pull_of_as_many_blocks_and_layers_as_there_may_be_reaches_its_worker_
         assert destination.worker.ask(op="read")[1] == source.worker.ask(op="read")[0]
 
 
-def test_a_posting_whose_command_fits_into_no_frame_fails_at_once_and_costs_nobody_else_anything(
+def test_a_posting_too_long_for_a_frame_fails_alone_and_at_once(
     leads: tuple[Lead, Lead], small: Lead, workers: Workers
 ) -> None:
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def test_a_posting_whose_command_fits_into_no_frame_fails_at_once_and_costs_nobo
         received(destination.finish(again))
 
 
-def test_a_call_that_fits_into_no_frame_is_refused_where_it_is_made_and_costs_no_other_anything(
+def test_a_call_too_long_for_a_frame_is_refused_alone(
     leads: tuple[Lead, Lead], attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = attach(leads[0])
@@ -124,9 +124,7 @@ def test_a_call_that_fits_into_no_frame_is_refused_where_it_is_made_and_costs_no
         side.engine.free(range(0, 2000, 2))
 
 
-def test_events_of_one_turn_that_fit_into_no_frame_together_reach_their_engine_in_several(
-    small: Lead, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_too_many_for_a_frame_come_in_several(small: Lead, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Side(small, pool=deep(2, 300))) as side:
         made = [side.engine.finished_blocks([i], content(tokens(1)), transfer_key=new_key()) for i in range(60)]
         monkeypatch.setattr(frames, "FRAME_BYTES_MAX", SMALL)
@@ -157,7 +155,7 @@ class InPieces(Side):
         self.ranks.append(Rank(self.engine.ticket, 0, tensors, data_paths=("cma",)))
 
 
-def test_an_endpoint_that_fits_into_no_frame_fails_who_needs_it_and_its_engine_goes_on(
+def test_an_endpoint_too_long_for_a_frame_fails_its_pulls(
     leads: tuple[Lead, Lead], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = deep(2, 300)

@@ -91,7 +91,7 @@ def pair(
         yield sides[0], sides[1]
 
 
-def test_each_rank_gets_the_bytes_of_its_own_peer_by_its_own_mover(
+def test_each_rank_gets_the_bytes_of_its_own_peer(
     pair: tuple[PrivateSide, PrivateSide], request: pytest.FixtureRequest
 ) -> None:
     source, destination = pair
@@ -125,9 +125,7 @@ def test_a_workers_steps_hold_its_engines_blocks_back(pair: tuple[PrivateSide, P
     assert destination.read_all(TARGET) == expected
 
 
-def test_a_worker_that_stands_still_while_bytes_move_is_seen_in_the_status(
-    pair: tuple[PrivateSide, PrivateSide],
-) -> None:
+def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: tuple[PrivateSide, PrivateSide]) -> None:
     source, destination = pair
     assert seconds(destination.lead.status().progress_age) == 0.0
     handover = source.hand_over(SOURCE, PROMPT)
@@ -149,7 +147,7 @@ def test_a_worker_that_stands_still_while_bytes_move_is_seen_in_the_status(
 
 
 @pytest.mark.parametrize("restricted", ["source", "destination"])
-def test_workers_use_no_data_path_that_their_server_does_not_allow(
+def test_workers_use_data_paths_that_are_allowed(
     leads: tuple[Lead, Lead], nixl_lead: Lead, teams: tuple[list[Asked], list[Asked]], restricted: str
 ) -> None:
     """They could all use cma, which is the better one."""
@@ -182,7 +180,7 @@ def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[Private
 
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)
-def test_a_killed_worker_ends_its_engines_life_and_what_peers_wait_for(
+def test_a_killed_worker_ends_its_engine(
     leads: tuple[Lead, Lead], workers: Workers, teams: tuple[list[Asked], list[Asked]], data_path: str
 ) -> None:
     with ExitStack() as stack:

@@ -75,9 +75,7 @@ def calls(first: str, push: Push, grant: bytes) -> None:
         "a part, and the source gives up",
     ],
 )
-def test_blocks_come_back_at_the_end_of_what_later_calls_began_though_the_first_was_refused(
-    pair: Pair, first: str
-) -> None:
+def test_blocks_come_back_when_later_calls_end_though_the_first_was_refused(pair: Pair, first: str) -> None:
     source, destination = pair
     key = new_key()
     reservation = destination.engine.reserve(TARGET, content(PROMPT), transfer_key=key)

@@ -16,7 +16,7 @@ from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.engine import Rank, RankTicket, rank as rank_module
 from kvgrpc.errors import InternalError, Reason
 from kvgrpc.session.v1 import rank_pb2, session_pb2
-from kvgrpc.wire import session as wire
+from kvgrpc.wire import session
 from kvgrpc.wire.description import pool_to_proto
 from kvgrpc.wire.frames import FrameReader, encode
 from tests.datapath.movers import HeldWritten
@@ -34,9 +34,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_the_worker_cannot_perform_ends_the_session(
-    tmp_path: Path, command: rank_pb2.RankCommand
-) -> None:
+def test_a_command_that_a_worker_cannot_do_ends_the_session(tmp_path: Path, command: rank_pb2.RankCommand) -> None:
     path = str(tmp_path / "lead.sock")
     pool = layout()
     attached = session_pb2.AttachRankResponse(pool=pool_to_proto(pool, PoolKind.ENGINE_MANAGED))
@@ -82,7 +80,7 @@ class Lead:
         while True:
             for frame in self._reader.feed(self._worker.recv(1 << 16)):
                 for report in frame.reports.reports:
-                    event = wire.report_to_event(0, report)
+                    event = session.report_to_event(0, report)
                     assert event is not None
                     return event
 
@@ -96,18 +94,18 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
     own, theirs = (np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8) for seed in (1, 2))
     lead, peer = Lead(tmp_path, own), Lead(tmp_path, theirs)
     try:
-        peer.command(wire.offer_command("key", "p@1"))
+        peer.command(session.offer_command("key", "p@1"))
         offered = peer.report()
         assert isinstance(offered, events.EndpointOffered)
-        peer.command(wire.expect_command("access", True, Operation.WRITE))
-        lead.command(wire.connect_command("p", offered.endpoint, ["nixl"], 7))
+        peer.command(session.expect_command("access", True, Operation.WRITE))
+        lead.command(session.connect_command("p", offered.endpoint, ["nixl"], 7))
         mapped = lead.report()
         assert isinstance(mapped, events.PeerMapped)
         assert (mapped.data_path, mapped.attempt) == ("nixl", 7)
         for operation, source, destination in ((Operation.READ, theirs, own), (Operation.WRITE, own, theirs)):
             before, sent = destination.copy(), source.copy()
             runs = Runs(*np.array([[10, 2000], [500, 3000], [100, 64]], dtype=np.int64))
-            lead.command(wire.post_command("t", "p", runs, operation, None))
+            lead.command(session.post_command("t", "p", runs, operation, None))
             ended = lead.report()
             assert isinstance(ended, events.PostingEnded)
             assert (ended.done, ended.nbytes, ended.quiesced) == (True, 164, True)
@@ -115,8 +113,8 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
             assert np.array_equal(destination, before)
             assert np.array_equal(source, sent)
             source[:] = source[::-1].copy()
-        peer.command(wire.expect_command("access", False, Operation.WRITE))
-        peer.command(wire.offer_command("key", "p@1"))
+        peer.command(session.expect_command("access", False, Operation.WRITE))
+        peer.command(session.offer_command("key", "p@1"))
         peer.report()
     finally:
         lead.close()
@@ -124,15 +122,15 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
 
 
 @pytest.mark.parametrize("operation", Operation)
-def test_memory_is_not_at_rest_while_a_peer_may_write_it_of_whom_nobody_knows(
+def test_memory_is_not_at_rest_while_an_unknown_peer_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Operation
 ) -> None:
     path = HeldWritten()
     path.late_writes = "nobody knows"
     monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))
     lead = Lead(tmp_path, np.zeros(layout().total_bytes, dtype=np.uint8))
-    lead.command(wire.expect_command("access", True, operation))
-    lead.command(wire.offer_command("key", "p@1"))
+    lead.command(session.expect_command("access", True, operation))
+    lead.command(session.offer_command("key", "p@1"))
     lead.report()
     if operation is Operation.READ:
         lead.close()

@@ -15,7 +15,7 @@ from kvgrpc.config import Config
 from kvgrpc.engine import content
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from kvgrpc.server import Server
-from kvgrpc.service.session import socket_server as session, workers as session_workers
+from kvgrpc.service.session import socket_server, workers
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
@@ -59,9 +59,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_a_connection_that_is_no_engines_ends_and_the_engine_goes_on(
-    leads: tuple[Lead, Lead], attach: Attach, data: bytes
-) -> None:
+def test_a_connection_that_is_no_engines_ends_alone(leads: tuple[Lead, Lead], attach: Attach, data: bytes) -> None:
     source, destination = attach(leads[0]), attach(leads[1])
     for side in (source, destination):
         with connected(side.lead.socket_path) as client:
@@ -111,9 +109,7 @@ def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: t
     [session_pb2.Call(call_id=1), session_pb2.Call(call_id=1, reserve_blocks=handoff_pb2.ReserveBlocksRequest())],
     ids=["empty", "push"],
 )
-def test_a_call_that_the_lead_does_not_know_is_refused_and_the_session_goes_on(
-    leads: tuple[Lead, Lead], call: session_pb2.Call
-) -> None:
+def test_a_call_that_the_lead_does_not_know_is_refused_alone(leads: tuple[Lead, Lead], call: session_pb2.Call) -> None:
     with connected(leads[0].socket_path) as client:
         client.socket.sendall(encode(ATTACH))
         assert client.receive().HasField("attached")
@@ -144,9 +140,7 @@ def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: tupl
     lead.wait_no_engine()
 
 
-def test_calls_that_wait_for_their_turn_when_their_engine_ends_are_not_for_the_next_one(
-    leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_calls_that_wait_for_a_turn_end_with_their_engine(leads: tuple[Lead, Lead], attach: Attach) -> None:
     lead, count = leads[0], 20_000
     with connected(lead.socket_path) as client:
         client.socket.sendall(encode(ATTACH))
@@ -164,9 +158,7 @@ def test_calls_that_wait_for_their_turn_when_their_engine_ends_are_not_for_the_n
 
 
 @pytest.mark.parametrize("waits_for", [handoff_pb2.WAITS_FOR_READERS, handoff_pb2.WAITS_FOR_REGISTRATION])
-def test_a_hand_over_that_is_only_checked_is_answered_and_makes_nothing(
-    leads: tuple[Lead, Lead], waits_for: int
-) -> None:
+def test_a_hand_over_that_is_only_checked_makes_nothing(leads: tuple[Lead, Lead], waits_for: int) -> None:
     request = handoff_pb2.FinishedBlocksRequest(
         transfer_key=b"k" * 16, content=content(PROMPT).message, last=True, validate_only=True,
         waits_for=waits_for,  # type: ignore[arg-type]
@@ -184,7 +176,7 @@ def test_a_hand_over_that_is_only_checked_is_answered_and_makes_nothing(
 
 
 async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ATTACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(socket_server, "ATTACH_TIMEOUT_S", 0.05)
     path = str(tmp_path / "session.sock")
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
     await server.start()
@@ -198,10 +190,8 @@ async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypat
         await server.stop()
 
 
-async def test_an_engine_that_never_reads_is_declared_dead_and_the_server_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session_workers, "UNREAD_BYTES_MAX", 1)
+async def test_an_engine_that_never_reads_is_declared_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "UNREAD_BYTES_MAX", 1)
     path = str(tmp_path / "session.sock")
     server = Server(Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",)))
     await server.start()
@@ -281,10 +271,10 @@ def _held() -> tuple[int, int]:
     return sum("memfd:" in file for file in files), sum("kvgrpc" in thread.name for thread in threading.enumerate())
 
 
-async def test_a_server_that_exits_with_its_engine_does_not_wait_for_one_for_ever(
+async def test_a_server_that_exits_with_its_engine_exits_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "FIRST_ENGINE_S", 0.05)
+    monkeypatch.setattr(socket_server, "FIRST_ENGINE_S", 0.05)
     path = str(tmp_path / "session.sock")
     config = Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), exit_with_engine=True)
     server = Server(config)

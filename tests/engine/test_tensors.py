@@ -44,7 +44,7 @@ def test_keys_and_values_of_every_layer_arrive_in_their_own_arrays(leads: tuple[
 
 
 @pytest.mark.parametrize("there", [apart(VALUES_FIRST), layout()], ids=["values first", "together"])
-def test_engines_that_hold_keys_and_values_in_another_way_do_not_exchange_blocks(
+def test_engines_with_other_tensors_do_not_exchange_blocks(
     leads: tuple[Lead, Lead], attach: Attach, there: PoolLayout
 ) -> None:
     source, destination = attach(leads[0], pool=there), attach(leads[1], pool=apart(KEYS_FIRST))

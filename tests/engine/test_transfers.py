@@ -81,9 +81,7 @@ def test_an_empty_start_releases_the_source_at_any_moment(pair: Pair, moment: Ca
 
 
 @moments
-def test_cancel_at_any_moment_ends_the_pull_and_releases_the_source(
-    pair: Pair, moment: Callable[[Side, Pull], object]
-) -> None:
+def test_a_cancel_at_any_moment_ends_the_pull_at_both(pair: Pair, moment: Callable[[Side, Pull], object]) -> None:
     source, destination = pair
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
@@ -162,9 +160,7 @@ def test_a_pull_may_come_before_the_hand_over_is_announced(pair: Pair) -> None:
         (list(range(70_000)), Reason.LIMIT_EXCEEDED),
     ],
 )
-def test_a_refused_hand_over_returns_its_blocks_and_fails_who_waits_at_once(
-    pair: Pair, blocks: list[int], reason: Reason
-) -> None:
+def test_a_refused_hand_over_fails_and_returns_its_blocks(pair: Pair, blocks: list[int], reason: Reason) -> None:
     source, destination = pair
     handover = source.engine.finished_blocks(blocks, content(PROMPT), transfer_key=new_key())
     pull = destination.engine.pull(handover.grant, content(PROMPT))
@@ -228,7 +224,7 @@ def test_a_pull_gets_its_blocks_once(pair: Pair) -> None:
         pull.start(TARGET)
 
 
-def test_swapped_grants_give_nobody_another_requests_kv(pair: Pair) -> None:
+def test_swapped_grants_give_no_request_the_kv_of_another(pair: Pair) -> None:
     source, destination = pair
     other, key = tokens(40, seed=1), new_key()
     handover = source.hand_over(SOURCE, PROMPT, transfer_key=key)
@@ -259,9 +255,7 @@ def test_a_prefix_that_is_held_already_is_not_moved(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("own_tokens", "use_tokens", "usable"), [(56, 0, 40), (30, 0, 16), (40, 32, 32)], ids=["longer", "shorter", "asked"]
 )
-def test_a_pull_says_beforehand_how_many_tokens_it_gets(
-    pair: Pair, own_tokens: int, use_tokens: int, usable: int
-) -> None:
+def test_a_pull_says_first_how_many_tokens_it_gets(pair: Pair, own_tokens: int, use_tokens: int, usable: int) -> None:
     source, destination = pair
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(tokens(own_tokens)), use_tokens=use_tokens)
@@ -300,9 +294,7 @@ def test_events_that_poll_returned_are_acknowledged_by_the_next_poll(pair: Pair)
     assert source.lead.acknowledged(key)
 
 
-def test_an_engine_that_read_many_events_says_so_although_it_has_nothing_else_to_say(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_read_many_events_says_so_by_itself(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = pair
     monkeypatch.setattr(session, "UNSAID_MAX", 2)
     key = new_key()

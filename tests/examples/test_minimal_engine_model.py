@@ -225,9 +225,7 @@ def test_weights_and_block_bytes_are_the_same_or_have_a_new_revision(model: Mini
     assert ModelConfig(seed=2).weights_revision != model.weights_revision
 
 
-def test_layers_whose_kv_comes_just_before_their_turn_give_the_same_bits_and_are_not_written(
-    model: MinimalModel,
-) -> None:
+def test_layers_whose_kv_comes_just_in_time_give_the_same_bits_unwritten(model: MinimalModel) -> None:
     """As a decode side does with layers that are pushed to it: before, each layer is NaN."""
     prompt = text_prompt(random.Random(7), 50)
     source = Session.alone(model, prompt)

@@ -47,9 +47,7 @@ def test_every_change_shows_in_the_state_and_the_passing_of_time_does_not(target
 
 
 @pytest.mark.parametrize("service", ALL, ids=lambda service: service.name)
-def test_no_call_stops_the_server_leaks_a_block_or_changes_what_it_refuses(
-    target: Target, run: Run, service: ServiceDescriptor
-) -> None:
+def test_no_call_stops_leaks_or_changes_what_it_refuses(target: Target, run: Run, service: ServiceDescriptor) -> None:
     methods: Any = list(service.methods)
 
     def call(random: Random) -> None:

@@ -308,7 +308,7 @@ def give(random: Random, sessions: Target, kind: str) -> None:
                 sessions.attach(attach, private=random.random() < 0.5)
 
 
-def test_no_frame_stops_the_lead_or_outlives_its_engine(sessions: Target, run: Run) -> None:
+def test_no_frame_stops_the_lead_or_has_effects_after_its_engine(sessions: Target, run: Run) -> None:
     def frame(random: Random) -> None:
         kind = random.choice(("call", "call", "call", "call", "batch", "report", "stranger", "attach"))
         choices = random.getstate()

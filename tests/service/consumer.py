@@ -4,7 +4,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 
-from kvgrpc.core.values import content as contents
+from kvgrpc.core.values.content import chain
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.engines import Engine
@@ -70,6 +70,6 @@ class Consumer:
 def opening(token: bytes, token_ids: Sequence[int], access_id: bytes, *, use_tokens: int = 0) -> peer_pb2.AccessOpening:
     """A row of OpenAccess that claims the first `use_tokens` of a prompt; 0: all."""
     count = use_tokens or len(token_ids)
-    digest = contents.chain(token_ids[:count]).digest(count)
+    digest = chain(token_ids[:count]).digest(count)
     claim = peer_pb2.ContentClaim(token_count=count, digest=digest)
     return peer_pb2.AccessOpening(access_id=access_id, token=token, content=claim)

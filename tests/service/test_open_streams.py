@@ -59,7 +59,7 @@ def test_a_stream_that_sends_something_is_ended_only_when_that_has_gone_out() ->
     asyncio.run(scenario())
 
 
-def test_a_stream_cancelled_by_anybody_else_is_cancelled() -> None:
+def test_a_stream_cancelled_from_elsewhere_is_cancelled() -> None:
     async def scenario() -> None:
         standing = OpenStreams()
 

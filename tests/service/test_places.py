@@ -122,9 +122,7 @@ FULL = ("RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_connection_has_so_many_calls_that_stand_and_one_more_is_refused(
-    engine: Engine, held: Held, kind: str
-) -> None:
+def test_a_connection_has_so_many_open_calls_and_one_more_is_refused(engine: Engine, held: Held, kind: str) -> None:
     transfer_id = engine.hand_over(prompt(16)).transfer.transfer_id
     with caller(engine) as api:
         calls = [held.add(KINDS[kind](api, held, transfer_id)) for _ in range(EACH + 1)]
@@ -205,7 +203,7 @@ def test_one_life_over_one_connection_has_one_liveness_stream_the_last(engine: E
         "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-def test_a_request_that_is_kept_while_its_call_stands_is_short(engine: Engine, held: Held, path: str) -> None:
+def test_a_request_that_is_kept_while_its_call_is_open_is_short(engine: Engine, held: Held, path: str) -> None:
     unknown_field = b"\xfa\x7f" + _varint(STANDING_BYTES_MAX)
     body = unknown_field + bytes(STANDING_BYTES_MAX)
     plain: Any = engine.api.plain

@@ -91,7 +91,7 @@ def test_a_pool_that_does_not_fit_into_memory_ends_it_with_4(serve: Serve) -> No
     assert "does not fit" in process.log
 
 
-def test_a_readiness_file_of_an_earlier_life_does_not_outlive_the_next_start(serve: Serve, taken: str) -> None:
+def test_a_readiness_file_of_an_earlier_life_ends_at_the_next_start(serve: Serve, taken: str) -> None:
     process = serve("--listen", taken, *SMALL_POOL, stale_ready_file=True)
     assert process.wait_exit() == 3
     assert not process.ready_file.exists()
@@ -104,7 +104,7 @@ def test_port_0_takes_a_free_port_and_says_which(source: Engine, destination: En
         assert f"kvgrpc serving {engine.address} engine {engine.engine_id}" in engine.process.log
 
 
-def test_a_signal_ends_it_in_order_though_somebody_watches_and_waits(start: Start) -> None:
+def test_a_signal_ends_it_in_order_though_clients_watch_and_wait(start: Start) -> None:
     engines = start((), ())
     for engine, number in zip(engines, (signal.SIGTERM, signal.SIGINT), strict=True):
         ready = json.loads(engine.process.ready_file.read_text())
@@ -228,7 +228,7 @@ def test_an_idle_server_costs_nothing_and_does_without_torch(start: Start) -> No
     assert all("libtorch" not in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
 
 
-def test_nobody_maps_the_pool_of_a_server_anew_to_write_into_it(source: Engine) -> None:
+def test_no_process_maps_the_pool_of_a_server_anew_to_write_into_it(source: Engine) -> None:
     """Not even a process of the same user, which may open every descriptor of the server and change its mode."""
     folder = Path(f"/proc/{source.process.pid}/fd")
     pools = [fd for fd in folder.iterdir() if "memfd:kvgrpc-pool" in str(fd.readlink())]

@@ -70,7 +70,7 @@ def waiting(source: Engine, destination: Engine) -> tuple[str, str]:
     return handed.lease.lease_id, pulled
 
 
-def test_blocks_leases_transfers_and_peers_are_shown_on_either_side(
+def test_blocks_leases_transfers_and_peers_are_shown(
     source: Engine, destination: Engine, waiting: tuple[str, str]
 ) -> None:
     lease_id, transfer_id = waiting

@@ -49,7 +49,7 @@ class Held:
 
 @pytest.mark.timeout(RUN_S)
 @pytest.mark.parametrize(("path", "transfers"), CASES)
-def test_after_many_transfers_no_block_is_lost_and_nothing_has_grown(
+def test_nothing_is_lost_and_nothing_grows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],

@@ -117,7 +117,7 @@ def test_a_prefill_is_aborted_while_it_is_computed(pair: Pair) -> None:
     assert pair.p.answer(line).error == "aborted"
 
 
-def test_nobody_comes_for_what_was_prefilled(pair: Pair) -> None:
+def test_what_was_prefilled_is_never_pulled(pair: Pair) -> None:
     pair.prefilled(PROMPT)
     assert pair.p.held()
     pair.p.let_go()

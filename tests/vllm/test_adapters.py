@@ -53,9 +53,7 @@ def expected_with(pair: Pair, prompt: list[int], adapter: Adapter) -> list[int]:
     return tokens
 
 
-def test_with_an_adapter_a_pull_gives_the_tokens_of_one_engine_and_without_it_or_with_another_it_fails(
-    adapted: Pair, tmp_path: Path
-) -> None:
+def test_a_pull_with_its_adapter_gives_the_same_tokens_and_with_another_it_fails(adapted: Pair, tmp_path: Path) -> None:
     prompt, elsewhere = prompt_of(200, seed=400), tmp_path / "elsewhere"
     adapter, other = (1, write_adapter(tmp_path / "a", 1)), (2, write_adapter(tmp_path / "b", 2))
     same = (3, write_adapter(elsewhere, 1))
@@ -68,9 +66,7 @@ def test_with_an_adapter_a_pull_gives_the_tokens_of_one_engine_and_without_it_or
     assert adapted.d.counts()["received"] - before == 1
 
 
-def test_what_was_computed_while_its_adapter_was_replaced_in_place_is_handed_to_nobody(
-    adapted: Pair, tmp_path: Path
-) -> None:
+def test_what_was_computed_while_its_adapter_was_replaced_is_not_handed_over(adapted: Pair, tmp_path: Path) -> None:
     prompt, first, second = (
         prompt_of(1900, seed=401),
         write_adapter(tmp_path / "a", 1),

@@ -75,9 +75,7 @@ def test_of_a_device_that_failed_nothing_is_told_any_more(device: Device, caplog
 
 
 @pytest.mark.parametrize("layers_per_part", [0, 1], ids=["whole", "layers"])
-def test_no_hook_waits_for_a_device_and_nothing_goes_that_it_has_not_computed(
-    device: Device, layers_per_part: int
-) -> None:
+def test_no_hook_waits_for_a_device_and_nothing_goes_uncomputed(device: Device, layers_per_part: int) -> None:
     p = Core("P", layers_per_part=layers_per_part, marks=lambda _: device.mark)
     with closing(p), closing(Core("D")) as d:
         source = request_of("p", {**PREFILL, **pushed(KEY)})

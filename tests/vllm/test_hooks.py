@@ -85,7 +85,7 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
 
 
 @pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"mm_features": ["an image"]}, {"prompt_token_ids": None}])
-def test_a_prompt_of_more_than_token_ids_is_computed_and_given_to_nobody_and_what_it_takes_fails(
+def test_a_prompt_of_more_than_token_ids_is_neither_given_nor_taken(
     cores: tuple[Core, Core], more: dict[str, Any]
 ) -> None:
     p, d = cores
@@ -107,7 +107,7 @@ NAMED = {**PREFILL, "transfer_id": "1" * 16}
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[::-1]], ids=["the same prompt", "another"])
 @pytest.mark.parametrize("params", [None, PREFILL, NAMED], ids=["nothing", "a prefill", "one of the same name"])
-def test_a_request_under_the_id_of_one_that_left_its_blocks_is_served_alone_and_the_first_is_untouched(
+def test_a_reused_request_id_leaves_the_blocks_of_the_first(
     cores: tuple[Core, Core], params: Any, prompt: list[int]
 ) -> None:
     p, d = cores
@@ -233,9 +233,7 @@ def test_when_the_session_is_over_what_was_given_comes_back(cores: tuple[Core, C
     assert p.used() == 0
 
 
-def test_steps_without_anything_under_way_notice_that_the_session_is_over(
-    cores: tuple[Core, Core], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_idle_steps_notice_that_the_session_is_over(cores: tuple[Core, Core], caplog: pytest.LogCaptureFixture) -> None:
     p, _ = cores
     p.step()
     p.worker.close()
@@ -265,7 +263,7 @@ def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[
     assert d.hooks.match(request_of("d2", None), 0) == 0
 
 
-def test_the_block_that_stands_for_those_that_are_not_there_is_never_read_or_written(cores: tuple[Core, Core]) -> None:
+def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: tuple[Core, Core]) -> None:
     p, d = cores
     null: list[int] = [p.pool.null_block.block_id]
     waiting = request_of("d", p.prefilled("p"))

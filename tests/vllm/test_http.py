@@ -83,7 +83,7 @@ def received(server: Server) -> float:
     return server.counted("vllm:kvgrpc_received_tokens_total")
 
 
-def test_a_router_that_knows_nothing_of_kvgrpc_pulls_from_the_first_request_on(
+def test_a_router_without_kvgrpc_pulls_from_the_first_request_on(
     servers: tuple[Server, Server], router_url: str
 ) -> None:
     p, d = servers
@@ -134,7 +134,7 @@ def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers:
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
-def test_the_example_router_gives_the_tokens_of_one_engine_and_cleans_up_when_a_client_hangs_up(
+def test_the_example_router_gives_the_same_tokens_and_cleans_up(
     servers: tuple[Server, Server], model_folder: Path, mode: str
 ) -> None:
     p, d = servers

@@ -44,7 +44,7 @@ def comes(d: Core, params: dict[str, Any], **fields: Any) -> bool:
     return not lost
 
 
-def test_an_adapter_is_known_by_its_files_whatever_name_path_and_number_it_has(
+def test_an_adapter_is_known_by_its_files_whatever_its_name_is(
     cores_in_order: tuple[Core, Core], tmp_path: Path
 ) -> None:
     p, d = cores_in_order
@@ -54,7 +54,7 @@ def test_an_adapter_is_known_by_its_files_whatever_name_path_and_number_it_has(
 
 
 @pytest.mark.parametrize("takes_with_one", [True, False])
-def test_an_adapters_kv_is_not_taken_with_another_or_with_none(
+def test_the_kv_of_an_adapter_is_taken_with_it_alone(
     cores_in_order: tuple[Core, Core], tmp_path: Path, *, takes_with_one: bool
 ) -> None:
     p, d = cores_in_order
@@ -62,7 +62,7 @@ def test_an_adapters_kv_is_not_taken_with_another_or_with_none(
     assert not comes(d, p.prefilled("p", lora_request=given), lora_request=taken if takes_with_one else None)
 
 
-def test_a_name_that_was_pointed_elsewhere_at_decode_is_another_adapter(
+def test_a_name_with_other_files_at_decode_is_another_adapter(
     cores_in_order: tuple[Core, Core], tmp_path: Path
 ) -> None:
     """One name, and one path as in containers, where only the bytes differ."""
@@ -86,7 +86,7 @@ def changed(folder: Path) -> LoRARequest:
     [changed, lambda folder: lora(folder, load_inplace=True), lambda folder: lora(folder / "nowhere", number=2)],
     ids=["changed", "in_place", "not_here"],
 )
-def test_an_adapter_whose_weights_cannot_be_told_gives_and_takes_nothing(
+def test_an_adapter_of_unknown_weights_gives_and_takes_nothing(
     cores_in_order: tuple[Core, Core], tmp_path: Path, nameless: Any
 ) -> None:
     p, d = cores_in_order
@@ -99,9 +99,7 @@ def test_an_adapter_whose_weights_cannot_be_told_gives_and_takes_nothing(
     assert not comes(d, params, lora_request=named)
 
 
-def test_an_adapter_that_changes_while_it_computes_gives_nothing(
-    cores_in_order: tuple[Core, Core], tmp_path: Path
-) -> None:
+def test_an_adapter_changed_while_it_computes_gives_nothing(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
     p, _ = cores_in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     request = request_of("p", PREFILL, lora_request=lora(folder))
@@ -114,7 +112,7 @@ def test_an_adapter_that_changes_while_it_computes_gives_nothing(
 
 @pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
 @pytest.mark.parametrize("from_the_same_folder", [True, False])
-def test_an_adapter_that_is_replaced_in_place_while_it_computes_gives_nothing_any_more(
+def test_an_adapter_replaced_in_place_gives_nothing(
     cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str, *, from_the_same_folder: bool
 ) -> None:
     """vLLM goes on with other weights under the same number: the KV is of both, and so is what its prefix cache keeps
@@ -147,7 +145,7 @@ def test_adapters_that_share_a_number_give_nothing(cores_in_order: tuple[Core, C
 
 
 @pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
-def test_an_adapter_that_changed_before_somebody_asked_for_its_kv_gives_nothing_under_any_number(
+def test_an_adapter_changed_before_its_kv_is_asked_for_gives_nothing(
     cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str
 ) -> None:
     """It was loaded before, and vLLM's prefix cache has what it computed under its name and path."""
@@ -162,9 +160,7 @@ def test_an_adapter_that_changed_before_somebody_asked_for_its_kv_gives_nothing_
         assert p.prefilled(f"q{number}", lora_request=lora(folder, number=number)) == {}
 
 
-def test_what_decode_offers_for_the_next_turn_is_of_its_adapter(
-    cores_in_order: tuple[Core, Core], tmp_path: Path
-) -> None:
+def test_what_decode_offers_for_a_turn_is_of_its_adapter(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
     p, d = cores_in_order
     adapter = lora(adapter_in(tmp_path / "adapter", b"same"))
     request = request_of("d", p.prefilled("p", lora_request=adapter), lora_request=adapter)
@@ -181,7 +177,7 @@ def test_what_decode_offers_for_the_next_turn_is_of_its_adapter(
 
 @pytest.mark.parametrize("begins", ["P", "D"])
 @pytest.mark.parametrize("when", ["before", "while it is computed"])
-def test_decode_learns_at_once_that_a_push_will_not_come_since_its_adapter_has_no_name_at_prefill(
+def test_an_adapter_unknown_at_prefill_ends_its_push(
     cores_in_order: tuple[Core, Core], tmp_path: Path, begins: str, when: str
 ) -> None:
     p, d = cores_in_order
@@ -216,7 +212,7 @@ def test_adapters_are_told_apart_in_every_format_that_vllm_reads(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("given", "taken"), [("a", "b"), ("a", None), (None, "a")])
-def test_kv_under_another_cache_salt_is_not_taken(
+def test_kv_of_another_cache_salt_is_not_taken(
     cores_in_order: tuple[Core, Core], given: str | None, taken: str | None
 ) -> None:
     p, d = cores_in_order

@@ -77,9 +77,7 @@ def test_an_answer_that_is_preempted_after_its_kv_came_has_the_tokens_of_one_eng
 
 @pytest.mark.parametrize("length", [5, BLOCK_TOKENS, 3 * BLOCK_TOKENS + 1, 300])
 @pytest.mark.parametrize("push", [True, False])
-def test_without_a_prefix_cache_and_layer_by_layer_tokens_are_those_of_one_engine(
-    small: Pair, length: int, push: bool
-) -> None:
+def test_without_a_prefix_cache_and_by_layers_tokens_are_the_same(small: Pair, length: int, push: bool) -> None:
     prompt = prompt_of(length, seed=330)
     expected, before = small.expected(prompt), small.d.counts().get("received_tokens", 0)
     answer = small.push(prompt) if push else small.pull(prompt)

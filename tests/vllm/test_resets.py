@@ -45,7 +45,7 @@ def test_a_reset_cancels_loads_which_fail_once(cores: tuple[Core, Core]) -> None
     wait_until(lambda: p.step() and p.used() == 0)
 
 
-def test_what_is_being_computed_at_a_reset_goes_to_nobody(cores: tuple[Core, Core]) -> None:
+def test_what_is_being_computed_at_a_reset_is_not_handed_over(cores: tuple[Core, Core]) -> None:
     """Its first chunk is of the old weights."""
     p, _ = cores
     request = request_of("p", PREFILL)
@@ -79,9 +79,7 @@ def test_a_reset_of_an_engine_without_kvgrpc_frees_what_is_held(cores: tuple[Cor
 
 
 @pytest.mark.parametrize("push", [True, False])
-def test_between_engines_a_reset_ends_what_is_offered_and_vllm_forgets_at_the_second_call(
-    pair: Pair, *, push: bool
-) -> None:
+def test_a_reset_ends_what_is_offered_and_vllm_forgets_at_the_second_call(pair: Pair, *, push: bool) -> None:
     """The first one meets blocks that are held, and lets them go."""
     prompt = prompt_of(CHUNK_TOKENS + 50, seed=210 + push)
     expected = pair.expected(prompt)

@@ -26,7 +26,7 @@ def test_a_pull_gives_the_tokens_of_one_engine(pair: Pair, length: int) -> None:
 
 @pytest.mark.parametrize("first", ["P", "D"])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-def test_a_push_gives_the_tokens_of_one_engine_whoever_begins(pair: Pair, length: int, first: str) -> None:
+def test_a_push_gives_the_tokens_of_one_engine_whichever_side_begins(pair: Pair, length: int, first: str) -> None:
     prompt = prompt_of(length, seed=2)
     expected, before = pair.expected(prompt), pair.d.counts()
     assert pair.push(prompt, first=first).tokens == expected

@@ -66,9 +66,7 @@ def test_a_decode_request_whose_params_are_wrong_fails_alone(pair: Pair, params:
         {"x": [1, {"y": None}]},
     ],
 )
-def test_a_prefill_request_whose_params_are_wrong_is_computed_and_handed_to_nobody(
-    pair: Pair, params: dict[str, Any]
-) -> None:
+def test_a_prefill_request_with_wrong_params_is_computed_and_kept(pair: Pair, params: dict[str, Any]) -> None:
     answer = pair.p.ask(PROMPT, params)
     assert (answer.tokens, answer.params) == (pair.expected(PROMPT), None)
     assert pair.p.held() == {}

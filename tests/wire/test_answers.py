@@ -33,7 +33,7 @@ TRANSFER = Transfer(id="t-1", direction=Direction.RECEIVE, created=100.0, key=b"
         (answers.PIN_KINDS, PinKind, admin_pb2.PinKind.Name),
     ],
 )
-def test_every_value_of_the_core_has_the_wire_s_value_of_its_name(
+def test_every_core_value_has_its_wire_value(
     table: dict[Enum, int], values: type[Enum], name: Callable[[int], str]
 ) -> None:
     assert set(table) == set(values)

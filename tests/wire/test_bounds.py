@@ -18,7 +18,7 @@ from kvgrpc.v1 import (
     lease_pb2,
     pool_pb2,
     pool_types_pb2,
-    transfer_pb2 as transfers,
+    transfer_pb2,
 )
 from kvgrpc.wire import accesses, answers, bounds, description, requests, values
 
@@ -82,7 +82,7 @@ TOO_MANY: dict[str, Callable[[], object]] = {
         lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(lease_id="l")] * 11), CALL, 10
     ),
     "transfer_ids": lambda: requests.acknowledge(
-        transfers.AcknowledgeTransfersRequest(transfer_ids=["t"] * (bounds.IDS_MAX + 1)), CALL
+        transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=["t"] * (bounds.IDS_MAX + 1)), CALL
     ),
     "counts": lambda: requests.allocate_blocks(
         pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount()] * (bounds.GROUPS_MAX + 1)), CALL
@@ -199,7 +199,7 @@ NOTES: dict[str, Callable[[str], Any]] = {
         peer_pb2.CloseAccessRequest(closings=[peer_pb2.AccessClosing(message=why)]), CALL
     ).closings[0].message,
     "a cancellation": lambda why: requests.cancel_transfer(
-        transfers.CancelTransferRequest(message=why), CALL
+        transfer_pb2.CancelTransferRequest(message=why), CALL
     ).message,
     "an operator": lambda why: requests.release_quarantine(
         admin_pb2.ReleaseQuarantineRequest(message=why), CALL

@@ -144,7 +144,7 @@ def test_an_order_that_is_not_stated_is_token_major() -> None:
         (description.PEER_STATES, PeerState, handshake_pb2.PeerState.Name),
     ],
 )
-def test_every_value_of_the_core_has_the_wire_s_value_of_its_name(
+def test_every_core_value_has_its_wire_value(
     table: dict[object, int], values: type[PoolKind], name: Callable[[int], str]
 ) -> None:
     assert list(table) == list(values)

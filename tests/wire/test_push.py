@@ -5,7 +5,7 @@ import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.tables.accesses import Opening
-from kvgrpc.core.values.content import Content, chain as make_chain
+from kvgrpc.core.values.content import Content, chain
 from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2
@@ -15,7 +15,7 @@ LIMIT = 1_000
 CALL = events.Call(1, "engine", "")
 CALLER = peer_pb2.Caller(engine_id="p", incarnation=7)
 ACCESS, REVERSE = b"a" * 16, b"r" * 16
-CHAIN = make_chain(range(40))
+CHAIN = chain(range(40))
 OPAQUE = Content(40, opaque=b"prompt")
 
 

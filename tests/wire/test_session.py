@@ -80,9 +80,7 @@ def test_a_rank_reaches_the_rank_of_its_own_number_only(kind: Any) -> None:
 
 
 @given(st.lists(st.tuples(U63, U63, U63), max_size=20), st.sampled_from(Operation))
-def test_the_runs_of_a_posting_and_its_operation_come_back_as_they_went(
-    rows: list[tuple[int, int, int]], operation: Operation
-) -> None:
+def test_runs_and_operation_of_a_posting_come_back(rows: list[tuple[int, int, int]], operation: Operation) -> None:
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
     command = session.post_command("p", "peer", Runs(*columns), operation, None)
     post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
@@ -107,7 +105,7 @@ def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
         assert getattr(found.pieces, name).tolist() == column.tolist()
 
 
-def test_what_is_summed_up_of_a_posting_comes_back_as_it_went() -> None:
+def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
     runs = Runs(*np.zeros((3, 0), dtype=np.int64))
     pieces = Pieces(*(np.array(column, dtype=np.int64) for column in ([5, 6, 7], [1, 2, 3], [2, 1])))
     command = session.post_command("p", "peer", runs, Operation.READ, ComputeChecksums(2, "s", pieces))

@@ -243,9 +243,7 @@ def test_whoever_lists_more_or_less_than_the_window_is_refused() -> None:
 
 
 @BOTH
-def test_a_push_serves_a_shorter_prompt_only_where_its_window_begins_in_the_same_block(
-    writers: frozenset[str],
-) -> None:
+def test_a_push_serves_a_shorter_prompt_only_where_its_window_begins_in_the_same_block(writers: frozenset[str]) -> None:
     for use, served in ((112, True), (48, False)):
         pair = Pair(writers, p=describe("p", 1, pool=pool_of(FULL, WINDOW, window=40)))
         blocks = range(-(-use // 16)), range(2)

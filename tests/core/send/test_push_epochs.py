@@ -206,9 +206,7 @@ def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
 
 
 @MODES
-def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_after_them(
-    writers: frozenset[str],
-) -> None:
+def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_after_them(writers: frozenset[str]) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))

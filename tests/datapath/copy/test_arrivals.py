@@ -14,7 +14,7 @@ from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import PostingState
-from kvgrpc.datapath.copy import checksums as sums, crc32c
+from kvgrpc.datapath.copy import checksums, crc32c
 from kvgrpc.datapath.copy.checksums import sources_of
 from kvgrpc.datapath.local_rank import LocalRank
 from kvgrpc.datapath.mover import BEST_FIRST
@@ -114,30 +114,30 @@ def check(rank: Rank, peer: Peer, runs: Runs, pieces: Pieces) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [(), (0,), (64, 0), (0, 64, 0, 0), (200_000, 0, 200_000, 0, 0)], ids=str)
-def test_blocks_of_no_bytes_are_summed_up_too(
+def test_blocks_of_no_bytes_have_checksums(
     case: Case, peer: Peer, nbytes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "ARRIVED_BYTES", 64 << 10)
+    monkeypatch.setattr(checksums, "ARRIVED_BYTES", 64 << 10)
     sizes = np.array(nbytes, dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
     check(Rank(case, peer), peer, Runs(offsets, offsets, sizes), Pieces(offsets, sizes, np.ones_like(sizes)))
 
 
 @pytest.mark.parametrize("slice_bytes", [64 << 10, 16 << 20])
-def test_every_byte_arrives_and_every_block_is_summed_up(
+def test_all_blocks_arrive_with_checksums(
     case: Case, peer: Peer, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "ARRIVED_BYTES", slice_bytes)
+    monkeypatch.setattr(checksums, "ARRIVED_BYTES", slice_bytes)
     monkeypatch.setattr(crc32c, "SLICE_BYTES", slice_bytes)
     check(Rank(case, peer), peer, *moved())
 
 
 def test_at_the_pace_of_a_cap_too(case: Case, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "ARRIVED_BYTES", 64 << 10)
+    monkeypatch.setattr(checksums, "ARRIVED_BYTES", 64 << 10)
     check(Rank(case, peer, bandwidth_limit_bytes_per_s=20e6), peer, *moved())
 
 
-def test_what_came_by_an_earlier_posting_is_summed_up_with_the_rest(case: Case, peer: Peer) -> None:
+def test_bytes_of_an_earlier_posting_count_in_the_checksum(case: Case, peer: Peer) -> None:
     """Of a block that is larger than what may be in flight at once."""
     rank = Rank(case, peer)
     runs, pieces = moved()
@@ -177,7 +177,7 @@ def one_block(nbytes: int = 4096) -> Pieces:
 
 
 @pytest.mark.parametrize("state", [PostingState.DONE, PostingState.FAILED])
-def test_the_sums_are_of_what_is_there_and_there_are_none_of_what_failed(state: PostingState) -> None:
+def test_checksums_are_of_what_is_there_and_a_failed_posting_has_none(state: PostingState) -> None:
     """The transport says that it is done, and moved nothing: the sum is of the zeros that are there."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     held = Held()
@@ -193,12 +193,12 @@ def test_the_sums_are_of_what_is_there_and_there_are_none_of_what_failed(state: 
     assert sums_found == ([zeros] if state is PostingState.DONE else [])
 
 
-def test_a_rank_that_cannot_sum_up_says_so_and_moves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_compute_checksums_says_so_and_moves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     held = Held()
     held.state = PostingState.DONE
     rank = held_rank(held, events)
-    monkeypatch.setattr(sums, "Summer", lambda _: crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
+    monkeypatch.setattr(checksums, "Summer", lambda _: crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
     rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, ComputeChecksums(0, "s", one_block()))
     said, ended = (events.get(timeout=DEADLINE_S) for _ in range(2))
     assert isinstance(said, ChecksumsComputed)

@@ -60,7 +60,7 @@ def sums(reports: "queue.SimpleQueue[ChecksumsComputed]") -> Iterator[Sums]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_sum_is_that_of_its_pieces_in_their_order(
+def test_each_checksum_is_of_its_pieces_in_order(
     sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", case: str
 ) -> None:
     sums.start(case, pieces(*CASES[case]))
@@ -81,9 +81,7 @@ SUMMERS: dict[str, Callable[[], crc32c.SumRows]] = {"compiled": crc32c.summer, "
 @pytest.mark.parametrize("by", SUMMERS)
 @pytest.mark.parametrize("skipped", [0, 1, 16, 48])
 @pytest.mark.parametrize("nbytes", [0, 1, 64, 1023, 1024, 1025, 4096, 10_240, 10_007])
-def test_what_is_copied_to_anywhere_arrives_is_summed_up_and_nothing_beside_it_changes(
-    by: str, skipped: int, nbytes: int
-) -> None:
+def test_copies_to_any_place_arrive_with_checksums_and_touch_nothing_else(by: str, skipped: int, nbytes: int) -> None:
     room = np.full(nbytes + 256, GUARD, dtype=np.uint8)
     begin = -room.ctypes.data % 64 + skipped
     values = np.zeros(2, dtype=np.uint32)
@@ -96,7 +94,7 @@ def test_what_is_copied_to_anywhere_arrives_is_summed_up_and_nothing_beside_it_c
 
 
 @pytest.mark.parametrize("by", SUMMERS)
-def test_what_is_summed_up_is_what_was_written_though_the_source_changes_meanwhile(by: str) -> None:
+def test_a_checksum_is_of_what_was_written_though_the_source_changes(by: str) -> None:
     source, room, values = np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8), np.zeros(1, np.uint32)
     rows = np.array([(room.ctypes.data, source.ctypes.data, len(source), values.ctypes.data)], dtype=np.int64)
     stop = threading.Event()
@@ -117,7 +115,7 @@ def test_what_is_summed_up_is_what_was_written_though_the_source_changes_meanwhi
         changing.join()
 
 
-def test_a_sum_is_written_once_its_row_is_whole() -> None:
+def test_a_checksum_is_written_once_its_row_is_whole() -> None:
     """The sums of two threads lie in one line of the cache, which each write takes away from the other thread."""
     values, seen = np.zeros(1, np.uint32), list[int]()
 
@@ -136,12 +134,12 @@ def test_a_sum_is_written_once_its_row_is_whole() -> None:
     assert (seen, values[0]) == ([0, 0, 0, 3000], 3100)
 
 
-def test_a_function_that_sums_up_wrongly_is_not_taken() -> None:
+def test_a_function_with_wrong_checksums_is_not_used() -> None:
     assert not crc32c.sums_up(lambda _: None)
 
 
 @pytest.mark.parametrize("bad", [(-1, 1), (len(WHOLE), 1), (0, len(WHOLE) + 1), (0, -1)])
-def test_pieces_outside_the_memory_are_refused(
+def test_pieces_out_of_range_are_refused(
     sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", bad: tuple[int, int]
 ) -> None:
     sums.start("bad", pieces((bad,)))
@@ -150,7 +148,7 @@ def test_pieces_outside_the_memory_are_refused(
     assert not found.values
 
 
-def test_memory_of_a_device_is_not_summed_up() -> None:
+def test_memory_of_a_device_has_no_checksums() -> None:
     with pytest.raises(DataPathUnavailable, match="device"):
         crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)])
 

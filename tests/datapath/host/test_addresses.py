@@ -44,7 +44,7 @@ def bytes_of_rows(rows: Rows) -> list[tuple[int, int]]:
 
 
 @given(SPANS, SIZES, SIZES, st.integers(1, TOTAL + 1))
-def test_rows_are_the_same_bytes_and_stay_within_segments(
+def test_rows_are_the_same_bytes_within_segments(
     spans: list[tuple[int, int, int]], source: list[int], destination: list[int], limit: int
 ) -> None:
     runs, here, there = runs_of(*spans), segments(source, 10_000), segments(destination, 900_000)

@@ -150,7 +150,7 @@ UNSEEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", UNSEEN.values(), ids=UNSEEN)
-def test_a_process_that_cannot_be_held_or_shows_nothing_is_not_read(
+def test_a_process_that_cannot_be_identified_is_not_read(
     own: CmaPath, peer: ProcessPeer, change: dict[str, Any]
 ) -> None:
     endpoint = peer.endpoint()

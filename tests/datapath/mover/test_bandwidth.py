@@ -31,9 +31,7 @@ def test_a_bandwidth_limit_is_not_exceeded(source: LoopbackPath) -> None:
     assert rank.mover.close(0.0)
 
 
-def test_postings_share_a_bandwidth_limit_so_that_a_short_one_passes_a_long_one(
-    source: LoopbackPath,
-) -> None:
+def test_postings_share_a_bandwidth_limit_so_that_a_short_one_passes_a_long_one(source: LoopbackPath) -> None:
     rank = Rank(lambda m: [LoopbackPath(m, "own")], bandwidth_limit_bytes_per_s=4 * NBYTES)
     rank.connect("p", AT_SOURCE)
     rank.mover.post("long", "p", WHOLE)

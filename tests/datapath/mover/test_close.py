@@ -42,9 +42,7 @@ def test_close_cuts_postings_short_at_its_deadline_and_reports_each(linked: Rank
     assert linked.next(Disconnected) == Disconnected("p")
 
 
-def test_close_says_what_is_not_proved_when_a_path_does_not_close(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_close_says_what_is_not_proved_when_a_path_does_not_close(caplog: pytest.LogCaptureFixture) -> None:
     held = Held()
     rank = held_rank(held)
     rank.mover.post("a", "h", WHOLE)
@@ -67,7 +65,7 @@ def test_a_path_is_closed_after_its_links() -> None:
     assert order == ["remote close", "close"]
 
 
-def test_what_is_answered_after_close_connects_nobody() -> None:
+def test_an_answer_after_close_connects_no_peer() -> None:
     held = Held(waits=True)
     rank = with_held(held)
     rank.mover.connect("h", RankEndpoint(0), ("held",))

@@ -238,9 +238,7 @@ def test_a_connect_that_waits_for_its_peer_keeps_no_posting_waiting(source: Loop
     assert rank.mover.close(0.0)
 
 
-def test_a_disconnect_cancels_a_connect_that_still_waits_and_answers_name_their_attempts(
-    source: LoopbackPath,
-) -> None:
+def test_a_disconnect_cancels_a_connect_that_still_waits_and_answers_name_their_attempts(source: LoopbackPath) -> None:
     held = Held(waits=True)
     rank = with_held(held)
     rank.mover.connect("slow", AT_SOURCE, ["held", "loopback"], 1)
@@ -267,7 +265,7 @@ def test_what_a_peer_was_offered_is_withdrawn_when_its_life_is_over_and_not_befo
 
 
 @pytest.mark.parametrize("step", ["offer", "connect", "read", "poll", "progress", "remote close"])
-def test_an_exception_in_a_data_path_never_stops_the_others(
+def test_an_exception_in_a_data_path_stops_it_alone(
     source: LoopbackPath, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -300,9 +298,7 @@ def test_an_exception_in_a_data_path_never_stops_the_others(
     assert "is broken" in caplog.text
 
 
-def test_an_owner_that_cannot_take_a_report_does_not_stop_the_mover(
-    source: LoopbackPath, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_owner_that_refuses_a_report_stops_no_mover(source: LoopbackPath, caplog: pytest.LogCaptureFixture) -> None:
     seen: queue.SimpleQueue[Report] = queue.SimpleQueue()
 
     def report(report: Report) -> None:

@@ -112,7 +112,7 @@ def test_a_rekey_ends_postings_and_peers_and_says_so_after_them() -> None:
     assert rank.mover.close(0.0)
 
 
-def test_a_rekey_that_a_peer_s_write_may_outlive_says_why() -> None:
+def test_a_rekey_after_which_a_peer_may_still_write_says_why() -> None:
     held = HeldWritten()
     held.late_writes = "nobody knows"
     rank = held_rank(held)
@@ -170,7 +170,7 @@ def test_the_end_of_a_peer_s_process_is_told_once_also_after_it_was_disconnected
     assert rank.mover.close(0.0)
 
 
-def test_nobody_waits_for_the_end_of_a_peer_that_is_let_go_of() -> None:
+def test_the_end_of_a_disconnected_peer_is_not_waited_for() -> None:
     held = HeldWritten()
     rank = held_rank(held)
     rank.mover.await_end("h")
@@ -212,7 +212,7 @@ def test_of_a_peer_that_connects_again_the_newest_process_is_waited_for() -> Non
     assert rank.mover.close(0.0)
 
 
-def test_nobody_s_end_is_told_of_a_peer_that_is_not_connected_or_cannot_be_seen(linked: Rank) -> None:
+def test_a_peer_that_is_not_connected_or_cannot_be_seen_has_no_reported_end(linked: Rank) -> None:
     linked.mover.await_end("nobody")
     linked.mover.await_end("p")
     linked.mover.disconnect("p")
@@ -291,7 +291,7 @@ def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(link
     ("operation", "late", "at_rest"),
     [(WRITE, "nobody knows", False), (WRITE, "", True), (Operation.READ, "nobody knows", True)],
 )
-def test_memory_is_at_rest_after_close_unless_a_write_is_expected_that_may_outlive_it(
+def test_memory_is_at_rest_after_close_unless_a_late_write_is_expected(
     operation: Operation, late: str, at_rest: bool
 ) -> None:
     held = HeldWritten()

@@ -18,7 +18,7 @@ import pytest
 from kvgrpc.core.values.endpoints import MemoryKind, NixlEndpoint, RankEndpoint, Segment
 from kvgrpc.datapath.base import DataPathFailed, DataPathUnavailable, PostingState
 from kvgrpc.datapath.host.memory import PrivateMemory
-from kvgrpc.datapath.nixl import agent as nixl_agent, metadata as nixl_metadata
+from kvgrpc.datapath.nixl import agent, metadata
 from kvgrpc.datapath.nixl.path import NixlPath
 from kvgrpc.datapath.nixl.posting import SLICE_ROWS, Slice, slices
 from tests.datapath.nixl.peer import RUN, TCP, NixlPeer, finish, nothing, run_python, runs_over, scenario
@@ -58,9 +58,7 @@ def peer() -> Iterator[NixlPeer]:
 # ---- moving bytes
 
 
-def test_more_runs_than_a_slice_are_posted_slice_by_slice_and_each_asks_for_the_next_turn(
-    rank: Rank, peer: NixlPeer
-) -> None:
+def test_many_runs_are_posted_slice_by_slice_and_each_asks_for_the_next_turn(rank: Rank, peer: NixlPeer) -> None:
     runs = runs_over(1 << 20, 1 << 6)
     wakes: list[None] = []
     posting = reach(rank.path, peer.endpoint).read(runs, lambda: wakes.append(None))
@@ -137,12 +135,12 @@ def test_an_agent_does_not_connect_to_itself(rank: Rank) -> None:
 
 def resealed(endpoint: NixlEndpoint, change: Callable[[bytes], bytes]) -> NixlEndpoint:
     """As somebody sends it who means to."""
-    return replace(endpoint, metadata=nixl_metadata.seal(change(nixl_metadata.unseal(endpoint.metadata))))
+    return replace(endpoint, metadata=metadata.seal(change(metadata.unseal(endpoint.metadata))))
 
 
-def address_at(metadata: bytes) -> int:
+def address_at(unsealed: bytes) -> int:
     """Where UCX's address begins: behind its tag and length."""
-    return metadata.index(b"UCX|c") + 13
+    return unsealed.index(b"UCX|c") + 13
 
 
 CHANGES: dict[str, Callable[[NixlEndpoint], NixlEndpoint]] = {
@@ -171,7 +169,7 @@ CHANGES: dict[str, Callable[[NixlEndpoint], NixlEndpoint]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_offer_that_contradicts_itself_is_refused_and_the_true_one_still_connects(
+def test_an_offer_that_contradicts_itself_is_refused_and_a_true_one_works(
     rank: Rank, peer: NixlPeer, change: str
 ) -> None:
     with pytest.raises(DataPathUnavailable):
@@ -188,15 +186,13 @@ def test_a_change_of_any_byte_of_the_metadata_is_refused(rank: Rank, peer: NixlP
             reach(rank.path, replace(peer.endpoint, nixl=replace(offer, metadata=bytes(changed))))
 
 
-def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_is_the_backend_s_own(
-    peer: NixlPeer,
-) -> None:
+def test_a_forged_offer_ends_the_process_only_inside_the_backend(peer: NixlPeer) -> None:
     result = scenario(
         """
-        from kvgrpc.datapath.nixl import metadata as nixl_metadata
+        from kvgrpc.datapath.nixl import metadata
         rng = random.Random(5)
         offer, refused = endpoint.nixl, 0
-        true = nixl_metadata.unseal(offer.metadata)
+        true = metadata.unseal(offer.metadata)
         address = true.index(b"UCX|c") + 13
         own = [*range(address + 1, true.index(b"MemSection") - 9), *range(len(true) - 12, len(true) - 1)]
         ours = [place for place in range(len(true)) if place not in own]
@@ -206,7 +202,7 @@ def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_i
             for place in [ours[trial % len(ours)], *rng.choices(ours, k=rng.choice((0, 0, 1, 7)))]:
                 changed[place] = rng.randrange(256)
             try:
-                sealed = nixl_metadata.seal(bytes(changed))
+                sealed = metadata.seal(bytes(changed))
                 reach(path, replace(endpoint, nixl=replace(offer, metadata=sealed))).close()
             except DataPathUnavailable:
                 refused += 1
@@ -223,7 +219,7 @@ def test_what_somebody_makes_up_on_purpose_never_ends_the_process_but_for_what_i
 
 def test_metadata_says_the_agent_its_backend_and_its_memory(rank: Rank) -> None:
     offer = nixl_of(rank.endpoint)
-    said = nixl_metadata.parse(nixl_metadata.unseal(offer.metadata))
+    said = metadata.parse(metadata.unseal(offer.metadata))
     assert (said.agent, said.backend) == (offer.agent, "UCX")
     assert said.registered == ((0, offer.segments[0].address, 1 << 20, 0),)
 
@@ -242,7 +238,7 @@ def test_a_peer_that_is_gone_is_refused_or_fails_the_first_read(rank: Rank) -> N
 
 
 def test_without_nixl_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nixl_agent, "_PACKAGES", ("no_such_nixl",))
+    monkeypatch.setattr(agent, "_PACKAGES", ("no_such_nixl",))
     with pytest.raises(DataPathUnavailable, match=r"pip install 'kvgrpc\[server\]'; shm and cma work without it"):
         Rank()
 
@@ -272,7 +268,7 @@ def test_loading_nixl_leaves_logging_and_the_environment_as_the_program_set_them
     assert "written after" in (tmp_path / "log").read_text()
 
 
-def test_tcp_that_nobody_asked_for_is_refused_with_the_way_to_accept_it(peer: NixlPeer) -> None:
+def test_tcp_is_refused_unless_it_is_asked_for_and_the_error_says_how(peer: NixlPeer) -> None:
     result = scenario("", peer, {"UCX_TLS": "^cma"})
     assert "UCX_TLS=tcp in the environment of both accepts that" in result.stderr
 
@@ -307,7 +303,7 @@ def test_close_gives_every_descriptor_of_the_agent_back() -> None:
         assert descriptors() == before
 
 
-def test_a_closed_path_connects_to_nobody(rank: Rank, peer: NixlPeer) -> None:
+def test_a_closed_path_connects_to_no_peer(rank: Rank, peer: NixlPeer) -> None:
     rank.path.close()
     with pytest.raises(DataPathUnavailable, match="closed"):
         reach(rank.path, peer.endpoint)

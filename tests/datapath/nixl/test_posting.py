@@ -89,9 +89,7 @@ def test_a_broken_slice_ends_the_posting_only_when_the_other_has_ended_too(end: 
 
 
 @pytest.mark.parametrize(("operation", "end"), [(Operation.READ, FAILED), (Operation.WRITE, UNPROVED)])
-def test_where_an_error_proves_nothing_only_closing_the_path_ends_the_posting(
-    operation: Operation, end: PostingState
-) -> None:
+def test_an_error_that_proves_nothing_ends_a_posting_only_at_close(operation: Operation, end: PostingState) -> None:
     transfers = [ScriptedTransfer(PENDING, FAILED), ScriptedTransfer(PENDING, DONE)]
     connection, posting = scripted(transfers, PENDING, operation)
     assert [posting.poll() for _ in range(3)] == [PENDING] * 3

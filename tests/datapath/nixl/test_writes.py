@@ -150,7 +150,7 @@ def test_by_cma_a_stopped_source_goes_on_after_the_end_of_the_target_s_agent_whi
     assert_seen(trial, CMA)
 
 
-def test_a_target_that_nobody_reached_has_nothing_to_fear() -> None:
+def test_a_target_without_writers_is_at_rest() -> None:
     with Pair(CMA) as pair:
         pair.target.ask("rekey")
         assert pair.target.ask("late_writes") == ""
@@ -172,9 +172,7 @@ def test_after_a_rekey_the_same_memory_is_written_under_the_new_offer(env: dict[
 
 
 @pytest.mark.parametrize(("env", "end"), [(CMA, FAILED), (TCP, UNPROVED)], ids=["cma", "tcp"])
-def test_a_killed_target_ends_a_write_and_never_hangs_nor_harms_the_source(
-    env: dict[str, str], end: PostingState
-) -> None:
+def test_a_killed_target_ends_a_write_and_never_harms_the_source(env: dict[str, str], end: PostingState) -> None:
     with Pair(env) as pair:
         pair.begin()
         pair.target.kill()

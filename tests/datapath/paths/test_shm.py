@@ -170,7 +170,7 @@ def memfd(size: int, seals: int, allocate: bool = True) -> int:
         (8192, SEALS, True, "another pool"),
     ],
 )
-def test_a_descriptor_that_a_reader_could_die_of_is_refused(
+def test_a_descriptor_that_could_kill_is_refused(
     reader: ShmPath, size: int, seals: int, allocate: bool, reason: str
 ) -> None:
     fd = memfd(size, seals, allocate)
@@ -280,7 +280,7 @@ def answered(question: Question) -> bool:
     return isinstance(answer, Answer)
 
 
-def test_a_peer_that_repeats_its_handshake_replaces_its_own_tokens_and_nobody_elses() -> None:
+def test_a_repeated_handshake_replaces_the_tokens_of_its_peer_alone() -> None:
     socket = ProcessSocket()
     other = Question(*socket.mint("other", "shm", lambda *_: Reply()))
     first, *_, last = [Question(*socket.mint("peer", "shm", lambda *_: Reply())) for _ in range(TOKENS_MAX + 1)]
@@ -375,7 +375,7 @@ def test_device_memory_is_not_a_destination(source: ShmPath) -> None:
     path.close()
 
 
-def test_a_mapping_outlives_the_path_and_the_pool_that_it_is_of() -> None:
+def test_a_mapping_is_valid_after_the_end_of_its_path_and_pool() -> None:
     pool = SharedMemory.create(100_000)
     pool.as_numpy()[:] = 8
     source, own = ShmPath(pool), np.zeros(100_000, dtype=np.uint8)

@@ -47,7 +47,7 @@ def ends(events: list[Event], handle: Handle) -> list[type[Event]]:
 
 
 @pytest.mark.parametrize("mode", ["shm", "cma", slow("nixl")])
-def test_an_engine_outlives_the_defect_of_the_lead_that_it_launched(
+def test_an_engine_survives_a_defect_of_its_own_lead(
     mode: str, peer: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))

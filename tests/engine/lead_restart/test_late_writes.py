@@ -72,7 +72,7 @@ def push_in_flight(source: Side, destination: Side, blocks: list[int], prompt: l
 
 @pytest.mark.parametrize("begin", [in_flight, pytest.param(push_in_flight, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_no_late_byte_of_what_is_in_flight_lands_in_blocks_that_came_back(
+def test_no_late_byte_lands_in_blocks_that_came_back(
     sides: Callable[..., Side], peer: Side, mode: str, begin: Callable[..., tuple[Handle, Handle]]
 ) -> None:
     side = sides(mode, *SLOW)

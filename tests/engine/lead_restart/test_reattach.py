@@ -90,7 +90,7 @@ def test_memory_comes_back_as_it_was_and_both_are_attached_then(connect: Connect
     assert [frame.WhichOneof("frame") for frame in rank.rest()] == ["over"]
 
 
-def test_nobody_is_attached_before_every_worker_is_here(connect: Connect) -> None:
+def test_an_engine_is_attached_once_every_worker_is_here(connect: Connect) -> None:
     private = {"memory": session_pb2.POOL_MEMORY_PRIVATE, "world_size": 2}
     scheduler = back(connect, **private)
     first = worker(connect, private_memory=True)
@@ -115,7 +115,7 @@ def test_nobody_is_attached_before_every_worker_is_here(connect: Connect) -> Non
     ],
     ids=["new", "private", "rank", "ticket"],
 )
-def test_a_worker_that_did_not_belong_to_the_engine_is_refused_and_the_others_are_waited_for(
+def test_a_worker_of_another_engine_is_refused_and_its_own_are_awaited(
     connect: Connect, memory: SharedMemory, fields: dict[str, object], reason: str
 ) -> None:
     scheduler = back(connect)
@@ -183,11 +183,11 @@ def test_an_engine_whose_memory_is_not_at_rest_is_told_so_and_does_not_come_back
     assert "the weather" in frame.refused.message
 
 
-def test_a_ticket_that_somebody_could_guess_is_refused(connect: Connect) -> None:
+def test_a_ticket_that_can_be_guessed_is_refused(connect: Connect) -> None:
     assert refusal(back(connect, rank_ticket=b"short")) == "INVALID_FIELD"
 
 
-def test_an_engine_that_does_not_wait_for_its_workers_makes_room_for_the_next(
+def test_an_engine_that_leaves_before_its_workers_makes_room_for_the_next(
     connect: Connect, leads: tuple[Lead, Lead], attach: Attach
 ) -> None:
     scheduler, rank = back(connect, world_size=2), worker(connect)
@@ -198,7 +198,7 @@ def test_an_engine_that_does_not_wait_for_its_workers_makes_room_for_the_next(
     rank.socket.close()
 
 
-def test_a_worker_that_comes_back_to_an_engine_that_does_not_is_refused(
+def test_a_worker_that_reattaches_without_its_engine_is_refused(
     leads: tuple[Lead, Lead], attach: Attach, connect: Connect
 ) -> None:
     side = attach(leads[0])

@@ -40,9 +40,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma")])
-def test_an_idle_engine_gets_a_new_lead_and_keeps_what_is_in_its_pool(
-    sides: Callable[..., Side], peer: Side, mode: str
-) -> None:
+def test_an_idle_engine_gets_a_new_lead_and_keeps_its_pool(sides: Callable[..., Side], peer: Side, mode: str) -> None:
     side = sides(mode)
     check_serves(side, peer)
     cached = side.fill(CACHED, seed=1)
@@ -96,7 +94,7 @@ def test_while_a_lead_is_replaced_nothing_waits_and_calls_are_refused(sides: Cal
 
 
 @pytest.mark.parametrize("speaker", ["worker", "scheduler"])
-def test_steps_that_were_reported_hold_nothing_back_in_the_next_life(
+def test_reported_steps_hold_nothing_back_in_the_next_life(
     sides: Callable[..., Side], peer: Side, speaker: str
 ) -> None:
     side = sides("shm" if speaker == "worker" else "cma")
@@ -133,7 +131,7 @@ def test_a_lead_that_is_killed_while_it_starts_is_replaced_too(sides: Callable[.
     check_serves(side, peer)
 
 
-def test_a_lead_that_stands_still_is_ended_and_replaced(sides: Callable[..., Side], peer: Side) -> None:
+def test_a_stopped_lead_is_ended_and_replaced(sides: Callable[..., Side], peer: Side) -> None:
     side = sides("shm")
     assert side.engine._lead is not None
     before, stopped = side.engine.incarnation, side.engine._lead.pid

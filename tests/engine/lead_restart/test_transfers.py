@@ -16,9 +16,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 @pytest.mark.parametrize("mode", ["shm", "cma", slow("nixl")])
-def test_hand_overs_fail_and_come_back_whether_the_lead_knew_them_or_not(
-    sides: Callable[..., Side], peer: Side, mode: str
-) -> None:
+def test_hand_overs_fail_and_come_back_also_those_never_sent(sides: Callable[..., Side], peer: Side, mode: str) -> None:
     side = sides(mode)
     made = side.fill(SOURCE, seed=2)
     known = side.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
@@ -39,7 +37,7 @@ def test_hand_overs_fail_and_come_back_whether_the_lead_knew_them_or_not(
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_a_peer_that_reads_from_an_engine_whose_lead_dies_uses_nothing_of_it(
+def test_a_peer_uses_nothing_that_it_read_of_a_lead_that_died(
     sides: Callable[..., Side], peer: Side, slow_peer: Side, mode: str
 ) -> None:
     side = sides(mode)
@@ -59,9 +57,7 @@ def test_a_peer_that_reads_from_an_engine_whose_lead_dies_uses_nothing_of_it(
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_what_was_reserved_for_a_push_and_what_was_pushed_fails_and_comes_back(
-    sides: Callable[..., Side], peer: Side, mode: str
-) -> None:
+def test_reservations_and_pushes_fail_and_come_back(sides: Callable[..., Side], peer: Side, mode: str) -> None:
     side = sides(mode)
     side.fill(SOURCE, seed=6)
     peer.view[:, TARGET] = 0
@@ -83,7 +79,7 @@ def test_what_was_reserved_for_a_push_and_what_was_pushed_fails_and_comes_back(
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_layers_that_were_received_before_their_lead_died_are_of_a_push_that_failed(
+def test_layers_received_before_the_death_are_of_a_failed_push(
     sides: Callable[..., Side], peer: Side, mode: str
 ) -> None:
     side = sides(mode)

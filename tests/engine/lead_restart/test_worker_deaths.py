@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Engine, Event, LeadDied, content, lead_restart as succession
+from kvgrpc.engine import BlocksReturned, Engine, Event, LeadDied, content, lead_restart
 from tests.engine.lead_restart.sides import PROMPT, launched, poll_on
 from tests.engine.made import layout
 from tests.engine.support import Workers, new_key
@@ -35,7 +35,7 @@ def test_a_worker_that_dies_ends_the_engine_though_it_has_a_lead_of_its_own() ->
 
 
 def test_a_worker_that_dies_with_its_lead_ends_the_engine(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "WORKERS_S", 0.5)
+    monkeypatch.setattr(lead_restart, "WORKERS_S", 0.5)
     one, two = workers.make(), workers.make()
     with Engine.launch(pool=layout(), private_memory=True, world_size=2, flags=["--data-paths", "cma"]) as engine:
         for rank, worker in enumerate((one, two)):

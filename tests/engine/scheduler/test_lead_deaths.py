@@ -46,9 +46,7 @@ def kill(engine: Engine) -> None:
     os.close(pidfd)
 
 
-def test_a_request_that_is_refused_between_two_leads_can_be_tried_again_with_all_that_it_brought(
-    engine: Engine, peer: Side
-) -> None:
+def test_a_request_refused_between_two_leads_can_be_tried_again_unchanged(engine: Engine, peer: Side) -> None:
     key = new_key()
     reservation = peer.engine.reserve(TARGET, content(PROMPT), transfer_key=key)
     peer.poll_until(lambda _: bool(reservation.grant))
@@ -74,7 +72,7 @@ def test_a_request_that_is_refused_between_two_leads_can_be_tried_again_with_all
     assert told == [SendEnded("r1", None)]
 
 
-def test_no_step_waits_for_a_dead_lead_to_name_what_is_to_be_cancelled(
+def test_no_step_waits_for_a_dead_lead_to_name_a_transfer(
     engine: Engine, peer: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handover = peer.hand_over(SOURCE, PROMPT)

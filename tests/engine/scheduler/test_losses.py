@@ -31,7 +31,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 @pytest.mark.parametrize("on_loss", OnLoss)
 @pytest.mark.parametrize("source", ["is not known here", "never computes"])
-def test_a_push_whose_source_does_not_come_is_a_loss_in_time(
+def test_a_push_without_its_source_is_a_loss(
     hasty: Lead, leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, source: str
 ) -> None:
     p, d = At(attach(leads[0])), At(attach(hasty), on_loss=on_loss)
@@ -58,7 +58,7 @@ def test_a_push_whose_destination_does_not_come_gives_its_blocks_back_in_time(ha
 @pytest.mark.parametrize("on_loss", OnLoss)
 @pytest.mark.parametrize("heard", ["before blocks are there", "after that"])
 @pytest.mark.parametrize("late", ["the offer expired", "the decode engine is gone"])
-def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and_pins_nothing(
+def test_history_asked_for_too_late_is_lost_and_unpinned(
     leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, heard: str, late: str
 ) -> None:
     p, d = At(attach(leads[0]), on_loss=on_loss, recompute_threshold_tokens=16), At(attach(leads[1]))
@@ -95,7 +95,7 @@ def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["strangers", "peers"])
-def test_what_a_request_of_an_unknown_prompt_could_take_is_let_go_by_its_grant_alone(
+def test_an_offer_to_an_unknown_prompt_is_released_by_its_grant(
     leads: tuple[Lead, Lead], attach: Attach, *, known: bool
 ) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
@@ -127,9 +127,7 @@ def test_a_lead_of_an_engines_own_is_gone_when_it_was_abandoned() -> None:
         assert engine.lead_gone
 
 
-def test_the_end_of_a_pull_is_not_that_of_a_later_request_of_the_same_id(
-    leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_the_end_of_a_pull_is_not_of_a_later_request_of_its_id(leads: tuple[Lead, Lead], attach: Attach) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     first, second = p.prefilled(give()), p.prefilled(replace(give(), request_id="r2"))
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(first)))

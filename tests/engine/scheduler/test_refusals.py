@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
-from kvgrpc.core.tables.transfers import Side as End
+from kvgrpc.core.tables import transfers
 from kvgrpc.core.values import grants
 from kvgrpc.engine.request import Offer, ScheduledRequest, Source
 from kvgrpc.errors import AlreadyExists, InvalidRequest, PreconditionFailed, Reason
@@ -33,7 +33,7 @@ def test_kv_of_other_tokens_is_a_loss_and_names_its_blocks(sides: tuple[At, At])
     d.load()
     ended = d.told(LoadEnded)
     assert ended.loss.reason is Reason.CONTENT_MISMATCH
-    assert (ended.loss.phase, ended.loss.side, ended.loss.rank) == ("open", End.SOURCE, None)
+    assert (ended.loss.phase, ended.loss.side, ended.loss.rank) == ("open", transfers.Side.SOURCE, None)
     assert (ended.tokens, ended.blocks) == (0, ((30, 31, 5),))
 
 
@@ -92,7 +92,7 @@ def test_the_destination_of_a_push_learns_that_its_prefill_was_not_let_in(sides:
     assert "it has no name" in lost.message
 
 
-def test_a_refusal_of_what_nobody_waits_for_is_told_to_nobody(sides: tuple[At, At]) -> None:
+def test_a_refusal_that_no_request_waits_for_is_not_reported(sides: tuple[At, At]) -> None:
     p, _ = sides
     p.scheduler.refused(
         ScheduledRequest(R, PROMPT, transfer_key=b"short", give=Give(Mode.PUSH)), "its key is too short"
@@ -125,9 +125,7 @@ FIRST = ScheduledRequest(R, PROMPT, transfer_key=KEY, give=Give(Mode.PULL), trac
     ],
     ids="".join,
 )
-def test_another_request_under_a_known_id_is_refused_and_the_first_goes_on(
-    sides: tuple[At, At], other: dict[str, Any], when: str
-) -> None:
+def test_another_request_under_a_known_id_is_refused(sides: tuple[At, At], other: dict[str, Any], when: str) -> None:
     p, d = sides
     p.scheduler.arrived(FIRST)
     grant = p.prefilled(FIRST) if when == "has left" else b""
@@ -155,7 +153,7 @@ def test_a_prompt_that_its_owner_goes_on_writing_to_stays_what_it_was(sides: tup
     p.scheduler.aborted(R)
 
 
-def test_what_a_request_brings_is_checked_before_it_is_known(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
+def test_what_a_request_brings_is_checked_before_it_counts(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
     p, d = sides
     grant = p.prefilled(give())
     for wrong, reason, kind in (

@@ -48,9 +48,7 @@ def test_a_full_hit_lets_the_source_free_its_blocks_at_once(sides: tuple[At, At]
 
 
 @pytest.mark.parametrize("known", ["source", "target"])
-def test_a_push_is_registered_by_its_destination_or_by_whoever_brings_the_grant(
-    sides: tuple[At, At], known: str
-) -> None:
+def test_a_push_is_registered_by_its_destination_or_by_a_call(sides: tuple[At, At], known: str) -> None:
     p, d = sides
     key = new_key()
     source = Source(p.side.engine.address, "P") if known == "source" else Source()
@@ -116,7 +114,7 @@ def test_a_preemption_ends_a_push_whose_blocks_cannot_be_taken_back_at_once(side
     wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
 
 
-def test_a_preemption_raises_as_often_as_blocks_may_still_be_read_when_it_would_return(
+def test_a_preemption_raises_while_blocks_may_still_be_read(
     tmp_path: Path, leads: tuple[Lead, Lead], attach: Attach
 ) -> None:
     source = Lead(tmp_path, "S", settings=SETTINGS).wait_ready()
@@ -181,9 +179,7 @@ def test_history_goes_back_for_the_next_turn_and_the_new_prompt_comes_again(side
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_decode_engine_gives_what_was_computed_and_not_the_token_that_was_sampled_last(
-    sides: tuple[At, At], mode: Mode
-) -> None:
+def test_decode_gives_what_was_computed_but_not_the_token_sampled_last(sides: tuple[At, At], mode: Mode) -> None:
     p, d = sides
     key, prompt = new_key(), tokens(32)
     if mode is Mode.PUSH:
@@ -215,9 +211,7 @@ def test_a_decode_engine_pushes_its_answer_to_the_target_that_a_router_brought(s
     assert same(p, d)
 
 
-def test_a_push_is_named_without_the_tokens_that_its_destination_computes_anew(
-    leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: tuple[Lead, Lead], attach: Attach) -> None:
     p, d = (At(attach(lead), backoff_tokens=1) for lead in leads)
     key, prompt = new_key(), tokens(33)
     d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
@@ -239,7 +233,7 @@ STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 @pytest.mark.parametrize(
     ("kind", "given", "goes"), [(WINDOW, [DROPPED, 2, 9], (1, 2)), (STATE, [1, 2, 9], (2,))], ids=["window", "state"]
 )
-def test_of_a_window_only_the_last_blocks_go_and_of_a_state_the_running_one(
+def test_a_window_sends_its_last_blocks_and_a_state_its_running_one(
     leads: tuple[Lead, Lead], attach: Attach, mode: Mode, kind: Group, given: list[int], goes: tuple[int, ...]
 ) -> None:
     pool = uniform_layout(kind, LAYER_BYTES)

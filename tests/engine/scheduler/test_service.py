@@ -40,7 +40,7 @@ def prefilled(api: Api) -> common_pb2.Grant:
     return api.scheduler.RequestFinished(over).grant
 
 
-def test_blocks_of_engines_go_where_another_process_says_and_their_sessions_hear_nothing(
+def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(
     leads: tuple[Lead, Lead], attach: Attach
 ) -> None:
     p, d = (attach(lead, kind=PoolKind.ENGINE_MANAGED) for lead in leads)
@@ -94,7 +94,7 @@ STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 
 
 @pytest.mark.parametrize(("kind", "goes", "dropped"), [(WINDOW, 2, [1]), (STATE, 1, [])], ids=["window", "state"])
-def test_blocks_that_left_a_window_or_were_before_the_running_state_neither_go_nor_come(
+def test_blocks_outside_window_or_state_stay(
     leads: tuple[Lead, Lead], attach: Attach, kind: Group, goes: int, dropped: list[int]
 ) -> None:
     p, d = (attach(lead, pool=uniform_layout(kind, LAYER_BYTES)) for lead in leads)

@@ -87,9 +87,7 @@ def test_a_write_grant_is_not_for_pulling(source: Engine, destination: Engine) -
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
-def test_a_grant_with_an_address_off_the_dial_list_is_refused(
-    source: Engine, destination: Engine, address: str
-) -> None:
+def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine, address: str) -> None:
     grant = forge(source.hand_over(TOKENS).grant, address=address)
     blocks = destination.allocate(3)
     with unchanged(source, destination), refused(destination.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
@@ -150,7 +148,7 @@ def test_content_that_diverges_below_k_is_a_mismatch_and_above_k_is_none(source:
     ("tokens", "use_tokens"),
     [(40, 15), (40, 17), (40, 39), (40, 41), (40, 48), (32, 40), (32, 48), (40, MINUS_ONE), (8, 0), (15, 16)],
 )
-def test_a_k_that_is_unaligned_or_past_either_length_is_refused(
+def test_unaligned_or_too_many_tokens_are_refused(
     source: Engine, destination: Engine, tokens: int, use_tokens: int
 ) -> None:
     grant = source.hand_over(TOKENS).grant

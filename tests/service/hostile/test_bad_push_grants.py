@@ -76,9 +76,7 @@ def test_a_read_grant_registers_nothing_and_a_write_grant_reads_nothing(source: 
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:50051", "169.254.169.254:80", "example.org:443", "", "nonsense", ":1"])
-def test_a_grant_with_an_address_off_the_dial_list_registers_nothing(
-    source: Engine, destination: Engine, address: str
-) -> None:
+def test_a_grant_with_an_address_off_the_list_is_refused(source: Engine, destination: Engine, address: str) -> None:
     grant = forge(reserve(destination, new_key(), TOKENS, destination.allocate(3)).grant, address=address)
     with unchanged(source, destination), refused(source.api, "PERMISSION_DENIED", "DIAL_REFUSED"):
         register(source, grant)
@@ -119,9 +117,7 @@ def test_blocks_for_a_registration_are_not_handed_to_readers(source: Engine, des
     assert destination.wait(reserved.transfer.transfer_id).state == SUCCEEDED
 
 
-def test_a_push_that_was_cancelled_at_its_source_takes_no_part_and_no_registration(
-    source: Engine, destination: Engine
-) -> None:
+def test_a_push_cancelled_at_its_source_takes_no_part_or_registration(source: Engine, destination: Engine) -> None:
     key, blocks = new_key(), source.allocate(3)
     reserved = reserve(destination, key, TOKENS, destination.allocate(3))
     sent = finish(source, key, TOKENS, blocks[:1], last=False)
@@ -135,9 +131,7 @@ def test_a_push_that_was_cancelled_at_its_source_takes_no_part_and_no_registrati
     check_a_good_push(source, destination)
 
 
-def test_a_source_that_could_not_deliver_before_anybody_asked_tells_whoever_asks(
-    source: Engine, destination: Engine
-) -> None:
+def test_a_source_that_gave_up_tells_each_later_registration(source: Engine, destination: Engine) -> None:
     key = new_key()
     reserved = reserve(destination, key, TOKENS, destination.allocate(3))
     finish(source, key, TOKENS, [], content=None, failure={"message": "the prefill was aborted"})
@@ -218,9 +212,7 @@ CONTENTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_a_push_of_other_content_is_not_delivered_and_its_destination_knows_why(
-    source: Engine, destination: Engine, name: str
-) -> None:
+def test_a_push_of_other_content_fails_with_the_reason(source: Engine, destination: Engine, name: str) -> None:
     wanted, reason = CONTENTS[name]
     key, blocks, target = new_key(), source.allocate(3), destination.allocate(3)
     before = destination.write(target, seed=1)
@@ -286,9 +278,7 @@ def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[A
 
 
 @pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush", "FinishedBlocks"])
-def test_the_same_call_of_a_push_acts_once_and_another_one_needs_another_key(
-    source: Engine, destination: Engine, rpc: str
-) -> None:
+def test_a_repeated_call_of_a_push_acts_once_under_its_key(source: Engine, destination: Engine, rpc: str) -> None:
     send, request, other = requests(rpc, source, destination)
     first = send(request)
     api = destination.api if rpc == "ReserveBlocks" else source.api

@@ -145,7 +145,7 @@ FIRST: dict[str, Row] = {
 
 
 @either(FIRST)
-def test_a_first_part_that_cannot_be_is_refused_and_the_registration_waits_on(
+def test_an_impossible_first_part_leaves_the_registration_waiting(
     source: Engine, destination: Engine, row: Row
 ) -> None:
     make, code, reason, says = row

@@ -47,7 +47,7 @@ BAD_BLOCKS = [
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_hand_over_of_blocks_that_cannot_be_is_refused(
+def test_a_hand_over_of_impossible_blocks_is_refused(
     source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
 ) -> None:
     source.allocate(3)
@@ -56,7 +56,7 @@ def test_a_hand_over_of_blocks_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_lease_of_blocks_that_cannot_be_is_refused(
+def test_a_lease_of_impossible_blocks_is_refused(
     source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
 ) -> None:
     source.allocate(3)
@@ -66,7 +66,7 @@ def test_a_lease_of_blocks_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_pull_into_blocks_that_cannot_be_is_refused(
+def test_a_pull_into_impossible_blocks_is_refused(
     source: Engine, destination: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
 ) -> None:
     destination.allocate(3)
@@ -80,9 +80,7 @@ def test_a_pull_into_blocks_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 40])
-def test_a_pull_into_more_or_fewer_blocks_than_there_are_is_refused(
-    source: Engine, destination: Engine, count: int
-) -> None:
+def test_a_pull_into_more_or_fewer_blocks_is_refused(source: Engine, destination: Engine, count: int) -> None:
     grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(count)
     with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"):
         destination.pull(grant, TOKENS, blocks)
@@ -200,7 +198,7 @@ BAD_PULLS: list[Any] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "reason"), BAD_PULLS)
-def test_a_pull_that_cannot_be_is_refused(
+def test_an_impossible_pull_is_refused(
     source: Engine, destination: Engine, fields: dict[str, Any], code: str, reason: str
 ) -> None:
     grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(3)

@@ -92,9 +92,7 @@ def replies(victim: Engine, transfer_id: str, began: admin_pb2.GetStatusResponse
 
 @pytest.mark.parametrize("text", [LONG, NASTY], ids=["long", "nasty"])
 @pytest.mark.parametrize("what", TEXTS)
-def test_no_text_of_a_peer_makes_a_reply_that_cannot_be_sent_or_shown(
-    victim: Engine, rogue: Rogue, what: str, text: str
-) -> None:
+def test_no_text_of_a_peer_makes_a_reply_unsendable(victim: Engine, rogue: Rogue, what: str, text: str) -> None:
     began = victim.api.admin.GetStatus(admin_pb2.GetStatusRequest())
     rpc, change = TEXTS[what]
     rogue.changes[rpc] = change(text)

@@ -41,7 +41,7 @@ def test_bytes_that_are_no_grpc_change_nothing(source: Engine, kind: str) -> Non
         send(connection, GARBAGE[kind])
 
 
-def test_connections_that_stay_half_open_keep_nobody_out(source: Engine) -> None:
+def test_half_open_connections_keep_no_client_out(source: Engine) -> None:
     with ExitStack() as stack, unchanged(source):
         for i in range(50):
             connection = stack.enter_context(connected(source))

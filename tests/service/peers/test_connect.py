@@ -73,7 +73,7 @@ def dead_port() -> int:
         return port
 
 
-def test_a_peer_that_nobody_is_is_unreachable(destination: Engine, dead_port: int) -> None:
+def test_an_address_without_a_peer_is_unreachable(destination: Engine, dead_port: int) -> None:
     with unchanged(destination), refused(destination.api, "UNAVAILABLE", "PEER_UNREACHABLE"):
         connect(destination, f"127.0.0.1:{dead_port}")
 
@@ -130,7 +130,7 @@ def test_a_peer_that_never_answers_is_unreachable_in_time(others: dict[str, Engi
         ("empty", "UNAVAILABLE", "NO_POOL"),
     ],
 )
-def test_engines_that_cannot_exchange_blocks_do_not_connect(
+def test_incompatible_engines_do_not_connect(
     destination: Engine, others: dict[str, Engine], other: str, code: str, reason: str
 ) -> None:
     with unchanged(destination), refused(destination.api, code, reason):
@@ -145,7 +145,7 @@ def test_engines_that_cannot_exchange_blocks_do_not_connect(
         ("path", common_pb2.FAILURE_REASON_NO_DATA_PATH, common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER),
     ],
 )
-def test_a_pull_from_such_an_engine_fails_with_the_reason_and_returns_its_blocks(
+def test_a_pull_from_an_incompatible_engine_fails(
     destination: Engine, others: dict[str, Engine], other: str, reason: int, next_step: int
 ) -> None:
     tokens = [secrets.randbits(30) for _ in range(16)]
@@ -158,9 +158,7 @@ def test_a_pull_from_such_an_engine_fails_with_the_reason_and_returns_its_blocks
     others[other].reset()
 
 
-def test_a_push_from_an_engine_that_no_data_path_reaches_fails_at_once(
-    destination: Engine, others: dict[str, Engine]
-) -> None:
+def test_a_push_without_a_data_path_fails_at_once(destination: Engine, others: dict[str, Engine]) -> None:
     source, tokens, key = others["path"], prompt(16), new_key()
     blocks, target = source.allocate(1), destination.allocate(1)
     with memory_unchanged(destination):

@@ -114,9 +114,7 @@ def test_where_nothing_is_in_quarantine_releasing_it_does_nothing(source: Engine
     source.check_alive()
 
 
-def test_quarantine_is_not_released_at_a_word_without_a_reason_nor_for_a_transfer_that_nobody_knows(
-    source: Engine,
-) -> None:
+def test_quarantine_is_not_released_without_a_reason_or_for_an_unknown_transfer(source: Engine) -> None:
     for fields, code, reason in (
         ({"force": True}, "INVALID_ARGUMENT", "INVALID_FIELD"),
         ({"transfer_ids": ["t-1"]}, "INVALID_ARGUMENT", "INVALID_FIELD"),

@@ -49,7 +49,7 @@ def cancel_key(engine: Engine, key: bytes, message: str = "") -> transfer_pb2.Ca
     return engine.api.transfers.CancelTransfer(request)
 
 
-def test_a_hand_over_that_nobody_reads_is_cancelled_before_access(source: Engine) -> None:
+def test_a_hand_over_without_readers_is_cancelled_before_access(source: Engine) -> None:
     blocks = source.allocate(2)
     handed = source.hand_over(prompt(32), blocks)
     reply = source.cancel(handed.transfer.transfer_id, "the client went away")
@@ -68,7 +68,7 @@ def test_a_hand_over_that_nobody_reads_is_cancelled_before_access(source: Engine
         (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE, ACTIVE),
     ],
 )
-def test_a_pull_that_waits_for_blocks_is_cancelled_and_its_source_learns_it(
+def test_a_cancel_of_a_waiting_pull_reaches_its_source(
     source: Engine, destination: Engine, on_abort: int, lease_state: int, send_state: int
 ) -> None:
     tokens = prompt(16)
@@ -199,7 +199,7 @@ def test_a_key_that_is_cancelled_first_refuses_its_transfer_when_it_comes(source
         pytest.param({"transfer_id": "t-0-1"}, "NOT_FOUND", "TRANSFER_NOT_FOUND", id="unknown-id"),
     ],
 )
-def test_a_cancel_of_nothing_that_can_be_is_refused(
+def test_a_cancel_of_an_unknown_transfer_is_refused(
     source: Engine, fields: dict[str, Any], code: str, reason: str
 ) -> None:
     with unchanged(source), refused(source.api, code, reason):

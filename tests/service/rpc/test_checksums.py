@@ -27,7 +27,7 @@ def asked(
     return peer_pb2.ChecksumBlocksRequest(caller=consumer.caller, access_id=access, blocks=[row])
 
 
-def test_blocks_under_an_access_are_summed_up_whole_or_by_layers_in_the_order_asked_for(source: Engine) -> None:
+def test_blocks_under_an_access_have_checksums_whole_or_by_layers_in_the_order_asked_for(source: Engine) -> None:
     consumer, access = Consumer(source), new_key()
     consumer.handshake()
     blocks = source.allocate(2)
@@ -45,7 +45,7 @@ def test_blocks_under_an_access_are_summed_up_whole_or_by_layers_in_the_order_as
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
 
 
-def test_other_blocks_and_accesses_of_nobody_are_refused(source: Engine) -> None:
+def test_other_blocks_and_unknown_accesses_are_refused(source: Engine) -> None:
     consumer, access = Consumer(source), new_key()
     consumer.handshake()
     blocks = source.allocate(3)
@@ -76,7 +76,7 @@ def test_an_access_whose_lease_ended_under_it_is_refused_with_the_reason(source:
     consumer.close(access, peer_pb2.CLOSE_OUTCOME_DROPPED)
 
 
-def test_one_block_is_summed_up_once_in_a_call_however_often_it_is_listed(source: Engine) -> None:
+def test_a_checksum_is_computed_once_in_a_call_however_often_its_block_is_listed(source: Engine) -> None:
     consumer, access = Consumer(source), new_key()
     consumer.handshake()
     blocks = source.allocate(2)

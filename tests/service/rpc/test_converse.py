@@ -34,9 +34,7 @@ def long_call(blocks: int) -> peer_pb2.PeerCall:
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(24, 60_000), (CALLS_MAX + 100, 1)])
-async def test_calls_that_do_not_fit_into_one_message_go_out_in_several(
-    source: Engine, count: int, blocks: int
-) -> None:
+async def test_calls_too_many_for_one_message_go_in_several(source: Engine, count: int, blocks: int) -> None:
     async with grpc.aio.insecure_channel(source.address, options=channel_options(Limits())) as channel:
         stream = PeerStream(peer_pb2_grpc.PeerServiceStub(channel), "peer")
         stream.start()

@@ -160,7 +160,7 @@ def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(sour
     ]
 
 
-def test_weights_that_nobody_states_are_told_at_the_handshake_and_logged_once(source: Engine) -> None:
+def test_weights_that_are_not_stated_are_reported_at_the_handshake_and_logged_once(source: Engine) -> None:
     consumer = Consumer(source)
     for _ in range(2):
         assert [(d.field, d.bridgeable) for d in consumer.handshake().differences] == [WEIGHTS]
@@ -171,7 +171,7 @@ def test_weights_that_nobody_states_are_told_at_the_handshake_and_logged_once(so
 
 
 @pytest.mark.parametrize(("change", "field", "reason"), BLOCKING, ids=[row[0].__name__ for row in BLOCKING])
-def test_what_cannot_be_bridged_is_named_by_its_field_and_refused_at_the_handshake(
+def test_an_incompatible_field_is_named_at_the_handshake(
     source: Engine, change: Change, field: str, reason: str
 ) -> None:
     consumer = Consumer(source)

@@ -75,9 +75,7 @@ async def test_nothing_serves_without_an_engine(found: Health, lead: Lead) -> No
     assert not any((await serving(found)).values())
 
 
-async def test_a_server_that_drains_starts_nothing_new_and_serves_the_rest_to_the_end(
-    found: Health, lead: Lead
-) -> None:
+async def test_a_draining_server_starts_nothing_new_and_ends_the_rest(found: Health, lead: Lead) -> None:
     lead.node.state.draining = True
     assert await serving(found) == all_but(NEW_WORK)
     await found.stop()
@@ -105,9 +103,7 @@ async def test_nothing_serves_while_a_data_path_is_wedged(found: Health, lead: L
     assert await serving(found) == all_but()
 
 
-async def test_a_wedged_data_path_is_noticed_without_any_event(
-    found: Health, movers: Movers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wedged_data_path_is_noticed(found: Health, movers: Movers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LOOK_S", 0.001)
     await found.look()
     found.start()

@@ -70,7 +70,7 @@ def test_a_lease_is_found_by_its_id_and_by_its_grant(source: Engine) -> None:
     assert source.api.leases.GetLease(request).lease.lease_id == handed.lease.lease_id
 
 
-def test_the_readable_part_of_a_grant_is_believed_by_nobody(source: Engine) -> None:
+def test_the_readable_part_of_a_grant_proves_nothing(source: Engine) -> None:
     mine, other = source.hand_over(TOKENS), source.hand_over(TOKENS)
     forged = common_pb2.Grant()
     forged.CopyFrom(mine.grant)
@@ -159,7 +159,7 @@ def test_releasing_ends_the_lease_and_its_transfer_and_may_be_repeated(source: E
     assert ended.failure.reason == common_pb2.FAILURE_REASON_LEASE_RELEASED
 
 
-def test_a_lease_that_nobody_renews_ends_by_itself(source: Engine) -> None:
+def test_a_lease_that_is_not_renewed_ends_by_itself(source: Engine) -> None:
     blocks = source.allocate(1)
     handed = source.hand_over(TOKENS, blocks, ttl=dur(0.05))
     source.free(blocks)
@@ -264,9 +264,7 @@ def test_consumers_are_bounded(source: Engine, consumers: int) -> None:
         source.hand_over(TOKENS, blocks, consumers=consumers)
 
 
-def test_a_lease_ends_when_as_many_consumers_as_declared_are_done(
-    source: Engine, destination: Engine, start: Start
-) -> None:
+def test_a_lease_ends_when_all_declared_consumers_are_done(source: Engine, destination: Engine, start: Start) -> None:
     (other,) = start(())
     handed = source.hand_over(TOKENS, consumers=2)
     for done, engine in enumerate([destination, other], start=1):

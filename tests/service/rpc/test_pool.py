@@ -44,7 +44,7 @@ def test_an_allocation_is_all_or_nothing_and_says_when_to_come_back(source: Engi
         ([(0, 4_294_967_295)], "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ],
 )
-def test_an_allocation_that_cannot_be_is_refused(
+def test_an_impossible_allocation_is_refused(
     source: Engine, counts: list[tuple[int, int]], code: str, reason: str
 ) -> None:
     with unchanged(source), refused(source.api, code, reason):
@@ -57,7 +57,7 @@ def test_an_allocation_has_a_positive_ttl_or_none(source: Engine, ttl_s: float) 
         allocate(source, (0, 1), ttl=dur(ttl_s))
 
 
-def test_an_allocation_that_nobody_renews_is_freed_by_itself(source: Engine) -> None:
+def test_an_allocation_that_is_not_renewed_is_freed_by_itself(source: Engine) -> None:
     before = source.counts()
     reply = allocate(source, (0, 3), ttl=dur(0.05))
     assert 0 < seconds(reply.remaining) <= 0.05
@@ -102,7 +102,7 @@ def test_freeing_what_cannot_be_freed_frees_nothing(source: Engine, rows: list[o
         source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=rows))  # type: ignore[arg-type]
 
 
-def test_freeing_twice_is_refused_even_while_somebody_else_holds_the_blocks(source: Engine) -> None:
+def test_freeing_twice_is_refused_even_while_another_allocation_holds_the_blocks(source: Engine) -> None:
     blocks = source.allocate(1)
     source.free(blocks)
     with refused(source.api, "FAILED_PRECONDITION", "BLOCK_NOT_ALLOCATED"):
@@ -168,9 +168,7 @@ def test_layers_that_the_group_does_not_have_are_refused(source: Engine, layers:
         pytest.param({}, "INVALID_ARGUMENT", "INVALID_FIELD", id="nothing"),
     ],
 )
-def test_reading_what_does_not_exist_is_refused(
-    source: Engine, fields: dict[str, object], code: str, reason: str
-) -> None:
+def test_reading_unknown_blocks_is_refused(source: Engine, fields: dict[str, object], code: str, reason: str) -> None:
     with unchanged(source):
         refusal = source.api.refusal(
             lambda: source.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(**fields))  # type: ignore[arg-type]
@@ -178,7 +176,7 @@ def test_reading_what_does_not_exist_is_refused(
     assert (refusal.code, refusal.reason) == (code, reason)
 
 
-def test_allocations_that_nobody_frees_are_bounded(start: Start) -> None:
+def test_allocations_that_are_not_freed_are_bounded(start: Start) -> None:
     (engine,) = start((), settings=f"{SETTINGS}allocations = 5\n")
     for _ in range(5):
         engine.allocate(1)

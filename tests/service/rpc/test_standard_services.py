@@ -75,9 +75,7 @@ def test_reflection_describes_every_service_down_to_its_last_import(source: Engi
         ("", False),
     ],
 )
-def test_reflection_finds_methods_fields_and_values_by_name(
-    source: Engine, version: str, symbol: str, found: bool
-) -> None:
+def test_reflection_finds_methods_fields_and_values(source: Engine, version: str, symbol: str, found: bool) -> None:
     answer = reflect(source, version, reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol))
     reply = reflection_pb2.ServerReflectionResponse.FromString(answer)
     assert reply.HasField("file_descriptor_response") is found

@@ -58,7 +58,7 @@ def last_seq(engine: Engine) -> int:
     return reply.header.event_seq
 
 
-def test_the_first_message_only_tells_that_the_watch_stands(source: Engine) -> None:
+def test_the_first_message_only_tells_that_the_watch_is_open(source: Engine) -> None:
     source.hand_over(prompt(16))
     with watching(source) as watch:
         first = next(watch)
@@ -283,7 +283,7 @@ async def test_waiting_for_a_transfer_ends_with_its_life(server: Server) -> None
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_whoever_resumes_after_any_message_misses_nothing_that_matches(server: Server) -> None:
+async def test_a_watcher_that_resumes_after_any_message_misses_nothing_that_matches(server: Server) -> None:
     await hand_over(server)
     (transfer,) = server._runner.node.state.transfers
 

@@ -131,9 +131,7 @@ def test_history_goes_back_if_enough_of_it_is_missing(start: Start, threshold: i
 
 @pytest.mark.parametrize("on_loss", ["fail", "recompute"])
 @pytest.mark.parametrize("late", ["the offer expired", "the decode engine died"])
-def test_history_that_is_asked_for_too_late_is_computed_or_fails_the_request_and_pins_nothing(
-    start: Start, late: str, on_loss: str
-) -> None:
+def test_history_asked_for_too_late_is_lost_and_unpinned(start: Start, late: str, on_loss: str) -> None:
     rules = f'[scheduler]\nrecompute_threshold_tokens = 16\non_loss = "{on_loss}"\n'
     p, d = map(Scheduler, start((), (), settings=SETTINGS + rules))
     expires, turn = late == "the offer expired", prompt(130)

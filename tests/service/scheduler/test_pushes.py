@@ -20,7 +20,7 @@ def pair(source: Engine, destination: Engine) -> Pair:
 
 
 @pytest.mark.parametrize("known", ["source", "peer of the intent", "target"])
-def test_a_push_is_registered_by_its_destination_or_by_whoever_brings_the_grant(pair: Pair, known: str) -> None:
+def test_a_push_is_registered_by_its_destination_or_by_a_call(pair: Pair, known: str) -> None:
     p, d = pair
     id_, blocks, target = new_id(), p.engine.allocate(3), d.engine.allocate(3)
     written = p.engine.write(blocks, 1)
@@ -136,9 +136,7 @@ def test_a_full_hit_on_a_push_ends_its_source_at_once(pair: Pair, order: str) ->
 
 
 @pytest.mark.parametrize("on_loss", ["fail", "recompute"])
-def test_a_push_of_which_one_side_does_not_come_ends_in_time_and_gives_the_blocks_back(
-    start: Start, on_loss: str
-) -> None:
+def test_a_push_without_its_other_side_ends_in_time_and_returns_blocks(start: Start, on_loss: str) -> None:
     (engine,) = start((), settings=f'{SETTINGS}registration_timeout_s = 0.4\n[scheduler]\non_loss = "{on_loss}"\n')
     d, id_, target = Scheduler(engine), new_id(), engine.allocate(3)
     d.arrived(id_, push=scheduler_pb2.PushOffer(), intent=intent())

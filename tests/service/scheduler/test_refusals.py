@@ -77,7 +77,7 @@ BAD_ARRIVALS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "why"), BAD_ARRIVALS)
-def test_what_a_request_brings_is_checked_before_it_is_known(
+def test_what_a_request_brings_is_checked_before_it_counts(
     pair: Pair, fields: dict[str, Any], code: str, why: str
 ) -> None:
     p, d = pair
@@ -122,7 +122,7 @@ BAD_TABLES = [
 
 
 @pytest.mark.parametrize(("fields", "code", "why"), BAD_TABLES)
-def test_blocks_that_cannot_be_are_refused_and_nothing_has_changed(
+def test_impossible_blocks_are_refused_and_change_nothing(
     pair: Pair, fields: dict[str, Any], code: str, why: str
 ) -> None:
     p, d = pair

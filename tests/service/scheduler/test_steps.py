@@ -146,7 +146,7 @@ def test_who_waits_for_news_gets_the_first_one_or_none_in_time(pair: Pair) -> No
     p.aborted(given)
 
 
-def test_news_that_nobody_reads_keep_new_requests_out(start: Start) -> None:
+def test_unread_news_keep_new_requests_out(start: Start) -> None:
     (engine,) = start(())
     d = Scheduler(engine)
     offer = handoff_pb2.FinishedBlocksRequest(

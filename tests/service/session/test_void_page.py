@@ -63,7 +63,7 @@ def test_the_slot_of_a_hand_over_that_was_refused_is_free(page: VoidPage) -> Non
     page.name(1, "l-2")
 
 
-def test_nobody_can_shrink_the_page_under_its_reader(page: VoidPage) -> None:
+def test_no_process_can_shrink_the_page_under_its_reader(page: VoidPage) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(page.fd, 0)
 

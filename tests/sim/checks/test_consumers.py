@@ -79,7 +79,7 @@ def test_who_was_silent_for_the_grace_is_done_and_not_before() -> None:
     assert consumers.done(KEY) == {"D"}
 
 
-def test_other_timers_are_nobodys_death() -> None:
+def test_other_timers_declare_no_peer_dead() -> None:
     consumers, timers = Consumers(peers()), Timers()
     consumers.came(KEY, LIFE)
     timers.set(Timer.ADMIT, LIFE, 9.0)
@@ -132,7 +132,7 @@ def test_a_peer_is_told_of_the_end_of_an_access() -> None:
     farewells.check(PATIENCE_S + 1.0)
 
 
-def test_whoever_is_dead_is_told_when_it_is_back() -> None:
+def test_a_dead_peer_is_told_when_it_is_back() -> None:
     known = peers(PeerState.DEAD)
     farewells = ended(known)
     farewells.check(100.0)
@@ -142,7 +142,7 @@ def test_whoever_is_dead_is_told_when_it_is_back() -> None:
         farewells.check(101.0 + PATIENCE_S)
 
 
-def test_nobody_has_to_tell_whom_it_has_forgotten() -> None:
+def test_a_forgotten_peer_is_not_told() -> None:
     ended({}).check(100.0)
 
 

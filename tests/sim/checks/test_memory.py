@@ -32,7 +32,7 @@ def written() -> WriterAudit:
     return proven
 
 
-def test_blocks_that_somebody_may_still_write_stay_in_quarantine() -> None:
+def test_blocks_that_a_peer_may_still_write_stay_in_quarantine() -> None:
     proven = written()
     proven.process_ended(ProcessEnded(0, LIFE, drained=True), 2)
     proven.process_ended(ProcessEnded(1, LIFE, drained=False), 2)
@@ -50,7 +50,7 @@ def test_blocks_whose_writers_are_known_to_be_gone_do_not_stay_in_quarantine() -
 
 
 @pytest.mark.parametrize("transfer", [QUARANTINED, replace(QUARANTINED, direction=Direction.SEND)])
-def test_blocks_that_nobody_writes_do_not_stay_in_quarantine(transfer: Transfer) -> None:
+def test_blocks_without_writers_do_not_stay_in_quarantine(transfer: Transfer) -> None:
     with pytest.raises(Violated, match="all its postings have ended"):
         WriterAudit().check([transfer], frozenset())
 
@@ -107,7 +107,7 @@ def test_a_rank_that_does_not_reach_a_peer_knows_no_process_of_it() -> None:
     assert not ends.missed(LIFE)
 
 
-def test_the_end_of_whoever_may_write_is_looked_for() -> None:
+def test_the_end_of_a_peer_that_may_write_is_looked_for() -> None:
     proven = written()
     assert proven.may_write(LIFE, WRITES)
     assert not proven.may_write(LIFE, frozenset())
@@ -140,7 +140,7 @@ def test_what_a_posting_of_its_own_reads_is_not_recycled() -> None:
     memory.scrub(blocks(1))
 
 
-def test_what_is_taken_back_with_the_void_flag_is_recycled_whoever_reads_it() -> None:
+def test_what_is_taken_back_with_the_void_flag_is_recycled_while_a_peer_reads_it() -> None:
     memory = pushing()
     memory.void(blocks(1))
     memory.read([1], "t#1/1")

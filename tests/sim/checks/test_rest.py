@@ -9,8 +9,8 @@ from kvgrpc.core.events import Call, CloseAccess, Closing, OpenAccess, ProcessEn
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.accesses import Access, Opening
 from kvgrpc.core.tables.transfers import Direction, Disposition, State, Transfer
+from kvgrpc.core.values import grants
 from kvgrpc.core.values.content import chain
-from kvgrpc.core.values.grants import Access as AccessKind
 from kvgrpc.sim import Violated
 from kvgrpc.sim.checks.rest import Rest, Word
 from kvgrpc.sim.checks.writers import WriterAudit
@@ -93,9 +93,9 @@ def test_a_write_is_not_over_by_any_other_word(word: Word) -> None:
         rest.believed(NAME, proved=never)
 
 
-def test_whoever_closes_an_opening_that_waits_says_it_of_what_it_opened_before() -> None:
+def test_closing_a_waiting_opening_counts_for_what_its_peer_opened_before() -> None:
     rest = written()
-    waiting = Access(opens(LATER).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=AccessKind.WRITE)
+    waiting = Access(opens(LATER).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.Access.WRITE)
     rest.hears(closes(P, LATER), {LATER: waiting})
     rest.believed(NAME, proved=never)
 
@@ -111,9 +111,9 @@ def test_of_two_openings_that_wait_the_later_one_says_it_of_the_first() -> None:
         rest.believed(LATER_NAME, proved=never)
 
 
-def test_an_access_is_of_the_life_that_opened_it_whoever_asks_for_it_while_it_is_known() -> None:
+def test_an_access_is_of_the_life_that_opened_it_while_it_is_known() -> None:
     rest = written()
-    known = {ACCESS: Access(opens(ACCESS).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=AccessKind.WRITE)}
+    known = {ACCESS: Access(opens(ACCESS).openings[0], "p", "p@0000000000000001", "l", 0.0, kind=grants.Access.WRITE)}
     rest.hears(opens(ACCESS, OTHER), known)
     rest.hears(settles(OTHER), known)
     with pytest.raises(Violated):
@@ -159,7 +159,7 @@ def test_what_proves_it_without_a_word(event: ProcessEnded | Rekeyed, good: bool
     proven.changed(RETURNED)
 
 
-def test_what_failed_may_be_held_back_as_long_as_somebody_may_write() -> None:
+def test_what_failed_may_be_held_back_as_long_as_a_peer_may_write() -> None:
     proven, _ = lead_that_expects()
     proven.changed(Transfer("t", Direction.RECEIVE, 0.0, b"", "", memory=Disposition.QUARANTINED))
     with pytest.raises(Violated, match="the blocks of t are free"):

@@ -39,7 +39,7 @@ def test_what_breaks_no_rule_stays_as_it_is() -> None:
     assert shrink(setup, violation, runs=4) == (setup, violation)
 
 
-def test_whoever_has_no_more_time_gets_the_smallest_that_was_found_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_time_left_gives_the_smallest_found_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Setup] = []
 
     def tries(setup: Setup) -> Outcome:
