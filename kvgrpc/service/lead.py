@@ -10,12 +10,14 @@ from kvgrpc.config import Config
 from kvgrpc.core.actions import Answer
 from kvgrpc.core.events import Call, Event
 from kvgrpc.core.node import Node
+from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.service.open_streams import OpenStreams
 from kvgrpc.service.places import CONNECTION
 from kvgrpc.service.runner import Runner
 from kvgrpc.service.watchers import Watchers
 from kvgrpc.v1 import common_pb2
+from kvgrpc.wire.bounds import text
 from kvgrpc.wire.requests import make_call
 
 _Answer = TypeVar("_Answer", bound=Answer)
@@ -38,7 +40,7 @@ class Lead:
         version: str,
     ) -> None:
         self.config = config
-        self.may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
+        self._may_dial = lru_cache(DIAL_ANSWERS_KEPT)(config.may_dial)
         self.runner = runner
         self.watchers = Watchers(runner)
         self.standing = OpenStreams()
@@ -66,6 +68,13 @@ class Lead:
     def renewal_limit(self) -> int:
         """Leases in one call."""
         return self.config.limits.renewals_per_call
+
+    def check_dial(self, address: str) -> None:
+        """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
+        if not self._may_dial(text("address", address)):
+            raise PermissionDenied(
+                Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
+            )
 
     def check_caller(self, caller: peer_pb2.Caller) -> None:
         """Raises PreconditionFailed (NO_HANDSHAKE) for a peer that is not known, before its call is looked at."""

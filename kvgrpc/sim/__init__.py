@@ -14,8 +14,8 @@ with the world, `Memory` checks the use of blocks at every write, `Engine` the K
 every transfer and the answer to every call. What does not hold is raised as `Violated`. Same seed, same run.
 """
 
-from kvgrpc.sim.checks.rules import Rule, Violated
 from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.seeds.chaos import Chaos, Mishaps
 from kvgrpc.sim.seeds.run import Outcome, Violation, digested, run
 from kvgrpc.sim.seeds.setup import TIGHT, Setup, drawn

@@ -1,12 +1,10 @@
 """HandoffService: handing blocks over, and pulling them."""
 
 from kvgrpc.core import actions
-from kvgrpc.errors import PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.v1 import handoff_pb2, handoff_pb2_grpc
 from kvgrpc.wire import answers, requests
-from kvgrpc.wire.bounds import text
 from kvgrpc.wire.values import claims_of, grant
 
 
@@ -55,7 +53,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
     async def PullBlocks(self, request: handoff_pb2.PullBlocksRequest, trace: str) -> handoff_pb2.PullBlocksResponse:
         lead = self._lead
         if request.HasField("grant"):
-            check_dial(lead, claims_of(request.grant).address)
+            lead.check_dial(claims_of(request.grant).address)
         header, answer = await lead.ask(
             actions.Pulling,
             "PullBlocks",
@@ -74,7 +72,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
     ) -> handoff_pb2.ReserveBlocksResponse:
         lead = self._lead
         if request.source.address:
-            check_dial(lead, request.source.address)
+            lead.check_dial(request.source.address)
         header, answer = await lead.ask(
             actions.Reserved,
             "ReserveBlocks",
@@ -93,18 +91,10 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.RegisterPushRequest, trace: str
     ) -> handoff_pb2.RegisterPushResponse:
         lead = self._lead
-        check_dial(lead, claims_of(request.grant).address)
+        lead.check_dial(claims_of(request.grant).address)
         header, answer = await lead.ask(
             actions.Registered, "RegisterPush", request, trace, lambda call: requests.register_push(request, call)
         )
         return handoff_pb2.RegisterPushResponse(
             header=header, transfer=answers.transfer(answer.transfer, lead.runner.now)
-        )
-
-
-def check_dial(lead: Lead, address: str) -> None:
-    """Raises PermissionDenied for an address that this server may not dial, before anything is made that would."""
-    if not lead.may_dial(text("address", address)):
-        raise PermissionDenied(
-            Reason.DIAL_REFUSED, f"{address!r} is not on this server's dial list (setting dial_allow)"
         )

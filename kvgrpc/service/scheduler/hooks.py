@@ -37,7 +37,6 @@ from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.limits import granted_ttl
 from kvgrpc.errors import Exhausted, KVGrpcError, Reason
 from kvgrpc.service.lead import ANONYMOUS, Lead
-from kvgrpc.service.rpc.handoff import check_dial
 from kvgrpc.service.scheduler.news import NEWS_MAX, NewsLog
 from kvgrpc.service.session.calls import sentence
 from kvgrpc.wire.scheduler import Named, NamedRequest, block_ids
@@ -97,7 +96,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         state = self._lead.node.state
         state.pool  # noqa: B018 - raises where there is none
         for address in spec.addresses:
-            check_dial(self._lead, address)
+            self._lead.check_dial(address)
         granted_ttl(spec.ttl_s, state.limits)
         if arrival.take is not None or arrival.give is not None:
             state.check_open()

@@ -65,9 +65,9 @@ from kvgrpc.sim.checks.consumers import Consumers
 from kvgrpc.sim.checks.lease_times import LeaseTimes, claims_of
 from kvgrpc.sim.checks.pinned import Uses, check_pins
 from kvgrpc.sim.checks.quarantine import QuarantineAudit
-from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.checks.waits import Waits
 from kvgrpc.sim.checks.writers import CanTell, WriterAudit
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 

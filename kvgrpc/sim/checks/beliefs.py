@@ -50,7 +50,7 @@ from kvgrpc.core.values.grants import read_claims, verify
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.errors import KVGrpcError, Reason
 from kvgrpc.sim.checks.compared import Compared
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 Layers = tuple[LayerRange, ...]

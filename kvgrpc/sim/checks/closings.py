@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 
 class CloseAudit:

@@ -16,7 +16,7 @@ from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import ALL_LAYERS, Memory, sum_of
 
 SUM_BYTES = 4

@@ -11,7 +11,7 @@ from kvgrpc.core.tables.peers import Peer, PeerState
 from kvgrpc.core.tables.timers import Timer, Timers
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.values.grants import OnAbort
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 
 class Consumers:

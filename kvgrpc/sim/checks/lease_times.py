@@ -7,7 +7,7 @@ from kvgrpc.core.events import LeaseRef, RenewLeases
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.values import grants
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
 class LeaseTimes:

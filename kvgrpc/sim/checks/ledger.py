@@ -11,7 +11,7 @@ from kvgrpc.core.state import ENGINE
 from kvgrpc.core.tables.transfers import DISPOSITIONS, STATES, Direction, Disposition, State, Transfer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 NEVER = float("inf")
 

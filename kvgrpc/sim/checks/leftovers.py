@@ -6,7 +6,7 @@ What is kept on purpose is not listed: history, dead lives of peers, and closes 
 from operator import attrgetter
 
 from kvgrpc.core.node import Node
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 TABLES = {
     "pins": "blocks are still pinned",

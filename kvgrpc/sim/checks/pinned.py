@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from kvgrpc.core.tables.pins import EXCLUSIVE, Pin
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 Uses = Callable[[int, int], bool]

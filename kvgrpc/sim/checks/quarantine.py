@@ -8,7 +8,7 @@ for the sake of what that did not help.
 from kvgrpc.core.actions import Action, Rekey
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 NEVER = float("inf")
 

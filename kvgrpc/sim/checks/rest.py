@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from kvgrpc.core.events import CloseAccess, OpenAccess, SettleAccess
 from kvgrpc.core.tables.accesses import Access, Opening
 from kvgrpc.core.values.ids import peer_key
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 Word = OpenAccess | SettleAccess | CloseAccess
 

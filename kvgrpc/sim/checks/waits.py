@@ -9,7 +9,7 @@ destination for a source that opens its access, at the source for a part.
 from kvgrpc.core.events import PullBlocks
 from kvgrpc.core.tables.transfers import Direction, Transfer
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim.checks.rules import SLACK_S, Rule, broken
+from kvgrpc.sim.rules import SLACK_S, Rule, broken
 
 
 class Waits:

@@ -7,7 +7,7 @@ from kvgrpc.core.events import Event, ProcessEnded, Rekeyed, ReleaseQuarantine
 from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.transfers import Direction, Disposition, Transfer
 from kvgrpc.sim.checks.rest import Rest, Word
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 CanTell = Callable[[str, str], bool]
 """Whether the life of a source lives, knows this lead, and saw that nothing of its own fills a transfer any more."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import PoolLayout
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 
 class BlockManager:

@@ -24,12 +24,12 @@ from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.ids import mint_lease_id
 from kvgrpc.core.values.limits import Limits, granted_ttl
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.checks.rules import Rule, broken
 from kvgrpc.sim.engine.jobs import HandOver, Lead, content_of
 from kvgrpc.sim.engine.receiving import Fetches
 from kvgrpc.sim.engine.requests import Offer, PartPlan, Wish
 from kvgrpc.sim.engine.sending import AGAIN_S, Pushes
 from kvgrpc.sim.engine.worker import Worker
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 from kvgrpc.sim.world.network import Result
 

@@ -18,10 +18,10 @@ from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.content import claim
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import KVGrpcError
-from kvgrpc.sim.checks.rules import Rule, broken
 from kvgrpc.sim.engine.jobs import Fetch, content_of
 from kvgrpc.sim.engine.requests import Wish
 from kvgrpc.sim.engine.worker import Worker
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import ALL_LAYERS, Prompt
 from kvgrpc.sim.world.network import Result
 

@@ -7,11 +7,11 @@ from random import Random
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.compatibility import EngineDescription
 from kvgrpc.core.values.descriptors import Blocks
-from kvgrpc.sim.checks.rules import Rule, broken
 from kvgrpc.sim.engine.blocks import BlockManager
 from kvgrpc.sim.engine.jobs import Lead
 from kvgrpc.sim.engine.requests import Offer
 from kvgrpc.sim.engine.steps import Steps, Work
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.memory import Memory
 
 

@@ -6,9 +6,9 @@ from random import Random
 from kvgrpc.core.events import Event
 from kvgrpc.core.tables.peers import PeerState
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.sim.checks.rules import Rule, broken
 from kvgrpc.sim.hosts.host import Host
 from kvgrpc.sim.hosts.liar import Liar
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults
 from kvgrpc.sim.world.memory import layout

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvgrpc.sim.checks.rules import Rule, Violated
 from kvgrpc.sim.hosts.world import World
+from kvgrpc.sim.rules import Rule, Violated
 from kvgrpc.sim.seeds.chaos import Chaos
 from kvgrpc.sim.seeds.setup import Setup
 from kvgrpc.sim.seeds.traffic import Traffic

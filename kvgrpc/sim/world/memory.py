@@ -12,7 +12,7 @@ from zlib import crc32
 from kvgrpc.core.values.calls import LayerRange
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 
 UNWRITTEN = 0
 

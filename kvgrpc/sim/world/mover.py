@@ -11,7 +11,7 @@ from kvgrpc.core.actions import ComputeChecksums, MapPeer, Operation, Post, Unma
 from kvgrpc.core.events import ChecksumsComputed, Event, PeerMapped, PostingEnded
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import Reason
-from kvgrpc.sim.checks.rules import Rule, broken
+from kvgrpc.sim.rules import Rule, broken
 from kvgrpc.sim.world.agenda import Agenda
 from kvgrpc.sim.world.faults import Faults, Luck
 from kvgrpc.sim.world.memory import UNWRITTEN, Door, Memory, sum_of

@@ -12,7 +12,7 @@ from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, State,
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from kvgrpc.sim.checks.ledger import Ledger
-from kvgrpc.sim.checks.rules import Rule, Violated
+from kvgrpc.sim.rules import Rule, Violated
 
 
 def transfer(**changes: Any) -> Transfer:
