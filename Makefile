@@ -200,7 +200,7 @@ FUZZ_SEED ?= $(shell date +%s)
 FUZZ_WORKERS ?= 4
 
 .PHONY: fuzz
-fuzz: venv ## Give servers a million inputs that nobody meant (FUZZ_INPUTS, FUZZ_S to bound it, FUZZ_SEED to repeat)
+fuzz: venv ## Give servers a million unintended inputs (FUZZ_INPUTS, FUZZ_S to bound it, FUZZ_SEED to repeat)
 	@echo "seed $(FUZZ_SEED)"
 	@FUZZ_INPUTS=$(FUZZ_INPUTS) FUZZ_S=$(FUZZ_S) FUZZ_SEED=$(FUZZ_SEED) \
 	  $(BIN)/pytest -q tests/fuzz -n $(FUZZ_WORKERS) --dist worksteal $(ARGS)

@@ -109,7 +109,7 @@ def hooks_us(folder: Path, transfer: dict[str, Any]) -> dict[str, float]:
 
 
 def say(text: str) -> None:
-    """What it is doing, for whoever waits."""
+    """What it is doing, as text."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -112,7 +112,7 @@ class Config:
     """Threads that copy for shm and cma."""
     bandwidth_limit_bytes_per_s: float | None = None
     dial_allow: tuple[str, ...] = ("127.0.0.0/8", "::1/128", "localhost")
-    """Hosts and networks that this server may dial: a grant names an address, and anybody may bring a grant."""
+    """Hosts and networks that this server may dial: a grant names an address, and any caller may bring a grant."""
     session_socket: str = ""
     """Unix socket where an engine attaches; empty: none."""
     exit_with_engine: bool = False

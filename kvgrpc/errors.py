@@ -25,14 +25,14 @@ from enum import StrEnum
 from typing import ClassVar, Self
 
 NOTE_BYTES_MAX = 1_024
-"""Of a text for people: what is longer is cut."""
+"""Bytes of a text that is to be read: what is longer is cut."""
 VIOLATIONS_MAX = 16
 """Of one error; the first ones are kept."""
 _CUT = "…"
 
 
 def note(value: str, most: int = NOTE_BYTES_MAX) -> str:
-    """A text for people, whoever wrote it: the beginning of a long one, and what cannot be printed as Python writes it.
+    """A text to be read, from any origin: the beginning of a long one, and what cannot be printed as Python writes it.
 
     What it is said for goes on; no reply, log line or terminal suffers from what a peer says.
     """
@@ -133,7 +133,7 @@ class FieldViolation:
 
 
 class KVGrpcError(Exception):
-    """Base of all errors. `str(error)` is the sentence for people; `reason` is for programs.
+    """Base of all errors. `str(error)` is the sentence to be read; `reason` is for programs.
 
     Its texts are notes, because many are made of what others sent.
     """

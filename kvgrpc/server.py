@@ -65,7 +65,7 @@ class AddressInUse(Unavailable):
 
 class SharedRank(LocalRank):
     """A rank that moves bytes for a worker. The worker hears who may write into the memory that they share: should this
-    process end, nobody else knows.
+    process end, only its ranks know.
     """
 
     worker: Rank | None = None
@@ -172,7 +172,7 @@ class Server:
         return self._runner.node
 
     def tell(self, news: EngineNews) -> None:
-        """News for an engine: nobody is attached to an embedded pool."""
+        """News for an engine: no engine is attached to an embedded pool."""
 
     def voided(self) -> tuple[str, ...]:
         """Leases of an engine that took their blocks back: none."""
@@ -338,7 +338,7 @@ class Server:
         )
 
     def _advertised(self, host: str, bound: str) -> str:
-        """The address that peers dial: set, or the bound one where that means one machine to everybody."""
+        """The address that peers dial: set, or the bound one where that means one machine to every peer."""
         if self.config.advertise:
             advertised_host, port = split_address(self.config.advertise, "advertise")
             if is_loopback(advertised_host) and not is_loopback(host):
@@ -378,7 +378,7 @@ class Server:
 
 
 def _seal(rank: LocalRank) -> None:
-    """Nobody but this process has reason to write into the embedded pool, and it has its mapping."""
+    """No other process has reason to write into the embedded pool, and it has its mapping."""
     assert isinstance(rank.memory, SharedMemory)
     try:
         rank.memory.forbid_new_writers()

@@ -4,7 +4,7 @@ package kvgrpc
 import _ "embed"
 
 // ServiceConfig tells gRPC which calls to repeat by itself: those that failed with UNAVAILABLE, a few times, with
-// growing pauses. Not the streams: whoever reads one knows where to go on. Use it with
+// growing pauses. Not the streams: the reader of a stream knows where to go on. Use it with
 // grpc.WithDefaultServiceConfig.
 //
 //go:embed service_config.json

@@ -21,7 +21,7 @@ def offer(engine: MinimalEngine, request: Request, **labels: Any) -> HandOver:
 
 
 def take_history(engine: MinimalEngine, request: Request, grant: bytes, **labels: Any) -> int:
-    """Takes history from whoever offers it; how many tokens came. The lease on it ends in any case.
+    """Takes history from the engine that offers it; how many tokens came. The lease on it ends in any case.
 
     Little or nothing is only released, and what does not come is computed like the rest of the prompt.
     """

@@ -22,7 +22,7 @@ tile with its other rows left empty. Rows see each other only through the KV. Th
 padded to the tile's end and what a row must not see has weight exactly 0, so every shape follows
 from the position: not from the chunk, the block size, the physical blocks or what lies in slots
 that are not written yet. Each operand is freshly allocated and torch runs on one thread. The KV and
-logits of a position are therefore one function of the tokens up to it, whoever computes them.
+logits of a position are therefore one function of the tokens up to it, on every engine.
 
 Same tokens between machines whose CPU or torch build picks other kernels. The weights come from a
 hash, not from torch's generator. KV is stored in float32 but all arithmetic is float64, so another

@@ -119,7 +119,7 @@ class BlockManager:
                 self._key_of[block] = key
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Adds one reference to each block. They have some already: of a free one nobody can say
+        """Adds one reference to each block. They have some already: of a free one it cannot be said
         what is in it.
         """
         self._check_used(blocks)
@@ -142,7 +142,7 @@ class BlockManager:
                     self._free.move_to_end(block, last=False)
 
     def forget(self) -> None:
-        """Empties the prefix cache of what nobody uses: free blocks are not found any more."""
+        """Empties the prefix cache of unused blocks: free blocks are not found any more."""
         for block in self._free:
             self._forget(block)
 

@@ -73,7 +73,7 @@ class Router:
         return answer
 
     async def _prefill(self, request: web.Request, body: Body, params: Body) -> Body:
-        """The prefill leg: one token, which nobody wants."""
+        """The prefill leg: one token, which is thrown away."""
         short = {name: value for name, value in body.items() if name not in LENGTHS}
         short |= {"max_tokens": 1, "stream": False, "kv_transfer_params": params}
         async with self._session.post(self._options.prefill + request.path, json=short) as answer:

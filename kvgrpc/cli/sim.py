@@ -202,7 +202,7 @@ def to_json(report: Report, kind: Kind) -> dict[str, Any]:
 
 
 def show(report: Report, kind: Kind) -> None:
-    """Prints it for people, with the trace of the first violation."""
+    """Prints it to be read, with the trace of the first violation."""
     from rich.console import Console
     from rich.table import Table
 

@@ -347,7 +347,9 @@ class Client:
     # ---- for the engine's scheduler
 
     def scheduler(self) -> Scheduler:
-        """The policy for the scheduler of this server's engine. One has it: news are told to whoever asks first."""
+        """The policy for the scheduler of this server's engine. An engine has one scheduler: news go to the caller that
+        asks first.
+        """
         return Scheduler(self._call, SchedulerServiceStub(self.channel))
 
     # ---- for operators

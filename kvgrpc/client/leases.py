@@ -1,4 +1,4 @@
-"""Leases that are kept alive: renewed in time, all in one batch, and whoever holds one learns when it is over.
+"""Leases that are kept alive: renewed in time, all in one batch; the holder of a lease learns when it is over.
 
 Rules:
 * A lease is renewed when a third of what was left has passed, so that two renewals may fail.
@@ -151,7 +151,7 @@ class Keeper:
         await _release(renewal, release)
 
     async def close(self) -> None:
-        """Stops renewing. An error of the task that nobody expected is raised here."""
+        """Stops renewing. An unexpected error of the task is raised here."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -162,7 +162,7 @@ class Keeper:
         self._held.add(renewal)
         self._news.set()
         if self._task is None or self._task.done():
-            # Without context: a span of whoever comes first is not the trace of all that follow.
+            # Without context: the span of the first caller is not the trace of all that follow.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="kvgrpc lease renewals", context=contextvars.Context()
             )
@@ -186,7 +186,7 @@ class Keeper:
                 elif self._held:
                     await self._pause(min(renewal.due for renewal in self._held) - now)
         finally:
-            # Also when this task fails: nobody shall believe in a lease that nobody renews.
+            # Also when this task fails: no holder shall believe in a lease that is not renewed.
             for renewal in self._held:
                 renewal.end(PreconditionFailed(Reason.LEASE_EXPIRED, f"lease {renewal.lease_id} is no longer renewed"))
 

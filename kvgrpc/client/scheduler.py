@@ -114,8 +114,8 @@ class Scheduler:
         content: Tokens | None = None,
         **options: Unpack[opt.Computed],
     ) -> pb.RequestFinishedResponse:
-        """The request left: whether its blocks are to be kept, and the grant for whoever comes next. `content`: the
-        tokens of prompt and answer, of an engine that decodes and gives.
+        """The request left: whether its blocks are to be kept, and the grant for the engine that comes next. `content`:
+        the tokens of prompt and answer, of an engine that decodes and gives.
         """
         request = step_calls.request_finished(request_id, blocks, computed_tokens, outcome, content=content, **options)
         return await self._ask(self._stub.RequestFinished, request, options)

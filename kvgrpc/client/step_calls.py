@@ -79,7 +79,7 @@ def blocks_loaded(request_id: str) -> BlocksLoadedRequest:
 
 
 def request_preempted(request_id: str) -> RequestPreemptedRequest:
-    """Its blocks go to somebody else."""
+    """The scheduler gives its blocks to another request."""
     return RequestPreemptedRequest(request_id=request_id)
 
 

@@ -49,7 +49,7 @@ class _LoopThread:
         self._loop: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._end = asyncio.Event()
         self._ending: set[asyncio.Task[Any]] = set()
-        # A daemon, so that a client that nobody closed does not keep a program from ending.
+        # A daemon, so that a client that was not closed does not keep a program from ending.
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="kvgrpc client", daemon=True)
         self._thread.start()
 
@@ -94,7 +94,7 @@ class _LoopThread:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._ending.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody is there who could be told
+            task.exception()  # no caller is left to be told
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine. It has a deadline of its own; an interrupt of the caller cancels it."""
@@ -259,7 +259,9 @@ class SyncClient(_Twin[Client]):
                 self._thread.leave()
 
     def scheduler(self) -> SyncScheduler:
-        """The policy for the scheduler of this server's engine. One has it: news are told to whoever asks first."""
+        """The policy for the scheduler of this server's engine. An engine has one scheduler: news go to the caller that
+        asks first.
+        """
         return SyncScheduler(self._target.scheduler(), self._thread)
 
     acknowledge = _blocking(Client.acknowledge)

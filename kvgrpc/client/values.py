@@ -26,7 +26,7 @@ Blocks = AllocateBlocksResponse | Sequence[int] | Mapping[int, Sequence[int]] | 
 rows of an earlier reply.
 
 Only the whole reply says of which life of the engine the ids are. Say it of others with `incarnation`: else nothing
-guards, after a restart, what are somebody else's blocks then.
+guards, after a restart, blocks that are another request's by then.
 """
 
 Tokens = Sequence[int] | Content

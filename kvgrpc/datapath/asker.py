@@ -58,7 +58,7 @@ class Asking:
 
 
 class Asker:
-    """Asks for whoever calls `ask`, in a thread that the first call starts."""
+    """Asks for callers of `ask`, in a thread that the first call starts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -179,7 +179,7 @@ class Asker:
             self._tell(asking, f"{shown!r} cannot be reached from here: {error}")
             return
         asking.connected = True
-        # Both before anything is sent: a peer may have named somebody else's socket, and a process that answers what
+        # Both before anything is sent: a peer may have named another process's socket, and a process that answers what
         # it is asked after it is held was there all the time.
         asking.pid, uid, asking.end = listener(asking.socket)
         if uid != os.geteuid():

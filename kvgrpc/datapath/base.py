@@ -28,7 +28,7 @@ class PostingState(Enum):
 
 
 class DataPathUnavailable(KVGrpcError):
-    """This data path cannot reach that rank; `str()` says why, for people."""
+    """This data path cannot reach that rank; `str()` says why."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.NO_DATA_PATH, message)
@@ -85,7 +85,7 @@ class Remote(Protocol):
 
     @property
     def why(self) -> str:
-        """One sentence for people: how the bytes will move (mapping, process_vm_readv, UCX transport)."""
+        """One sentence: how the bytes will move (mapping, process_vm_readv, UCX transport)."""
         ...
 
     @property
@@ -199,7 +199,7 @@ class WrittenByPeers(Protocol):
 
     @property
     def late_writes(self) -> str:
-        """Why a peer's write may still land after `close` or `rekey`, for people; empty: it is proved that none does.
+        """Why a peer's write may still land after `close` or `rekey`, as text; empty: it is proved that none does.
 
         Other proofs hold all the same: the peer's word, and the end of its process once this path was closed.
         """

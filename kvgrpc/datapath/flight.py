@@ -101,7 +101,7 @@ class Flight:
         except KVGrpcError as error:
             return self._failed(error.message)
         except Exception as error:  # noqa: BLE001 - logged, and the thread goes on
-            # Not the error that says "nothing was started": what is under way, nobody knows.
+            # Not the error that says "nothing was started": what is under way is not known.
             _log.exception("%s failed to start posting %s", self.link.path.name, self.posting)
             return self._failed(text(error), quiesced=False)
         self._current_bytes = runs.total_bytes

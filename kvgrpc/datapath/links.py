@@ -39,7 +39,7 @@ class Attempt:
     endpoint: RankEndpoint
     allowed: list[str]
     number: int = 0
-    """Names it to whoever asked for it."""
+    """Names it to its caller."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
     asking: Asking | None = None
     """What the peer's process is being asked."""
@@ -98,7 +98,7 @@ class Link:
         return self._remote.read_and_sum(job, works, wake)
 
     def take_process(self) -> PeerProcess | None:
-        """The process of the peer, for whoever waits for its end, and closes it then; once."""
+        """The process of the peer, for a caller that waits for its end and closes it then; once."""
         process, self._process = self._process, None
         return process
 
@@ -208,7 +208,7 @@ class Links:
         self._report(PeerMapped(self._rank, attempt.peer, "", "", rejected, attempt.number))
 
     def disconnect(self, peer: str, watch: bool, gone: bool) -> None:
-        """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` nobody
+        """Answers with Disconnected, at once or when the last posting has ended: see `ended`. Without `watch` no link
         waits for the end of its process any more; with `gone` it was offered nothing.
         """
         if gone:
@@ -252,7 +252,7 @@ class Links:
                 self._report(ProcessEnded(self._rank, peer, awaited.drained))
 
     def let_go(self) -> None:
-        """Nobody waits for an end any more."""
+        """No end is waited for any more."""
         for peer in list(self._awaited):
             self._let_go(peer)
 
@@ -274,7 +274,7 @@ class Links:
         return dropped
 
     def begin_close(self) -> None:
-        """Nobody is connected any more."""
+        """No peer is connected any more."""
         self._asker.close()
         for attempt in self._attempts.values():
             self._cancel(attempt, "the mover is closing")
@@ -326,7 +326,7 @@ def offer(path: DataPath, endpoint: RankEndpoint, peer: str) -> RankEndpoint | s
 
 
 def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
-    """Length of the peer's memory by that path. None is known for a path of somebody else's: no
+    """Length of the peer's memory by that path. None is known for a foreign path: no
     limit then, since the path itself checks every run, too.
     """
     part = getattr(endpoint, path, None)
@@ -339,5 +339,5 @@ def _offered_bytes(endpoint: RankEndpoint, path: str) -> int:
 
 
 def text(error: Exception) -> str:
-    """An error that is not of ours, for people."""
+    """A foreign error, as text."""
     return f"{type(error).__name__}: {error}"

@@ -142,7 +142,7 @@ class LocalRank:
 
     def close(self, deadline_s: float) -> bool:
         """Ends the mover and its paths; whether the memory is at rest. It is let go of only then, else kept for ever:
-        a library that still reads or writes freed memory would hit somebody else's.
+        a library that still reads or writes freed memory would hit another owner's.
         """
         self._sums.close()
         if self._mover.close(deadline_s):

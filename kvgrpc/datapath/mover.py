@@ -44,7 +44,7 @@ _STUCK_S = 5.0
 _LOOK_AGAIN_S = 0.5
 """Postings in flight are looked at this often even if no data path calls `wake`."""
 _IDLE_TURN_S = 0.02
-"""Between turns of paths that need polling while nobody is known to need them: 0.3 % of a core."""
+"""Between turns of paths that need polling while none is known to be needed: 0.3 % of a core."""
 # Waits between turns of paths that need polling: up to this age of the last news, this long.
 _BACK_OFF_S = ((0.0002, 0.0), (0.005, 0.00005), (float("inf"), 0.0002))
 _NEW_PEER_S = 0.002
@@ -150,7 +150,7 @@ class Mover:
         self._enqueue(partial(self._expected.__setitem__, access, operation))
 
     def unexpect(self, access: str) -> None:
-        """Nobody accesses this rank's memory under `access` any more. Idempotent."""
+        """This rank's memory is not accessed under `access` any more. Idempotent."""
         self._enqueue(partial(self._unexpect, access))
 
     def progress_age_s(self) -> float:
@@ -185,7 +185,7 @@ class Mover:
             self._admit(command)
 
     def _admit(self, command: Callable[[], None]) -> None:
-        """Raises Unavailable after `close`: nobody would answer."""
+        """Raises Unavailable after `close`: no answer would come."""
         if self._closed:
             raise Unavailable(Reason.DRAINING, "the mover is closed")
         self._inbox.put(command)
@@ -230,7 +230,7 @@ class Mover:
             self._turn(item)
 
     def _turn(self, item: Flight) -> None:
-        """Looks at one posting, unless it has ended since somebody asked for that."""
+        """Looks at one posting, unless it has ended since that was asked for."""
         if self._flights.get(item.posting) is not item:
             return
         ended = item.turn(time.monotonic())

@@ -27,13 +27,13 @@ class ProcessEnd:
 
     @property
     def ended(self) -> bool:
-        """Whether it is gone, with all its threads and its memory. For whoever has not closed this."""
+        """Whether it is gone, with all its threads and its memory. For a caller that has not closed this."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
     def another(self) -> "ProcessEnd":
-        """The same once more, for somebody else to close."""
+        """The same once more, for another caller to close."""
         return ProcessEnd(os.dup(self._pidfd))
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Answer:
         return end
 
     def close(self) -> None:
-        """Lets go of what nobody took. Idempotent."""
+        """Lets go of what was not taken. Idempotent."""
         if self.end is not None:
             self.end.close()
         if (fd := self.take_fd()) >= 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvgrpc.core.events import EndpointOffered, PeerMapped, PostingEnded, ProcessEnded, Rekeyed
 
 Rejected = tuple[tuple[str, str], ...]
-"""Data paths that were not taken, in the order tried: (name, reason for people)."""
+"""Data paths that were not taken, in the order tried: (name, reason as text)."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from kvgrpc.demo.router import Answer, Request, Router
 from kvgrpc.errors import InternalError, Reason
 
 TURNS = (
-    ("My first question: who may free a block that somebody reads?", 72),
+    ("My first question: who may free a block that is being read?", 72),
     (" And my second: who says when?", 8),
     (" Then thank you.", 24),
 )
@@ -33,7 +33,7 @@ async def converse(router: Router, decode_server: client.Client) -> list[ChatTur
             return turns
         said = request.prompt + bytes(answer["tokens"]).decode()
         offered = answer
-    await decode_server.release_lease(offered["lease_id"])  # nobody says anything more
+    await decode_server.release_lease(offered["lease_id"])  # the chat is over
     return turns
 
 

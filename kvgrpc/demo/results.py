@@ -100,7 +100,7 @@ class Left:
     leases: int
     pinned_blocks: int
     used_blocks: int
-    """Blocks that an engine holds for somebody."""
+    """Blocks that an engine holds for transfers."""
 
 
 @dataclass(frozen=True)

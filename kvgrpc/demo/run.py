@@ -17,7 +17,7 @@ from kvgrpc.demo.spans import Receiver, Span, receiver
 STORY = (
     "A decode server needs the keys and values that a prefill server computed. It shows a grant, learns which blocks "
     "hold them, reads those blocks, and asks whether they were its own to read from the first byte to the last. Only "
-    "then does it use them. A lease that ran out, a server that restarted, a block that was given to somebody else: "
+    "then does it use them. A lease that ran out, a server that restarted, a block that was given to another request: "
     "each of them ends the transfer, and no token comes of it. "
 )
 PROMPTS = (

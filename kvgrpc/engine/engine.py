@@ -1,7 +1,7 @@
 """Engine: the scheduler's view of its lead.
 
 Calls are queued and leave with the next `poll` or `flush`; answers and events come with `poll`. Lease ids and grants
-are minted here, from the session's secret, so that handing over waits for nobody.
+are minted here, from the session's secret, so that handing over waits for no answer.
 
 A lead that an engine started for itself (`launch`) is replaced when it dies, in steps within `poll`, which waits for
 none of them:
@@ -13,8 +13,8 @@ none of them:
   it has posted, and its data paths, before it attaches to the new lead.
 * What is in the pool stays there. `ticket`, `engine_id` and ranks stay; `incarnation` and `address` are new.
 * Meanwhile every call raises Unavailable (ENGINE_LOST). Handles of before take calls, which then do nothing.
-* Where that fails, or a worker is gone, too, calls raise LeadDied, as they do at once when the lead of somebody else
-  dies (`attach`), or a pool is SERVER_MANAGED: who has which of its blocks is known to the lead alone. No event
+* Where that fails, or a worker is gone, too, calls raise LeadDied. So they do at once when a lead dies that the engine
+  did not launch (`attach`), or whose pool is SERVER_MANAGED: the lead alone knows its allocations. No event
   follows then. What remains is `close` on this object and on every Rank, and a new Engine with new Ranks.
 """
 
@@ -127,7 +127,7 @@ class Engine:
 
     @property
     def lead_gone(self) -> bool:
-        """Whether the process of a lead of this engine's own has ended, so that nobody vouches for its blocks."""
+        """Whether the process of a lead of this engine's own has ended, so that no lead vouches for its blocks."""
         return self._lead is not None and self._lead.gone()
 
     @property

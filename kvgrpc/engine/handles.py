@@ -103,8 +103,8 @@ class HandOver(Handle):
         return grants.to_json(self.grant)
 
     def take_back(self) -> bool:
-        """Preemption: from the return on the blocks are the engine's own, whoever reads them; readers are told, and use
-        nothing of them. Failed and BlocksReturned follow.
+        """Preemption: from the return on the blocks are the engine's own, though they are read; readers are told, and
+        use nothing of them. Failed and BlocksReturned follow.
 
         False: that cannot be had, since the lead is not on this host or has no slot left; cancel, and wait for
         BlocksReturned.
@@ -155,7 +155,7 @@ class Pull(Handle):
 def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
     """Sets the void flag of a lease, and tells the lead to look. False: it has none, or is over."""
     if handle.lost:
-        return not handle.over  # nobody is left to vouch for them
+        return not handle.over  # no lead is left to vouch for them
     if handle.over or not page.void(lease_id):
         return False
     handle.ask(None, voided=session_pb2.VoidedSlots())

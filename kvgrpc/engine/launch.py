@@ -5,8 +5,8 @@ closes with the engine's process. (Not PR_SET_PDEATHSIG: that follows the thread
 session of its own in the terminal's sense, so that Ctrl-C reaches the engine alone, which then ends it in order.
 
 That it serves it says on a pipe of its own, whose other end the engine keeps: so it also misses an engine that ended
-before it attached. What it prints goes to a file, whoever prints it: libraries log to the standard output, too, and a
-pipe that nobody reads would stop them, and the lead, once it is full.
+before it attached. What it prints goes to a file: libraries log to the standard output, too, and a
+pipe that is not read would stop them, and the lead, once it is full.
 """
 
 import os

@@ -223,7 +223,7 @@ class Rank:
         return False
 
     def _not_at_rest(self) -> str:
-        """Why something may still access the memory, for people."""
+        """Why the memory may still be accessed, as text."""
         if not self._at_rest:
             return "a data path may still use it"
         return "a peer may still write into it" if self._written else ""
@@ -252,7 +252,7 @@ class Rank:
                     raise
 
     def _report(self, event: events.Event) -> None:
-        """What the mover reports, in its thread. When the session is over nobody is left to care."""
+        """What the mover reports, in its thread. When the session is over it is dropped."""
         try:
             with self._lock:
                 self._connection.send(self._frame(event))
@@ -261,7 +261,7 @@ class Rank:
         except OutOfRange as error:
             _log.error("rank %d cannot report %s: %s", self.rank, type(event).__name__, error)
             if isinstance(event, events.EndpointOffered) and event.endpoint != RankEndpoint(self.rank):
-                # One without data paths: whoever wants to reach this rank fails at once, and nobody else does.
+                # One without data paths: a peer that wants to reach this rank fails at once, and no other.
                 self._report(replace(event, endpoint=RankEndpoint(self.rank)))
             else:  # as of a command that cannot be performed: the lead would wait for it for ever
                 self._connection.shutdown()

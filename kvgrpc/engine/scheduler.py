@@ -77,18 +77,18 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
     # -- hooks: see Policy
 
     def refused(self, wanted: ScheduledRequest, message: str) -> None:
-        """A request that this scheduler does not let in: whoever waits for its push learns that none comes. Under the
-        key of a request that it has let in, one does.
+        """A request that this scheduler does not let in: the destination that waits for its push learns that none
+        comes. Under the key of a request that it has let in, one does.
         """
         gives = wanted.give is not None and wanted.give.mode is Mode.PUSH and wanted.give.prefill
         if gives and not self._knows(wanted.transfer_key):
-            with suppress(InvalidRequest):  # of a key that is too short: nobody waits under one
+            with suppress(InvalidRequest):  # of a key that is too short: no destination waits under one
                 self.engine.push(wanted.content(()), transfer_key=wanted.transfer_key, **wanted.labels).fail(message)
 
     def let_go(self, wanted: ScheduledRequest, message: str) -> None:
         """A request that is over before its prompt is known here: what it could take is freed at its source, by its
-        grant or key alone, and whoever waits for its push learns that none comes. By what a request that was let in
-        takes or gives, too, nothing is let go.
+        grant or key alone, and the destination that waits for its push learns that none comes. By what a request that
+        was let in takes or gives, too, nothing is let go.
 
         Raises InvalidRequest (GRANT_INVALID) for what is no grant.
         """

@@ -42,9 +42,9 @@ class Session:
         self._transfers = Transfers(page)
         self._events = events
         self._answers: dict[int, session_pb2.CallAnswer | None] = {}
-        """Of calls that somebody waits for."""
+        """Answers by call, for callers that wait."""
         self._abandoned: set[int] = set()
-        """Calls whose answer came too late for whoever waited."""
+        """Calls whose answer came too late for their callers."""
         self._unsent: list[Pull] = []
         # Numbers of the last event that was read, that the engine was told, and that the lead knows it was told.
         self._read_event = self._told_event = self._acknowledged_event = 0

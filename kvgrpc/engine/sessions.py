@@ -58,7 +58,7 @@ class Sessions:
         return self._session.mint()
 
     def sign_with(self) -> bytes:
-        """The key of grants. Raises Unavailable (ENGINE_LOST) while there is no lead: nobody would honour one."""
+        """The key of grants. Raises Unavailable (ENGINE_LOST) while there is no lead to honour one."""
         return self._now().grant_key
 
     def step_done(self, step: int, layers: tuple[int, int] | None) -> None:

@@ -1,7 +1,7 @@
 """The folder of a lead's session socket. It goes with the engine that made it, however that ends.
 
 The engine has a lock on its folder for as long as its process lives, and the kernel lets go of it then, so that a
-folder that can be locked is nobody's any more. The lead removes its own one in the end, if that is so; where both were
+folder that can be locked has no owner any more. The lead removes its own one in the end, if that is so; where both were
 killed, the next engine of this user does, at its start.
 """
 

@@ -80,7 +80,7 @@ def wanted(
 def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | None:
     """What a decode engine that took what it wanted offers for the next turn, once it has answered; None: nothing.
 
-    Under a key of its own: whoever cancels the transfer that brought the prompt does not mean this one.
+    Under a key of its own: a cancel of the transfer that brought the prompt does not mean this one.
     """
     if found.take is None or found.give is not None or not defaults.offer_ttl_s:
         return None
@@ -89,7 +89,9 @@ def offered(found: ScheduledRequest, defaults: Defaults) -> ScheduledRequest | N
 
 
 def answered(grant: bytes, *, prefilled: bool) -> dict[str, Any]:
-    """The object for whoever comes next: of a prefill for the decode engine, else of an answer for the next prefill."""
+    """The object for the engine that comes next: of a prefill for the decode engine, else of an answer for the next
+    prefill.
+    """
     return {**grants.to_json(grant), "do_remote_prefill": prefilled, "do_remote_decode": not prefilled}
 
 

@@ -19,7 +19,7 @@ class LastWords:
         self._unsaid: list[SendClose] = []
 
     def hold(self, closings: list[SendClose]) -> None:
-        """A life is over. `closings` are said when its movers are closed; none, where nobody will know of them."""
+        """A life is over. `closings` are said when its movers are closed; none, where no peer will know of them."""
         self._unsaid = [*self._unsaid, *closings]
         self._channels.end_life({send.peer for send in self._unsaid})
 

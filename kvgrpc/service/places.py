@@ -22,7 +22,7 @@ Method = Callable[[Any, Any], Awaitable[object]]
 
 class Places:
     """`each`: places of one connection; `most`: of all together, beside the first `own` of each connection. `what`
-    names those who take them, for people.
+    names their takers, as text.
     """
 
     def __init__(self, what: str, each: int, most: int, retry_delay_s: float, own: int = OWN) -> None:

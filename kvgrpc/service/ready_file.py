@@ -12,7 +12,7 @@ class ReadyFile:
         self._path = path
 
     def write(self, address: str, engine_id: str) -> None:
-        """It serves there. Whoever sees the file sees all of it."""
+        """It serves there. A reader that sees the file sees all of it."""
         if not self._path:
             return
         path = Path(self._path)

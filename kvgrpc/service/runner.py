@@ -6,7 +6,7 @@ it, and it waits its turn. Before each event the engine's void flags are read, s
 was taken back by then.
 
 A node that raises, or whose decision a port fails to perform, is replaced. What it decided is performed; then its life
-is over (`kvgrpc.core.defects`): whoever waits is refused, whoever follows a transfer hears its end, and `on_defect` is
+is over (`kvgrpc.core.defects`): callers that wait are refused, watchers of a transfer hear its end, and `on_defect` is
 told, which begins the next life.
 """
 
@@ -130,7 +130,7 @@ class Runner:
             actions.TransferChanged: self._transfer_changed,
             actions.TellEngine: lambda action: engine.tell(action.news),
             actions.WeightsUnknown: lambda action: _log.warning(
-                "neither this engine nor peer %s states its weights: nobody checks that they are the same", action.peer
+                "neither this engine nor peer %s states its weights: they are not compared", action.peer
             ),
         }
         self._performers.update(table)
@@ -169,7 +169,7 @@ class Runner:
         self.feed(event)
 
     def abandon(self, call_id: int) -> None:
-        """Nobody waits for that call any more; nothing, if it is answered."""
+        """The caller waits no more; without effect if the call is answered."""
         if self._calls.pop(call_id, None) is not None:
             self.feed(CallAbandoned(call_id))
 
@@ -187,7 +187,7 @@ class Runner:
         self._arm()
 
     def feed_threadsafe(self, event: Event) -> None:
-        """As `feed`, from any thread. Dropped when the loop is closed: nobody is left to care."""
+        """As `feed`, from any thread. Dropped when the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.feed, event)
         except RuntimeError:

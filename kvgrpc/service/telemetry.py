@@ -49,7 +49,7 @@ def configure(service_name: str) -> bool:
 
 
 def enabled() -> bool:
-    """Whether anybody wants spans: an SDK is installed, by us or by the process that embeds this server."""
+    """Whether spans are wanted: an SDK is installed, by us or by the process that embeds this server."""
     return type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.sdk")
 
 

@@ -31,7 +31,7 @@ class News(NamedTuple):
 
 
 class Watchers:
-    """Everybody who waits for transfers of this server."""
+    """All callers that wait for transfers of this server."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -23,7 +23,7 @@ class Rule(StrEnum):
     R4 = "R4"
     """Consumers are counted by identity."""
     R5 = "R5"
-    """Whoever cannot do its part says so: no failure, return or cancel is lost."""
+    """A side that cannot do its part says so: no failure, return or cancel is lost."""
     R6 = "R6"
     """Nothing that a peer or client sends stops a lead."""
     R7 = "R7"

@@ -130,7 +130,7 @@ class GetStatusResponse(_message.Message):
     admission: Global___Admission.ValueType
     """Whether it takes work."""
     admission_reason: _builtins.str
-    """Why not, for people."""
+    """Why not, as text."""
     engine_attached: _builtins.bool
     """An engine is attached."""
     oldest_transfer_id: _builtins.str

@@ -102,7 +102,7 @@ class AdminServiceServicer:
         have the transfer timeout to end; then the data paths by which peers write begin anew, under new keys and another
         memory generation, and peers shake hands again by themselves. Leases live on. It proves the blocks at rest where
         the transport allows that proof; the answer, which comes when it is over, says how many. The server does it by
-        itself when too much stays in quarantine. Safe to repeat: whoever asks while it goes on gets the same answer.
+        itself when too much stays in quarantine. Safe to repeat: a call while it goes on gets the same answer.
 
         With `force`: nothing is proved and nothing else changes; the blocks come back at the caller's word that nothing
         can write them any more (the peer's host is off, say). It is logged. If the word is wrong, some later request gets

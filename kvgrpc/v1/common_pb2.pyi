@@ -81,7 +81,7 @@ class _OnAbortEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnAbort.Value
     ON_ABORT_UNSPECIFIED: _OnAbort.ValueType  # 0
     """Same as RELEASE."""
     ON_ABORT_RELEASE: _OnAbort.ValueType  # 1
-    """The consumer counts as done: nobody else will come for these blocks."""
+    """The consumer counts as done: no other one will come for these blocks."""
     ON_ABORT_KEEP: _OnAbort.ValueType  # 2
     """It does not count: another consumer may pull with the same grant while the lease lives."""
 
@@ -91,7 +91,7 @@ class OnAbort(_OnAbort, metaclass=_OnAbortEnumTypeWrapper):
 ON_ABORT_UNSPECIFIED: OnAbort.ValueType  # 0
 """Same as RELEASE."""
 ON_ABORT_RELEASE: OnAbort.ValueType  # 1
-"""The consumer counts as done: nobody else will come for these blocks."""
+"""The consumer counts as done: no other one will come for these blocks."""
 ON_ABORT_KEEP: OnAbort.ValueType  # 2
 """It does not count: another consumer may pull with the same grant while the lease lives."""
 Global___OnAbort: _TypeAlias = OnAbort  # noqa: Y015
@@ -103,7 +103,7 @@ class _TransferMode:
 class _TransferModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransferMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TRANSFER_MODE_UNSPECIFIED: _TransferMode.ValueType  # 0
-    """Chosen by whoever calls first."""
+    """Chosen by the first caller."""
     TRANSFER_MODE_PULL: _TransferMode.ValueType  # 1
     """The destination pulls after the source handed over."""
     TRANSFER_MODE_PUSH: _TransferMode.ValueType  # 2
@@ -113,7 +113,7 @@ class TransferMode(_TransferMode, metaclass=_TransferModeEnumTypeWrapper):
     """How the blocks of one request travel."""
 
 TRANSFER_MODE_UNSPECIFIED: TransferMode.ValueType  # 0
-"""Chosen by whoever calls first."""
+"""Chosen by the first caller."""
 TRANSFER_MODE_PULL: TransferMode.ValueType  # 1
 """The destination pulls after the source handed over."""
 TRANSFER_MODE_PUSH: TransferMode.ValueType  # 2
@@ -137,7 +137,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_BLOCK_PINNED: _FailureReason.ValueType  # 4
     """A block is pinned by something else."""
     FAILURE_REASON_BLOCK_NOT_ALLOCATED: _FailureReason.ValueType  # 5
-    """A block of a SERVER_MANAGED pool that nobody allocated."""
+    """A block of a SERVER_MANAGED pool that was not allocated."""
     FAILURE_REASON_BLOCK_COUNT_MISMATCH: _FailureReason.ValueType  # 6
     """Source and destination list different numbers of blocks."""
     FAILURE_REASON_GROUP_MISMATCH: _FailureReason.ValueType  # 7
@@ -207,7 +207,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_EMPTY_FINISH: _FailureReason.ValueType  # 39
     """A hand-over without blocks."""
     FAILURE_REASON_CANCELLED: _FailureReason.ValueType  # 40
-    """Somebody cancelled it."""
+    """It was cancelled."""
     FAILURE_REASON_QUEUE_TIMEOUT: _FailureReason.ValueType  # 41
     """It waited too long for its turn or for its peer."""
     FAILURE_REASON_TRANSFER_TIMEOUT: _FailureReason.ValueType  # 42
@@ -277,7 +277,7 @@ FAILURE_REASON_BLOCK_DUPLICATE: FailureReason.ValueType  # 3
 FAILURE_REASON_BLOCK_PINNED: FailureReason.ValueType  # 4
 """A block is pinned by something else."""
 FAILURE_REASON_BLOCK_NOT_ALLOCATED: FailureReason.ValueType  # 5
-"""A block of a SERVER_MANAGED pool that nobody allocated."""
+"""A block of a SERVER_MANAGED pool that was not allocated."""
 FAILURE_REASON_BLOCK_COUNT_MISMATCH: FailureReason.ValueType  # 6
 """Source and destination list different numbers of blocks."""
 FAILURE_REASON_GROUP_MISMATCH: FailureReason.ValueType  # 7
@@ -347,7 +347,7 @@ FAILURE_REASON_WAITS_FOR_MISMATCH: FailureReason.ValueType  # 38
 FAILURE_REASON_EMPTY_FINISH: FailureReason.ValueType  # 39
 """A hand-over without blocks."""
 FAILURE_REASON_CANCELLED: FailureReason.ValueType  # 40
-"""Somebody cancelled it."""
+"""It was cancelled."""
 FAILURE_REASON_QUEUE_TIMEOUT: FailureReason.ValueType  # 41
 """It waited too long for its turn or for its peer."""
 FAILURE_REASON_TRANSFER_TIMEOUT: FailureReason.ValueType  # 42
@@ -720,7 +720,7 @@ Global___MultimodalItem: _TypeAlias = MultimodalItem  # noqa: Y015
 @_typing.final
 class Grant(_message.Message):
     """An unforgeable, relayable capability, at most 512 bytes. Routers relay it unread; nothing but `token` is trusted by
-    anyone, the other fields repeat what the token says so that people and routers can read it. It is a bearer right
+    any holder, the other fields repeat what the token says so that people and routers can read it. It is a bearer right
     within its tenant: treat it like a password. Its JSON form, for routers that carry `kv_transfer_params`, is defined
     in docs/protocol.md with examples in proto/vectors/grant.json.
     """
@@ -795,7 +795,7 @@ class Intent(_message.Message):
     ON_ABORT_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     transfer_key: _builtins.bytes
-    """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: whoever knows it can cancel."""
+    """Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel."""
     request_id: _builtins.str
     """The LLM request's id: a label to search by, never matched."""
     mode: Global___TransferMode.ValueType
@@ -862,7 +862,7 @@ Global___PeerAddress: _TypeAlias = PeerAddress  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """Why a transfer failed, for programs and for people."""
+    """Why a transfer failed, for programs and for readers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -885,7 +885,7 @@ class Failure(_message.Message):
     next: Global___NextStep.ValueType
     """What to do now."""
     message: _builtins.str
-    """One sentence for people."""
+    """One sentence, to be read."""
     def __init__(
         self,
         *,

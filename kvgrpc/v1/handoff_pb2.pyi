@@ -101,7 +101,7 @@ class FinishedBlocksRequest(_message.Message):
     """Checks everything and changes nothing. The reply has no grant."""
     incarnation: _builtins.int
     """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-    should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+    should state it: after a restart the same ids are another request's blocks, and the call is then refused with
     INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
     """
     @_builtins.property
@@ -302,7 +302,7 @@ class PullDestination(_message.Message):
     """Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved."""
     incarnation: _builtins.int
     """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-    should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+    should state it: after a restart the same ids are another request's blocks, and the call is then refused with
     INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
     """
     @_builtins.property

@@ -75,7 +75,7 @@ class HandoffServiceServicer:
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
@@ -107,7 +107,7 @@ class HandoffServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
         GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -135,7 +135,7 @@ class HandoffServiceServicer:
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -162,7 +162,7 @@ class HandoffServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.

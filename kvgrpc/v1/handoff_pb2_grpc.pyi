@@ -47,7 +47,7 @@ class HandoffServiceStub:
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
@@ -75,7 +75,7 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
       GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -99,7 +99,7 @@ class HandoffServiceStub:
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -122,7 +122,7 @@ class HandoffServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
@@ -150,7 +150,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
     * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
@@ -178,7 +178,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
       GRANT_INVALID: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -202,7 +202,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     Errors (all before anything changed):
     * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
     * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
     * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -225,7 +225,7 @@ class HandoffServiceAsyncStub(HandoffServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
     * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
     * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-    * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+    * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
     * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
     * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
     * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
@@ -256,7 +256,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the request.
         * FAILED_PRECONDITION EMPTY_FINISH: there is nothing to hand over.
@@ -290,7 +290,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED,
           GRANT_INVALID: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -320,7 +320,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors (all before anything changed):
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, BLOCK_COUNT_MISMATCH, GROUP_MISMATCH, CONTENT_REQUIRED: fix it.
         * INVALID_ARGUMENT WEIGHTS_MISMATCH: the content names other weights than the engine runs.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
@@ -349,7 +349,7 @@ class HandoffServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD, GRANT_INVALID: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a READ grant.
         * FAILED_PRECONDITION WAITS_FOR_MISMATCH: blocks were handed over to readers under this transfer key.
-        * FAILED_PRECONDITION CANCELLED: somebody cancelled the transfer key before this came.
+        * FAILED_PRECONDITION CANCELLED: the transfer key was cancelled before this came.
         * FAILED_PRECONDITION SOURCE_FAILED: the source has given up already: recompute.
         * FAILED_PRECONDITION TRANSFER_ENDED: this registration has failed already; reserve anew.
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.

@@ -83,7 +83,7 @@ class EngineDescription(_message.Message):
     """Newest wire protocol that it speaks."""
     weights_revision: _builtins.str
     """Revision of the weights: KV of other weights is never exchanged. Two engines that both leave it empty are taken to
-    run the same, which nobody checks then: it is told as a difference, and each lead logs it once for each peer.
+    run the same, which is not checked then: it is told as a difference, and each lead logs it once for each peer.
     """
     world_size: _builtins.int
     """Number of ranks."""
@@ -95,8 +95,8 @@ class EngineDescription(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
-        nothing. Unknown ones are ignored. At most 64, with `required_features`.
+        """Names of optional behaviours: push, layerwise; reads_pushes: a source that pushes to this engine lets it read, and
+        writes nothing. Unknown ones are ignored. At most 64, with `required_features`.
         """
 
     @_builtins.property

@@ -62,7 +62,7 @@ class HandshakeServiceServicer:
     """
 
     def GetCapabilities(self, request, context):
-        """What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+        """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 
         Errors: none of its own.
         """

@@ -34,7 +34,7 @@ class HandshakeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HandshakeServiceAsyncStub: ...
     GetCapabilities: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.GetCapabilitiesRequest, _handshake_pb2.GetCapabilitiesResponse]
-    """What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+    """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 
     Errors: none of its own.
     """
@@ -79,7 +79,7 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCapabilities: _aio.UnaryUnaryMultiCallable[_handshake_pb2.GetCapabilitiesRequest, _handshake_pb2.GetCapabilitiesResponse]  # type: ignore[assignment]
-    """What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+    """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 
     Errors: none of its own.
     """
@@ -127,7 +127,7 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _handshake_pb2.GetCapabilitiesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handshake_pb2.GetCapabilitiesResponse, _abc.Awaitable[_handshake_pb2.GetCapabilitiesResponse]]:
-        """What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+        """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 
         Errors: none of its own.
         """

@@ -34,7 +34,7 @@ class _LeaseStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseState
     LEASE_STATE_EXPIRED: _LeaseState.ValueType  # 2
     """Its time ran out."""
     LEASE_STATE_RELEASED: _LeaseState.ValueType  # 3
-    """Somebody released it."""
+    """It was released."""
     LEASE_STATE_DONE: _LeaseState.ValueType  # 4
     """All declared consumers are done."""
     LEASE_STATE_VOIDED: _LeaseState.ValueType  # 5
@@ -52,7 +52,7 @@ LEASE_STATE_LIVE: LeaseState.ValueType  # 1
 LEASE_STATE_EXPIRED: LeaseState.ValueType  # 2
 """Its time ran out."""
 LEASE_STATE_RELEASED: LeaseState.ValueType  # 3
-"""Somebody released it."""
+"""It was released."""
 LEASE_STATE_DONE: LeaseState.ValueType  # 4
 """All declared consumers are done."""
 LEASE_STATE_VOIDED: LeaseState.ValueType  # 5

@@ -447,7 +447,9 @@ class NixlEndpoint(_message.Message):
 
     @_builtins.property
     def process(self) -> Global___ProcessEndpoint:
-        """Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody can ask it."""
+        """The process that may write what this rank's agent was told of, for peers that wait for its end. Unset where it
+        cannot be asked.
+        """
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class _RequestOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reques
     REQUEST_OUTCOME_COMPLETE: _RequestOutcome.ValueType  # 1
     """It stopped by itself or reached its length: its KV is whole."""
     REQUEST_OUTCOME_ABORTED: _RequestOutcome.ValueType  # 2
-    """Anything else; nobody will want its KV. Unknown values read as this."""
+    """Any other end: its KV is not handed over. Unknown values read as this."""
 
 class RequestOutcome(_RequestOutcome, metaclass=_RequestOutcomeEnumTypeWrapper):
     """How a request left the scheduler."""
@@ -71,7 +71,7 @@ REQUEST_OUTCOME_UNSPECIFIED: RequestOutcome.ValueType  # 0
 REQUEST_OUTCOME_COMPLETE: RequestOutcome.ValueType  # 1
 """It stopped by itself or reached its length: its KV is whole."""
 REQUEST_OUTCOME_ABORTED: RequestOutcome.ValueType  # 2
-"""Anything else; nobody will want its KV. Unknown values read as this."""
+"""Any other end: its KV is not handed over. Unknown values read as this."""
 Global___RequestOutcome: _TypeAlias = RequestOutcome  # noqa: Y015
 
 @_typing.final
@@ -106,7 +106,7 @@ Global___PushOffer: _TypeAlias = PushOffer  # noqa: Y015
 
 @_typing.final
 class KvGift(_message.Message):
-    """Somebody will want the KV of a request."""
+    """Another engine, or the request's next turn, will want its KV."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -168,7 +168,7 @@ class RequestArrivedRequest(_message.Message):
 
     @_builtins.property
     def give(self) -> Global___KvGift:
-        """Unset: nobody wants its KV."""
+        """Unset: its KV is not wanted."""
 
     @_builtins.property
     def target(self) -> _common_pb2.Grant:
@@ -608,7 +608,7 @@ class RequestFinishedResponse(_message.Message):
     keep: _builtins.bool
     """They are to be kept until SendEnded, or LoadEnded where they were still being filled. Else they may be freed now."""
     handed_over: _builtins.bool
-    """There is something for whoever comes next: a grant, or a push."""
+    """There is something for the engine that comes next: a grant, or a push."""
     kv_transfer_params: _builtins.str
     """The grant as the JSON object that today's routers relay; empty where there is none."""
     @_builtins.property

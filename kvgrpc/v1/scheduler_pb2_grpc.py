@@ -123,8 +123,8 @@ class SchedulerServiceServicer:
     """
 
     def RequestArrived(self, request, context):
-        """A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-        source, and renewed, from now on.
+        """A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+        at its source, and renewed, from now on.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -199,8 +199,9 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RequestFinished(self, request, context):
-        """A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-        are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+        """A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+        whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+        still to come ends.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -225,7 +226,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PollSchedulerNews(self, request, context):
-        """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+        """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
         them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 
         Errors:

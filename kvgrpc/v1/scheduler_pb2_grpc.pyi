@@ -53,8 +53,8 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     RequestArrived: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RequestArrivedRequest, _scheduler_pb2.RequestArrivedResponse]
-    """A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-    source, and renewed, from now on.
+    """A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+    at its source, and renewed, from now on.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -105,8 +105,9 @@ class SchedulerServiceStub:
     Errors: none of its own.
     """
     RequestFinished: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RequestFinishedRequest, _scheduler_pb2.RequestFinishedResponse]
-    """A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-    are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+    """A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+    whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+    still to come ends.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -123,7 +124,7 @@ class SchedulerServiceStub:
     Errors: none of its own.
     """
     PollSchedulerNews: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.PollSchedulerNewsRequest, _scheduler_pb2.PollSchedulerNewsResponse]
-    """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+    """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
     them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 
     Errors:
@@ -166,8 +167,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RequestArrived: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RequestArrivedRequest, _scheduler_pb2.RequestArrivedResponse]  # type: ignore[assignment]
-    """A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-    source, and renewed, from now on.
+    """A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+    at its source, and renewed, from now on.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -218,8 +219,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors: none of its own.
     """
     RequestFinished: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RequestFinishedRequest, _scheduler_pb2.RequestFinishedResponse]  # type: ignore[assignment]
-    """A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-    are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+    """A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+    whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+    still to come ends.
 
     Errors:
     * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -236,7 +238,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors: none of its own.
     """
     PollSchedulerNews: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.PollSchedulerNewsRequest, _scheduler_pb2.PollSchedulerNewsResponse]  # type: ignore[assignment]
-    """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+    """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
     them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 
     Errors:
@@ -282,8 +284,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.RequestArrivedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.RequestArrivedResponse, _abc.Awaitable[_scheduler_pb2.RequestArrivedResponse]]:
-        """A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-        source, and renewed, from now on.
+        """A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+        at its source, and renewed, from now on.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -370,8 +372,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.RequestFinishedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.RequestFinishedResponse, _abc.Awaitable[_scheduler_pb2.RequestFinishedResponse]]:
-        """A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-        are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+        """A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+        whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+        still to come ends.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -400,7 +403,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.PollSchedulerNewsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.PollSchedulerNewsResponse, _abc.Awaitable[_scheduler_pb2.PollSchedulerNewsResponse]]:
-        """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+        """News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
         them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 
         Errors:

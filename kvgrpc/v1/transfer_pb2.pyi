@@ -62,7 +62,7 @@ class _TransferStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Transfe
     TRANSFER_STATE_FAILED: _TransferState.ValueType  # 4
     """Over: `failure` says why. No byte of it may be used."""
     TRANSFER_STATE_CANCELLED: _TransferState.ValueType  # 5
-    """Over: somebody ended it."""
+    """Over: it was ended."""
 
 class TransferState(_TransferState, metaclass=_TransferStateEnumTypeWrapper):
     """Whether it is over. Says nothing about memory."""
@@ -78,7 +78,7 @@ TRANSFER_STATE_SUCCEEDED: TransferState.ValueType  # 3
 TRANSFER_STATE_FAILED: TransferState.ValueType  # 4
 """Over: `failure` says why. No byte of it may be used."""
 TRANSFER_STATE_CANCELLED: TransferState.ValueType  # 5
-"""Over: somebody ended it."""
+"""Over: it was ended."""
 Global___TransferState: _TypeAlias = TransferState  # noqa: Y015
 
 class _MemoryDisposition:
@@ -327,10 +327,10 @@ Global___TransferPeer: _TypeAlias = TransferPeer  # noqa: Y015
 
 @_typing.final
 class Phase(_message.Message):
-    """One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
-    settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
-    access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue, its
-    RECEIVE queue, wire and settle, all of the first parts.
+    """One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn),
+    wire, settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the
+    first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue,
+    its RECEIVE queue, wire and settle, all of the first parts.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -72,7 +72,7 @@ class TransferServiceServicer:
     """
 
     def GetTransfer(self, request, context):
-        """One transfer, also for a while after its end. Called by anyone.
+        """One transfer, also for a while after its end. Any caller.
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.

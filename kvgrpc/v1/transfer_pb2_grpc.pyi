@@ -34,7 +34,7 @@ class TransferServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TransferServiceAsyncStub: ...
     GetTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.GetTransferRequest, _transfer_pb2.GetTransferResponse]
-    """One transfer, also for a while after its end. Called by anyone.
+    """One transfer, also for a while after its end. Any caller.
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
@@ -88,7 +88,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetTransfer: _aio.UnaryUnaryMultiCallable[_transfer_pb2.GetTransferRequest, _transfer_pb2.GetTransferResponse]  # type: ignore[assignment]
-    """One transfer, also for a while after its end. Called by anyone.
+    """One transfer, also for a while after its end. Any caller.
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
@@ -145,7 +145,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transfer_pb2.GetTransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.GetTransferResponse, _abc.Awaitable[_transfer_pb2.GetTransferResponse]]:
-        """One transfer, also for a while after its end. Called by anyone.
+        """One transfer, also for a while after its end. Any caller.
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.

@@ -161,7 +161,7 @@ def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
 
 
 def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
-    for group, ids in row.blocks:  # also those without blocks: whoever has all tokens says so for each
+    for group, ids in row.blocks:  # also those without blocks: a destination that has all tokens says so for each
         put_runs(ids, into.blocks.add(group=group).blocks)
     into.token_count = row.token_count
     into.offer_tokens = row.offer_tokens

@@ -1,7 +1,7 @@
 """How much a message may hold: counted before anything is made of it.
 
 A message of 4 MB has room for two million empty rows, or for one text that is as long. Rows cost the loop that handles
-everything, texts the memory of whoever keeps them.
+everything, texts the memory of their keeper.
 """
 
 from collections.abc import Iterable, Sequence, Sized
@@ -42,7 +42,7 @@ ITEMS_MAX = 8_192
 NAMES_MAX = 64
 """Short lists of names: features, states to filter by."""
 TEXT_BYTES_MAX = 256
-"""Bound on labels such as request ids, so that nobody stores a novel here."""
+"""Bound on labels such as request ids, so that no caller stores a novel here."""
 SALT_BYTES_MAX = 4_096
 """Of texts that are hashed and not kept."""
 SECRET_BYTES_MAX = 4_096

@@ -56,7 +56,7 @@ class Bound:
 
     @property
     def says(self) -> str:
-        """Of one value, for people."""
+        """The text of one value."""
         return f"has at most {self.most} bytes" if self.kind is Kind.BYTES else f"is at most {self.most}"
 
 

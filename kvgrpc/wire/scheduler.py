@@ -74,12 +74,12 @@ class Named:
         return made
 
     def beginning(self, tokens: int) -> contents.Content:
-        """The first `tokens` tokens, or the whole where they cannot be named: whoever gets that refuses it."""
+        """The first `tokens` tokens, or the whole where they cannot be named: the hook that gets that refuses it."""
         made = self.with_digest(tokens)
         return made if made.opaque or not made.has_digest(tokens) else made.first(tokens)
 
     def first(self, tokens: int) -> contents.Content:
-        """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where nobody said that."""
+        """What the first `tokens` tokens are. Raises OutOfRange (CONTENT_RANGE) where it was not said."""
         return self.with_digest(tokens).first(tokens)
 
 

@@ -296,7 +296,7 @@ def silent_end(over: Any) -> Any:
 
 
 def dead_for_good(closed: Any) -> Any:
-    """Whoever was declared dead and writes finds out when it settles."""
+    """A peer that was declared dead and writes finds out when it settles."""
 
     def _closed(self: Any, access: Any, *, reason: Reason, message: str, quiesced: bool) -> None:
         closed(self, access, reason=Reason.SOURCE_FAILED, message=message, quiesced=quiesced)
@@ -320,7 +320,7 @@ def renewals_first(handle: Any) -> Any:
 
 
 def rest_untold(at_rest: Any) -> Any:
-    """Whoever gave up a push says so once; that its last posting has ended since, it keeps to itself."""
+    """A source that gave up a push says so once, and does not say that its last posting has ended since."""
 
     def kept(self: Any, move: Any) -> None:
         close, self._closes.close = self._closes.close, always(None)(None)

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant("a settle timeout is success", moves.Moves, "due", bugs.silence_is_valid, Rule.R2),
     Mutant("consumers are counted by message", serving.Serving, "_count", bugs.by_access, Rule.R4),
     Mutant("a consumer that failed is done", serving.Serving, "_count", bugs.failures_done, Rule.R4),
-    Mutant("who gives up under KEEP is done", serving.Serving, "_count", bugs.drops_done, Rule.R4),
+    Mutant("a destination that gives up under KEEP is done", serving.Serving, "_count", bugs.drops_done, Rule.R4),
     Mutant("blocks are freed at expiry during a read", pull_ends.PullEnds, "end", bugs.free_when_over, Rule.R1),
     Mutant(
         "blocks are freed at expiry during a write", Reservation, "busy",
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant("a grant of another life is good", openings, "verify", bugs.any_grant, Rule.R2),
     Mutant("late news change why a transfer failed", state.NodeState, "change", bugs.overwritten, Rule.R3),
     Mutant("a transfer ends twice", transfers.TransferTable, "change", bugs.ended_again, Rule.R3),
-    Mutant("what is not known stops a lead", PendingCloses, "answered", bugs.known_only, Rule.R6),
+    Mutant("an unknown access stops a lead", PendingCloses, "answered", bugs.known_only, Rule.R6),
     Mutant(
         "what was asked before is done again", idempotency.IdempotencyKeys, "begin", bugs.always(Begun.NEW), Rule.R10
     ),
@@ -95,14 +95,20 @@ MUTANTS = (
     Mutant("a cancel in flight is lost", pulls.Pulls, "cancel", bugs.always(False), Rule.R5),
     Mutant("a failure is not told", state.NodeState, "tell", bugs.untold, Rule.R5),
     Mutant("accesses are not closed", PendingCloses, "close", bugs.always(None), Rule.R5),
-    Mutant("a source that gives up tells nobody", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
+    Mutant("a source that gives up tells no destination", push_ends.PushEnds, "_over", bugs.silent_end, Rule.R5),
     Mutant(
-        "whoever was declared dead is told nothing",
+        "a peer that was declared dead is told nothing",
         Reservations, "closed", bugs.dead_for_good, Rule.R5, 120
     ),
-    Mutant("the dead who come back are told nothing", PendingCloses, "peer_back", bugs.always(None), Rule.R5),
+    Mutant(
+        "a peer that comes back after its death is told nothing",
+        PendingCloses, "peer_back", bugs.always(None), Rule.R5
+    ),
     Mutant("that a write is at rest is not told", push_ends.PushEnds, "at_rest", bugs.rest_untold, Rule.R5),
-    Mutant("silence is waited for without an end", liveness.PeerLiveness, "_begin_grace", bugs.always(None), Rule.R5),
+    Mutant(
+        "a silent peer is waited for without an end",
+        liveness.PeerLiveness, "_begin_grace", bugs.always(None), Rule.R5
+    ),
     Mutant("a queue is waited for without an end", timers.Timers, "set", bugs.never(Timer.QUEUE), Rule.R7),
     Mutant("bytes are waited for without an end", timers.Timers, "set", bugs.never(Timer.TRANSFER), Rule.R7),
     Mutant("a verdict is waited for without an end", timers.Timers, "set", bugs.never(Timer.SETTLE), Rule.R7),
@@ -115,7 +121,7 @@ MUTANTS = (
     Mutant("content is not compared", openings, "check", bugs.always(None), Rule.R11),
     Mutant("a released handle is trusted", moves.Moves, "posting_ended", bugs.at_rest, Rule.R1),
     Mutant(
-        "a closing that proves nothing is trusted", Reservations, "closed",
+        "a close that proves nothing is trusted", Reservations, "closed",
         lambda closed: lambda self, access, **fields: closed(self, access, **(fields | {"quiesced": True})), Rule.R1,
     ),
     Mutant("two postings write into one block", pull_course.PullCourse, "_post_slice", bugs.posted_twice, Rule.R1),
@@ -125,32 +131,42 @@ MUTANTS = (
         "a re-key is trusted where it proves nothing", quarantine.Quarantine, "rekeyed", bugs.proved_anyway, Rule.R1, 60
     ),
     Mutant(
-        "what a dead process sent is taken for landed", quarantine.Quarantine, "process_ended", bugs.landed, Rule.R1, 60
+        "what a dead process sent is believed to have arrived",
+        quarantine.Quarantine, "process_ended", bugs.landed, Rule.R1, 60
     ),
     Mutant("the end of a process is not heard", quarantine.Quarantine, "process_ended", bugs.always(None), Rule.END),
     Mutant("ends of processes are not looked for", liveness.PeerLiveness, "watch", bugs.always(None), Rule.END, 60),
-    Mutant("a proof is not heeded", Reservations, "peer_at_rest", bugs.always(None), Rule.END),
+    Mutant("a proof is ignored", Reservations, "peer_at_rest", bugs.always(None), Rule.END),
     Mutant("the last posting's end is lost", pull_ends.PullEnds, "at_rest", bugs.always(None), Rule.END),
     Mutant("bytes of a turn are not given back", turns.Turns, "leave", bugs.kept_in_flight, Rule.END),
-    Mutant("closings that came early are kept", serving.Serving, "forget", bugs.kept_early, Rule.END),
+    Mutant("closes that came early are kept", serving.Serving, "forget", bugs.kept_early, Rule.END),
     Mutant("checksums are not compared", Comparing, "both", bugs.all_agree, Rule.R2),
     Mutant(
-        "blocks are summed up before their step is over",
+        "checksums are computed before the step is over",
         checksum_prefetch.ChecksumPrefetch,
         "announced",
         bugs.summed_early,
         Rule.R2,
     ),
-    Mutant("the sums of other blocks are told", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
+    Mutant("the checksums of other blocks are answered", checksum_prefetch, "_places", bugs.from_the_first, Rule.R2),
     Mutant("a send concludes", push_course.PushCourse, "_post", bugs.concluded, Rule.R9),
     *(replace(mutant, liars=True) for mutant in (
-        Mutant("whoever settles owns the access", serving.Serving, "_settle_row", trusting.settles_for_all, Rule.R2),
-        Mutant("whoever closes owns the access", serving.Serving, "_close_row", trusting.closes_for_all, Rule.R2),
         Mutant(
-            "whoever has parts owns the access",
+            "a peer settles an access of another peer",
+            serving.Serving, "_settle_row", trusting.settles_for_all, Rule.R2
+        ),
+        Mutant(
+            "a peer closes an access of another peer",
+            serving.Serving, "_close_row", trusting.closes_for_all, Rule.R2
+        ),
+        Mutant(
+            "a peer sends parts for an access of another peer",
             Reservations, "parts_ready", trusting.widens_for_all, Rule.R2
         ),
-        Mutant("whoever wants sums owns the access", checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2),
+        Mutant(
+            "a peer asks checksums of an access of another peer",
+            checksums.ChecksumCalls, "ask", trusting.sums_for_all, Rule.R2
+        ),
         Mutant("an access id stands for all uses of it", openings, "_check_same", bugs.always(None), Rule.R2),
         Mutant("a life that was replaced is heard", state.NodeState, "caller", trusting.dead_or_alive, Rule.R2),
         Mutant("a grant that is opened is not verified", openings, "verify", trusting.unsigned, Rule.R2),

@@ -12,22 +12,22 @@ from kvgrpc.errors import KVGrpcError
 
 
 def settles_for_all(settle_row: Any) -> Any:
-    """Whoever settles an access is its owner."""
+    """A peer that settles an access is its owner."""
     return lambda self, peer, row: settle_row(self, _owner(self, peer, row.access_id), row)
 
 
 def closes_for_all(close_row: Any) -> Any:
-    """Whoever closes one is."""
+    """A peer that closes one is."""
     return lambda self, call, peer, row: close_row(self, call, _owner(self, peer, row.access_id), row)
 
 
 def widens_for_all(parts_ready: Any) -> Any:
-    """Whoever has parts for one is."""
+    """A peer that has parts for one is."""
     return lambda self, event, peer: parts_ready(self, event, _owner(self, peer, event.access_id))
 
 
 def sums_for_all(ask: Any) -> Any:
-    """Whoever wants the sums of what is read under one is."""
+    """A peer that asks checksums of what is read under one is."""
 
     def asked(self: Any, event: Any) -> None:
         access = self._state.accesses.get(event.access_id)
@@ -116,8 +116,8 @@ def engine_of(life: str) -> str:
 
 
 def any_life_delivers(check: Any) -> Any:
-    """Whoever comes in a higher epoch goes on with a push that another life began. Of another engine, that is: a life
-    of the same one that introduces itself has ended the push.
+    """A source that comes in a higher epoch goes on with a push that another life began. Of another engine, that is: a
+    life of the same one that introduces itself has ended the push.
     """
 
     def checked(self: Any, access: Any) -> Any:

@@ -63,7 +63,7 @@ class Bandwidth:
         return _result(case, moves, pulled.transfer.paths[0].descriptors, best)
 
     async def _round(self, case: Case, pools: Pools) -> Move:
-        """Each way once; ours between the baselines, so that what drifts favours nobody."""
+        """Each way once; ours between the baselines, so that what drifts favours no way."""
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
         ids = case.ids("source"), case.ids("destination")
         at_once = (await pools.caller.pull(*ids)).seconds if self._plan.checksum else None

@@ -63,7 +63,7 @@ class Bandwidth:
         return _result(case, moves, pushed)
 
     async def _round(self, case: Case, pools: Pools, number: int) -> Move:
-        """Each way once; ours in turn before and after the base, so that what drifts favours nobody."""
+        """Each way once; ours in turn before and after the base, so that what drifts favours no way."""
         base = {} if number % 2 else await self._base(case, pools)
         ours = await self._push(case, pools)
         base = base or await self._base(case, pools)

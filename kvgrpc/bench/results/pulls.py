@@ -14,7 +14,7 @@ BASELINES = {
     "memcpy_whole": "one memcpy of the whole pool, by one thread",
     "raw_nixl": RAW_NIXL,
     "empty": "a grpc.aio server whose methods do nothing: one call, and one message each way over a stream;"
-    " details.one_block_pull_empty_ms is what the messages of a pull take when nobody does anything with them",
+    " details.one_block_pull_empty_ms is what the messages of a pull take when no side does anything with them",
     "busy": "the server embedded in a process whose other thread runs pure Python, at sys.setswitchinterval(0.0002);"
     " details.busy_5ms_* at Python's own 5 ms",
     "without": "the same pull between the same two servers without checksums, right after it. With them: ratio_without"

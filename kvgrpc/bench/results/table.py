@@ -1,4 +1,4 @@
-"""A run's result for people."""
+"""A run's result as a table to read."""
 
 from collections.abc import Sequence
 

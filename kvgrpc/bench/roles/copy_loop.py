@@ -33,7 +33,7 @@ class LoopCopier:
 
     @property
     def why(self) -> str:
-        """How it copies, for people."""
+        """How it copies, as text."""
         return "a loop in Python" if self._copy is _in_python else "a native loop"
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """When the last byte of each read landed, seen at the data path itself: before mover, event loop and RPC know of it.
 
 Wraps every data path of the servers that this process starts while it is on. A path that calls `wake` is stamped at its
-last call, one that is polled when it first answers that it is DONE. Nobody writes over a path that is wrapped.
+last call, one that is polled when it first answers that it is DONE. Nothing is written over a path that is wrapped.
 """
 
 import importlib

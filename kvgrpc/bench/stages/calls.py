@@ -105,7 +105,7 @@ class Caller:
         return Registered(key, reserved.transfer.transfer_id, registered.transfer.transfer_id)
 
     async def push(self, registered: Registered, source: Ids) -> Moved:
-        """Hands the blocks of a registered push over, in one part, while somebody waits for its end at the destination.
+        """Hands the blocks of a registered push over, in one part, while a caller waits for its end at the destination.
 
         Raises InternalError if that fails.
         """
@@ -138,7 +138,7 @@ class Caller:
         await self._at_source.FinishedBlocks(request, timeout=_CALL_S)
 
     async def _ended(self, transfer_id: str) -> tuple[transfer_pb2.Transfer, int]:
-        """A transfer of the destination once it is over, and when whoever waited was back."""
+        """A transfer of the destination once it is over, and when the waiting caller was back."""
         ended = await self._wait(_until_over(transfer_id), timeout=_CALL_S)
         return ended.transfer, time.monotonic_ns()
 

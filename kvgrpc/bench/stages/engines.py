@@ -68,7 +68,7 @@ class Engines:
         return push
 
     def finish(self, push: Push, blocks: Ids, layers: tuple[int, int] | None = None, *, last: bool = True) -> None:
-        """Hands a part over; waits for nobody."""
+        """Hands a part over; waits for no answer."""
         push.finished(_any(blocks), layers=layers, last=last)
         self.source.flush()
 

@@ -238,4 +238,4 @@ class Leads:
             case actions.MapPeer(rank=rank, peer=peer, attempt=attempt):
                 self._feed(lead, events.PeerMapped(rank, peer, "loopback", "nothing moves here", attempt=attempt))
             case _:
-                raise AssertionError(f"nobody performs {action}")
+                raise AssertionError(f"{action} is not performed")

@@ -1,4 +1,4 @@
-"""The threads that sum up blocks of a rank's memory, beside those that move bytes: nobody else waits for them.
+"""The threads that compute checksums of a rank's memory, beside those that move bytes: nothing else waits for them.
 
 What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
 sums up what it has just copied (`SummingRemote`). By others the posting moves in slices, if they can (`SlicingRemote`),
@@ -105,7 +105,7 @@ class Sums:
     def _later(self, name: str, do: Callable[..., None], *arguments: object) -> None:
         try:
             self._threads.submit(do, *arguments)
-        except RuntimeError:  # closed: nobody is left to care
+        except RuntimeError:  # closed: its reports are not wanted any more
             _log.debug("the rank is closed; %s is not summed up", name)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Slices:
             self._sums.submit(self._job, partial(self._sum, *some))
 
     def all_there(self) -> None:
-        """The posting is over: what nobody has heard of is there, too."""
+        """The posting is over: what was not reported has arrived, too."""
         for number in [*self._left]:
             self.arrived(number)
 

@@ -1,7 +1,7 @@
 """CRC-32C of blocks of a rank's memory, by the library of google-crc32c, without holding the interpreter lock.
 
 Its Python function sums up one run of bytes and holds the lock for as long as that takes: 0.1 ms a megabyte for which
-everybody else waits. Called directly from Python the C function lets go of the lock, but has to win it back after
+all other threads wait. Called directly from Python the C function lets go of the lock, but has to win it back after
 every run, which beside other threads takes longer than a run of 16 KB. So `kvgrpc_sum_rows` of `rows.c` calls it for
 many runs; where that was not built, Python does.
 

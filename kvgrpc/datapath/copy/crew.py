@@ -1,4 +1,4 @@
-"""The threads that copy: a posting is cut into pieces, and whoever is free takes the next one.
+"""The threads that copy: a posting is cut into pieces, and a free thread takes the next one.
 
 Pieces are small (some milliseconds), so that threads end together though one was held up and a
 close waits for no more than a piece; and no smaller, since after each one a thread has to win the

@@ -18,7 +18,7 @@ class Available:
 
     nbytes: int
     limited_by: str
-    """What sets it, for people."""
+    """What sets it, as text."""
 
 
 def available(root: Path = Path("/")) -> Available | None:
@@ -61,7 +61,7 @@ def _limits(root: Path, mount: str, path: str, limit: str, used: str) -> Iterato
         maximum, current = _number(folder / limit), _number(folder / used)
         if maximum is None or current is None or maximum >= _UNLIMITED:
             continue
-        # File cache that nobody used lately is given up before anything is killed.
+        # File cache that was not used lately is given up before anything is killed.
         left = maximum - current + _reclaimable(folder / "memory.stat")
         yield Available(max(left, 0), f"{limit} of cgroup {_name(folder, top)}")
 

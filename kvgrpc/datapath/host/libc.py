@@ -1,6 +1,6 @@
 """The C library's calls that Python does not have, typed, each releasing the interpreter lock while it runs.
 
-Every function here takes plain addresses: whoever calls it has checked that they may be read and written.
+Every function here takes plain addresses: its caller has checked that they may be read and written.
 """
 
 import ctypes

@@ -134,7 +134,7 @@ class SharedMemory:
         return self._bytes[: self.nbytes]
 
     def keep_alive(self) -> object:
-        """While somebody holds it, the mapping stays, also beyond `close`."""
+        """While it is held, the mapping stays, also beyond `close`."""
         return self._bytes
 
     def reopen_read_only(self) -> int:
@@ -145,7 +145,7 @@ class SharedMemory:
         return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def forbid_new_writers(self) -> None:
-        """From now on nobody maps or writes the pool through any descriptor; mappings that exist
+        """From now on no process maps or writes the pool through any descriptor; mappings that exist
         stay writable. Call it when the engine has attached; there is no way back. Idempotent.
 
         Raises PreconditionFailed (FEATURE_UNAVAILABLE) on kernels before 5.1.
@@ -166,7 +166,7 @@ class SharedMemory:
         os.close(self._fd)
         self._fd = -1
         self._bytes = np.empty(0, dtype=np.uint8)
-        # A view that somebody still holds keeps the mapping: better than a view of nothing.
+        # A view that is still held keeps the mapping: better than a view of nothing.
         with contextlib.suppress(BufferError):
             self._mapping.close()
 

@@ -122,7 +122,7 @@ class HeldProcess:
         self.end.close()
 
     def _explain(self, error: OSError) -> str:
-        """What the kernel's number means here, for people."""
+        """What the kernel's number means here, as text."""
         meaning = {
             errno.EPERM: "the kernel forbids it: another user, a protected process, a seccomp"
             f" filter, or Yama (ptrace_scope {_yama() or 'not present'})",

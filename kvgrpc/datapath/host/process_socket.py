@@ -2,8 +2,8 @@
 
 One question, one answer, one packet each (SOCK_SEQPACKET): a token from the handshake and a challenge of the peer's,
 and for them what the data path that minted the token answers, or the reason why not. One thread serves all: it is
-blocked while nobody asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client sends
-can stop it.
+blocked while no client asks, drops clients that stay silent, keeps few of them at a time, and nothing that a client
+sends can stop it.
 
 The socket has an abstract name unless a folder is given. An abstract name leaves nothing behind when
 the process is killed, no cleaner of temporary files removes it, and the containers of one pod, which
@@ -218,7 +218,7 @@ class _Server:
         return None
 
     def _answer(self, client: socket.socket) -> None:
-        """One packet in, one packet out; a client that breaks off harms nobody else."""
+        """One packet in, one packet out; a client that breaks off harms no other."""
         try:
             question = client.recv(TOKEN_BYTES + CHALLENGE_BYTES + 1)
             if not question:
@@ -262,7 +262,7 @@ class _Clients:
         return self._poll.fileno()
 
     def wait_s(self) -> float | None:
-        """Until the oldest has been silent for too long; None when there is nobody."""
+        """Until the oldest has been silent for too long; None when there is no client."""
         first = next(iter(self._deadlines.values()), None)
         return None if first is None else max(first - time.monotonic(), 0.0)
 

@@ -2,9 +2,9 @@
 
 Before NIXL is loaded the environment gets, unless set already, UCX_RCACHE_MAX_UNRELEASED=1024
 (bounds what UCX keeps of memory that is gone) and UCX_TCP_CONN_NB=y (else a peer's address where
-nobody answers stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
+no answer comes from stops the calling thread: 3 s seen, minutes behind a firewall). All else that UCX
 reads from its environment holds: UCX_TLS=tcp forces TCP, UCX_NET_DEVICES=eth1 picks the network.
-UCX listens for peers on each network that it may use, and asks nobody who they are.
+UCX listens for peers on each network that it may use, and does not ask who connects.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _TCP_UNASKED = (
     "UCX reaches agent {!r} over TCP only, where a reader that dies takes the process that it reads from"
     " with it; UCX_TLS=tcp in the environment of both accepts that"
 )
-# What a peer does to a connection, in words for people.
+# What a peer does to a connection, in words.
 _MEANS = {"nixlRemoteDisconnectError": "the peer's agent is gone or the connection to it broke"}
 
 
@@ -198,7 +198,7 @@ class NixlAgent:
         return is_host(self.endpoint.segments) and ucx_log.written_by_caller(self._lanes_or_asked())
 
     def _lanes_or_asked(self) -> ucx_log.LaneSets:
-        """The lanes or, where UCX's log is somebody else's, what its environment asks for."""
+        """The lanes or, where UCX's log is another program's, what its environment asks for."""
         return self.lanes() or [tuple(os.environ.get("UCX_TLS", "").split(","))]
 
     def lanes(self) -> ucx_log.LaneSets:

@@ -3,7 +3,7 @@
 NIXL and UCX take metadata at its word: a wrong memory type is read as an index, over an address of
 another version UCX stops the process, over other bytes of an address it may fault (found by changing
 bytes at random). The digest keeps out what was damaged, the checks what contradicts itself. What is
-UCX's own, address and keys, nobody can check: a peer that the handshake let in is trusted with that.
+UCX's own, address and keys, cannot be checked: a peer that the handshake let in is trusted with that.
 
 The form is NIXL 1.5's: fields of (tag, length in 8 bytes, value, "|"), little-endian.
 """

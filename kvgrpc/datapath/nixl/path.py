@@ -3,10 +3,10 @@
 NIXL is imported when the first `NixlPath` is made. The rules:
 
 * One agent per rank, without NIXL's progress thread, which burns a whole core while idle. Bytes
-  move only while somebody calls in: `poll` on the side that posted, `progress` on the other. Nothing
+  move only while its functions are called: `poll` on the side that posted, `progress` on the other. Nothing
   here sleeps, waits for a peer or starts a thread.
 * An agent ends in one order: transfers, peers, memory, agent. `close` keeps it at any time, with
-  transfers pending and peers dead; a finalizer does the same for a path that nobody closed.
+  transfers pending and peers dead; a finalizer does the same for a path that was not closed.
 * DONE is what the transfer itself says; FAILED only where nothing can follow (`NixlPosting`).
 * When a peer's write can land no more is another matter on each transport (`NixlPath.late_writes`).
 * A peer's metadata is checked in full before NIXL sees it (`nixl_metadata`).
@@ -125,7 +125,7 @@ class NixlPath:
         * CMA: the peer's process writes, and needs nothing of this one. A peer that was stopped
           within a write goes on with it after this agent's end. Nothing follows the end of its process.
 
-        Nobody has shown it for anything else.
+        It was not shown for anything else.
         """
         return self._agent.late_writes()
 

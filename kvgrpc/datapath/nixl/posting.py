@@ -106,7 +106,7 @@ class NixlPosting:
     * WRITE over CMA: this process writes into the peer's memory inside its own calls: FAILED, too.
     * WRITE over TCP: bytes that have left are written by the peer's process when it gets to them, in
       every trial with a peer that was stopped for a moment, also after this agent's end: UNPROVED.
-    * Elsewhere (an RDMA adapter reads and writes by itself, and a GPU's copies are its own) nobody has
+    * Elsewhere (an RDMA adapter reads and writes by itself, and a GPU's copies are its own) no test has
       shown anything: the posting stays PENDING with `error` set, until the path is closed. That makes
       a READ FAILED and a WRITE UNPROVED.
 

@@ -73,9 +73,9 @@ class LoopbackPath:
         return replace(endpoint, loopback=LoopbackEndpoint(self._key, nbytes))
 
     def withdraw(self, peer: str) -> None:
-        """Has nothing to do: nobody gets a token."""
+        """Has nothing to do: no peer gets a token."""
 
-    def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - nobody is asked
+    def question(self, endpoint: RankEndpoint) -> Question | None:  # noqa: ARG002 - no process is asked
         return None
 
     def connect(self, endpoint: RankEndpoint, answer: Answer | str = "") -> "LoopbackRemote":  # noqa: ARG002
@@ -174,7 +174,7 @@ class _Offered:
             yield
 
     def withdraw(self) -> None:
-        """Nobody writes after it."""
+        """No write follows."""
         with self._lock:
             self._withdrawn = True
 
@@ -186,7 +186,7 @@ class LoopbackRemote:
         self._path = path
         self._key = key
         self._peer = peer
-        # Whoever closes its memory while we copy gets it back a little later.
+        # A rank that closes its memory during a copy gets it back a little later.
         self._alive = peer.memory.keep_alive() if isinstance(peer.memory, SharedMemory) else peer.memory
 
     @property

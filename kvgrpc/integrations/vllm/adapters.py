@@ -1,5 +1,5 @@
 """What an adapter is called to peers: a digest of its files. Its name and its path mean other weights on another host,
-and other weights here once somebody has pointed them elsewhere; its number is an engine's own.
+and other weights here once they were pointed elsewhere; its number is an engine's own.
 
 vLLM keeps an adapter's weights under its number, reads its files when it likes (at the first request that needs it, and
 again when others took its place), and puts other weights under the number of requests that run: those go on with them,
@@ -38,7 +38,7 @@ class Adapters:
         """What was at each path when it was first seen."""
         self._digests: dict[str, str] = {}
         self._unclear: dict[int | str, str] = {}
-        """Numbers and paths of which nobody knows which weights they stood for, and why."""
+        """Numbers and paths that stood for unknown weights, and why."""
 
     def seen(self, adapter: "LoRARequest") -> None:
         """Told before vLLM loads it, or computes with it, for whomever that is."""

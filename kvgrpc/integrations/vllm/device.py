@@ -33,7 +33,7 @@ def marks_of(device: torch.device) -> MarkNow | None:
     of = torch.get_device_module(device)
 
     def mark() -> Mark:
-        made: torch.cuda.Event = of.Event(blocking=True)  # whoever waits for it takes no processor
+        made: torch.cuda.Event = of.Event(blocking=True)  # waiting for it takes no processor
         made.record(of.current_stream(device))
         return made
 

@@ -1,12 +1,12 @@
 """The scheduler's hooks as vLLM calls them: none raises, and whatever becomes of kvgrpc, every request that waits for
 KV hears of it exactly once, and every block that was handed over comes back exactly once.
 
-vLLM ends an engine whose hook raises, and waits for ever for what nobody reports. So what fails here ends kvgrpc in
+vLLM ends an engine whose hook raises, and waits for ever for what is not reported. So what fails here ends kvgrpc in
 this engine, never the engine: it goes on alone. The lead is ended then, so that peers use nothing of what they still
 read; blocks that were being filled stay out of use, since something may still write into them.
 
 Blocks that were handed over are held by a reference of our own, like those of a shared prefix, not by vLLM's delayed
-free: with that an engine makes 750 empty steps a second for as long as somebody may read. An idle engine hears of
+free: with that an engine makes 750 empty steps a second for as long as it may be read. An idle engine hears of
 blocks that came back with its next request, which is when it may need them.
 """
 

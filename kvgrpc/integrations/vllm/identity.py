@@ -1,9 +1,9 @@
 """What KV is of, beyond its tokens: whatever of vLLM's configuration changes the bytes that the same tokens lead to.
 
 Fields of vLLM's model and cache configurations are part of it unless they are listed here, so that one that a later
-vLLM has keeps engines apart until somebody knows better. Left out is what changes no byte (names, limits, sampling,
-memory), or only the last bit of a rounding (graphs, eager mode), and what the layout says of the pool by itself (sizes
-and order of blocks). The tensor-parallel size is not in it.
+vLLM has keeps engines apart until it is known to be harmless. Left out is what changes no byte (names, limits,
+sampling, memory), or only the last bit of a rounding (graphs, eager mode), and what the layout says of the pool by
+itself (sizes and order of blocks). The tensor-parallel size is not in it.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def kernels_of(config: "VllmConfig", layers: list[str]) -> Kernels:
 
 
 def factors_of(config: "VllmConfig", weights_revision: str, kernels: Kernels) -> dict[str, object]:
-    """All that KV is of here, by name, for people and for `identity_of`."""
+    """All that KV is of here, by name, for logs and for `identity_of`."""
     speculative = config.speculative_config
     draft = speculative.draft_model_config if speculative and speculative.uses_draft_kv_cache() else None
     return {

@@ -27,8 +27,9 @@ class Step(KVConnectorMetadata):
 
     number: int = 0
     report: bool = True
-    """Something may wait until it is done. What nobody waits for is not said: a lead that shares the worker's processor
-    takes half a millisecond of every step to hear it."""
+    """Something may wait until it is done. What is not waited for is not said: a lead that shares the worker's
+    processor takes half a millisecond of every step to hear it.
+    """
     loaded: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     """Of those in `loaded`, the ones of which nothing came."""

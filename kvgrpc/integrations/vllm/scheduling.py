@@ -35,7 +35,8 @@ IDLE_S = 0.002
 LOOK_S = 0.1
 """While nothing is under way a step looks this often whether its lead is still there: it costs as much as all else."""
 RESET_S = 5.0
-"""So long a reset waits until nobody reads, or fills, what was there before. Without readers it takes a millisecond."""
+"""A reset waits so long until what was there before is neither read nor filled. Without readers it takes a millisecond.
+"""
 
 
 class SchedulerSide:
@@ -130,7 +131,7 @@ class SchedulerSide:
 
     def _admit(self, request: "Request", found: ScheduledRequest) -> ScheduledRequest:
         """It is let in, under its adapter's name. Raises KVGrpcError for what has no name, or is one too many: then
-        whoever waits for its push has been told.
+        the destination that waits for its push has been told.
         """
         try:
             pushes = found.give is not None and found.give.mode is Mode.PUSH

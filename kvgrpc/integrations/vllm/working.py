@@ -82,7 +82,7 @@ class WorkerSide:
             self._after.say(partial(self._report, step, layer))
 
     def _report(self, step: Step, layer: str) -> None:
-        """Never raises: vLLM ends an engine whose worker does. Where nobody listens any more, the scheduler knows."""
+        """Never raises: vLLM ends an engine whose worker does. Where its session is over, the scheduler knows."""
         if self._rank is None or self._over:
             return
         try:

@@ -437,7 +437,7 @@ class SettledAccess(_message.Message):
     starts a prefill over or registers its memory again also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
     """
     message: _builtins.str
-    """One sentence for people."""
+    """One sentence, to be read."""
     def __init__(
         self,
         *,
@@ -506,7 +506,7 @@ class AccessClosing(_message.Message):
     no registration with that grant has come yet.
     """
     message: _builtins.str
-    """Why, for people; cut after 1,024 bytes."""
+    """Why, as text; cut after 1,024 bytes."""
     def __init__(
         self,
         *,
@@ -863,7 +863,7 @@ class CallError(_message.Message):
     reason: _common_pb2.FailureReason.ValueType
     """What happened."""
     message: _builtins.str
-    """One sentence for people."""
+    """One sentence, to be read."""
     def __init__(
         self,
         *,

@@ -81,7 +81,7 @@ class PeerChannel:
     async def _beat(self, stream: Any) -> None:
         """One stream: beats every fifth of the grace, and expects as many."""
         interval_s = self._limits.peer_grace_s / 5
-        over = asyncio.ensure_future(stream.code())  # between two beats nobody reads
+        over = asyncio.ensure_future(stream.code())  # between two beats the stream is not read
         try:
             while await self._exchange(stream, interval_s * 2.5):
                 self._runner.feed(events.PeerAlive(self.peer))

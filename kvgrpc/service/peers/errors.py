@@ -32,7 +32,7 @@ def bounded(reply: Any, who: str) -> Any:
 
 
 def failure_of(error: Exception, what: str) -> KVGrpcError:
-    """The typed error of `what`, which leads back to no answer. One that is nobody's answer is a defect of ours."""
+    """The typed error of `what`, which leads back to no answer. An error that no peer sent is a defect of this lead."""
     match error:
         case KVGrpcError():
             return error.untraced()

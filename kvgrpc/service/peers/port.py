@@ -141,7 +141,7 @@ class PeerChannels:
     # -- the handshake
 
     async def _dial(self, action: actions.Dial, life: int) -> None:
-        """`life`: ours, that wants to know the peer. With its end nobody waits any more."""
+        """`life`: ours, that wants to know the peer. With its end no handshake is waited for."""
         address = action.address
         if not self._may_dial(address):
             error = PermissionDenied(

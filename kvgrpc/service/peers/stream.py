@@ -1,6 +1,6 @@
 """Calls to another lead over one stream (PeerService.Converse), for about half of what they cost by themselves.
 
-A stream that cannot be used is no error: whoever calls then makes the call by itself. One that breaks answers every
+A stream that cannot be used is no error: a call is then made by itself. One that breaks answers every
 call that waits on it with Unavailable; all of these calls may be made again.
 """
 

@@ -13,7 +13,7 @@ BROKEN = (admin_pb2.ADMISSION_NO_ENGINE, admin_pb2.ADMISSION_WEDGED)
 
 
 def admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
-    """The state of admission, and the reason for people; empty when it is open."""
+    """The state of admission, and the reason as text; empty when it is open."""
     state = lead.node.state
     if state.description is None:
         return admin_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"

@@ -1,7 +1,7 @@
 """The answering side of a stream of calls between leads (PeerService.Converse).
 
 Calls are fed to the node in the order in which they come; most are answered before the next one is looked at, and one
-that has to wait holds up nobody. What is known at once goes out in one message.
+that has to wait does not hold up others. What is known at once goes out in one message.
 """
 
 import asyncio

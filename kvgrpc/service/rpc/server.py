@@ -74,7 +74,7 @@ def channel_options(limits: Limits) -> list[tuple[str, Any]]:
 
 class _OthersFaults(logging.Filter):
     """gRPC logs as errors with a traceback: an answer whose caller leaves in that very moment, and bytes that are no
-    message, of a caller or of a peer that was called. Neither is a defect, or of use to anybody.
+    message, of a caller or of a peer that was called. Neither is a defect, or of use in a log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -193,7 +193,9 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         return answer.transfer.id if answer.transfer else None
 
     def _start_over(self, request: _Request, _: str) -> None:
-        """Its blocks are taken back as an engine does it that has a void page: nobody is vouched for from here on."""
+        """Its blocks are taken back as an engine does it that has a void page: no read of them is vouched for from here
+        on.
+        """
         if request.lease_id:
             self._runner.feed(events.LeasesVoided((request.lease_id,)))
             request.part_epoch += 1

@@ -64,8 +64,8 @@ def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
 
 
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
-    """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that whoever
-    waits for its lease learns it. None for calls that promised no lease.
+    """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that an
+    opening that waits for its lease learns it. None for calls that promised no lease.
     """
     lease_id = call.finished_blocks.lease_id if call.HasField("finished_blocks") else ""
     if not lease_id or call.finished_blocks.validate_only:

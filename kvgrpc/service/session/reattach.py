@@ -31,7 +31,7 @@ class Return:
     """One engine that comes back, until every worker is here. Make it on the loop; `end` it in any case."""
 
     def __init__(self, request: session_pb2.AttachRequest) -> None:
-        """Raises InvalidRequest for a ticket that somebody could guess."""
+        """Raises InvalidRequest for a ticket that could be guessed."""
         if len(request.rank_ticket) < TICKET_BYTES_MIN:
             raise invalid("rank_ticket", f"has at least {TICKET_BYTES_MIN} random bytes")
         self._ticket = request.rank_ticket
@@ -95,7 +95,7 @@ class Return:
         self.memory.clear()
 
     def _keep(self, rank: int, memory: int) -> None:
-        """Raises PermissionDenied, and closes it, where the engine ended meanwhile: nobody would."""
+        """Raises PermissionDenied, and closes it, where the engine ended meanwhile and does not."""
         if self._begun.is_set():
             os.close(memory)
             raise PermissionDenied(Reason.NOT_OWNER, "this engine is not back")

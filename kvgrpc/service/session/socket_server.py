@@ -102,7 +102,9 @@ class Session:
         return tuple(self._unread.pop(id_) for id_ in found)
 
     def close(self, why: str) -> None:
-        """Ends its connections; `why` is told to whoever is still there, unless it is this lead's life that ends."""
+        """Ends its connections; `why` is told to processes that are still there, unless it is this lead's life that
+        ends.
+        """
         last = encode(session_pb2.ServerFrame(over=session_pb2.SessionOver(message=why))) if why else b""
         for writer in (self.writer, *self.workers.writers):
             write(writer, last)
@@ -245,7 +247,7 @@ class Sessions:
             if self._session is not session:
                 session.page.close()
                 if returning is not None:
-                    self.over.set()  # it had its chance, and whoever comes next is another engine
+                    self.over.set()  # it had its chance, and what comes next is another engine
         assert self._first is not None
         self._first.cancel()
         try:
@@ -320,7 +322,7 @@ class Sessions:
             if call.void_slot and isinstance(event, events.FinishedBlocks) and not event.validate_only:
                 session.page.name(call.void_slot, event.lease_id)
             if isinstance(event, events.StepDone) and session.workers.reports_steps:
-                raise invalid("step_done", "is reported by the worker of rank 0, and by nobody else then")
+                raise invalid("step_done", "is reported by the worker of rank 0 alone then")
         except KVGrpcError as error:
             answered(error.untraced())
             lost = refused_lease(call, number)

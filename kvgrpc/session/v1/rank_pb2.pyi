@@ -301,7 +301,7 @@ class ExpectCommand(_message.Message):
     """True while it is open."""
     writes: _builtins.bool
     """A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
-    whose lead moves the bytes: a lead that dies leaves nobody else who knows.
+    whose lead moves the bytes: when a lead dies, only the rank knows.
     """
     def __init__(
         self,

@@ -360,7 +360,7 @@ class RefusedResponse(_message.Message):
     reason: _common_pb2.FailureReason.ValueType
     """Why."""
     message: _builtins.str
-    """One sentence for people."""
+    """One sentence, to be read."""
     def __init__(
         self,
         *,
@@ -403,7 +403,7 @@ class SessionOver(_message.Message):
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
-    """One sentence for people: who is gone."""
+    """One sentence, to be read: which process is gone."""
     def __init__(
         self,
         *,
@@ -705,7 +705,7 @@ class Failed(_message.Message):
     request_id: _builtins.str
     """The LLM request."""
     cancelled: _builtins.bool
-    """Somebody cancelled it."""
+    """It was cancelled."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """Why."""

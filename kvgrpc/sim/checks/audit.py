@@ -85,7 +85,7 @@ class Audit:
         self._opened = opened
         self._vouched = vouched
         self._consumers = Consumers(state.peers)
-        self._farewells = CloseAudit(state.limits, state.peers)
+        self._closes = CloseAudit(state.limits, state.peers)
         self._proven = WriterAudit()
         self._waits = Waits(state.limits)
         self._leases = LeaseTimes(state)
@@ -164,7 +164,7 @@ class Audit:
         self._beliefs.asks(action)
         if opening.push_content is None:
             self._asked[opening.access_id] = opening.transfer_id
-            self._farewells.asked(opening.access_id, opening.transfer_id, action.peer)
+            self._closes.asked(opening.access_id, opening.transfer_id, action.peer)
             return
         claims = claims_of(opening.token)
         assert claims is not None
@@ -174,7 +174,7 @@ class Audit:
             self._pushed[access_id] = opening.access_id
         if opening.reverse_access_id:
             self._opened.add(opening.reverse_access_id)
-        self._farewells.asked(opening.access_id, opening.transfer_id, action.peer, opening.token)
+        self._closes.asked(opening.access_id, opening.transfer_id, action.peer, opening.token)
 
     def settles(self, action: SendSettle) -> None:
         """It asks a peer for its verdict."""
@@ -184,7 +184,7 @@ class Audit:
 
     def closes(self, action: SendClose) -> None:
         """It tells a peer that an access is over."""
-        self._farewells.over(action.closing.access_id)
+        self._closes.over(action.closing.access_id)
 
     def hangs_up(self, action: HangUp) -> None:
         """It has done with a life of a peer."""
@@ -193,7 +193,7 @@ class Audit:
     def life_began(self) -> None:
         """All of the last life is over."""
         self._beliefs.life_began()
-        self._farewells.life_began()
+        self._closes.life_began()
         self._proven.life_began()
         self._overdue.life_began()
         self._waits.life_began()
@@ -230,7 +230,7 @@ class Audit:
         self._proven.changed(transfer)
         self._leases.touched(transfer.lease_id)
         if transfer.over:
-            self._farewells.ended(transfer.id, self._node.state.now)
+            self._closes.ended(transfer.id, self._node.state.now)
         if transfer.direction is Direction.RECEIVE and transfer.state is State.SUCCEEDED:
             self._check_vouched(transfer)
 
@@ -263,10 +263,10 @@ class Audit:
         check_pins(self._node.state.pins, uses, memories, pool, voided=voided)
 
     def check_talk(self) -> None:
-        """Nobody is kept waiting: peers are told of what is over, silence comes to its end, and so do pulls."""
+        """Nothing waits without an end: peers are told of what is over, silence comes to its end, and so do pulls."""
         state = self._node.state
         self._waits.check(state.now)
-        self._farewells.check(state.now)
+        self._closes.check(state.now)
         for life, since in list(self._silent.items()):
             peer = state.peers.get(life)
             if peer is None or peer.state is not PeerState.SUSPECT:
@@ -310,7 +310,7 @@ class Audit:
                 self._consumers.gave_up(*known)
             if row.dropped and claims is not None:
                 self._consumers.gave_up(claims.transfer_key, event.engine_id)
-            self._farewells.over(self._pushed.get(row.access_id, row.access_id))
+            self._closes.over(self._pushed.get(row.access_id, row.access_id))
 
     def _register(self, event: RegisterPush) -> None:
         claims = claims_of(event.token)
@@ -322,9 +322,9 @@ class Audit:
             fills = self._asked.get(event.access_id) or self._beliefs.fills(event)
             self._access[fills] = event.access_id
         elif not event.retryable:
-            # Whoever does not know us may have been told of the push before, and wait for its source to be at rest.
+            # A peer that does not know this lead may know of the push, and wait for its source to be at rest.
             if event.result.reason is not Reason.NO_HANDSHAKE or event.access_id not in self._pushed:
-                self._farewells.over(event.access_id)
+                self._closes.over(event.access_id)
             self._refused(event.access_id, event.result.reason)
 
     def _settled(self, event: SettleAnswered) -> None:
@@ -334,7 +334,7 @@ class Audit:
             if event.access_id in self._closing:
                 self._over(event.access_id, result)
         elif result.reason is Reason.NO_HANDSHAKE and event.access_id not in self._pushed:
-            self._farewells.over(event.access_id)
+            self._closes.over(event.access_id)
 
     def _posting_ended(self, event: PostingEnded) -> None:
         fills = self._fills.pop(event.posting_id, "")
@@ -356,9 +356,9 @@ class Audit:
         """The last verdict on an access is given."""
         if verdict.valid and access_id in self._consumer:
             self._consumers.received(*self._consumer[access_id])
-        self._farewells.over(access_id)
+        self._closes.over(access_id)
         if verdict.valid:
-            self._farewells.over(self._pushed.get(access_id, b""))
+            self._closes.over(self._pushed.get(access_id, b""))
 
     # -- what it says
 
@@ -388,7 +388,7 @@ class Audit:
                 continue
             access_id = opening.reverse_access_id or opening.access_id
             self._access[row.transfer_id] = access_id
-            self._farewells.granted(access_id, row.transfer_id, peer)
+            self._closes.granted(access_id, row.transfer_id, peer)
             if not opening.reverse_access_id:
                 self._proven.granted(access_id, row.transfer_id, peer)
 

@@ -1,9 +1,9 @@
 """What a lead may believe of its peers, of which some lie: whose an access is, and which of their answers make sense.
 
-What a liar vouches for may be wrong, and nobody can tell. But nothing is offered that the lead's own checks could have
-refused: an answer that does not fit what was asked for, what no verdict came for, a delivery of other content, by
-another life, or of an earlier epoch than the last one. And nobody settles, closes, widens or sums up what is another's,
-or uses a grant that this lead has not signed.
+What a liar vouches for may be wrong, and cannot be told apart. But nothing is offered that the lead's own checks could
+have refused: an answer that does not fit what was asked for, what no verdict came for, a delivery of other content, by
+another life, or of an earlier epoch than the last one. And no peer settles, closes, widens or asks checksums of what is
+another's, or uses a grant that this lead has not signed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -153,7 +153,7 @@ class Beliefs:
         rows = [row for event in waiting if isinstance(event, OpenAccess) for row in event.openings]
         opened = {row.reverse_access_id or row.access_id for row in rows}
         if self._vouched.isdisjoint(opened | {access_id}):
-            broken(Rule.R2, f"{transfer.id} succeeds, and nobody said that it is valid", transfer.id)
+            broken(Rule.R2, f"{transfer.id} succeeds, and no side said that it is valid", transfer.id)
 
     def check_arrived(self, transfer_id: str, blocks: Blocks, memories: list[Memory], layers: Layers) -> None:
         """The other side lies, and KV of some layers is used. What this side reads is there all the same; where it

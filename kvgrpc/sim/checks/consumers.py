@@ -30,7 +30,7 @@ class Consumers:
         self._dead: set[str] = set()
         """Lives that were declared dead."""
         self._kept: set[bytes] = set()
-        """Keys under which whoever gives up is not done (KEEP)."""
+        """Keys under which a destination that gives up is not done (KEEP)."""
 
     def handed_over(self, key: bytes, on_abort: OnAbort) -> None:
         """Blocks are handed over under that key."""

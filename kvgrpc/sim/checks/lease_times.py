@@ -19,7 +19,7 @@ class LeaseTimes:
         """By RenewLeases that is not answered: its leases, and when each ended before; 0 for one that was over."""
 
     def asks(self, event: RenewLeases) -> None:
-        """Somebody wants leases to live longer."""
+        """A renewal wants leases to live longer."""
         self._asked[event.call.id] = tuple(map(self._deadline, event.leases))
 
     def refused(self, call_id: int) -> None:

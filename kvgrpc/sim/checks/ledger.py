@@ -57,7 +57,7 @@ class Ledger:
         self._writes.clear()
 
     def crashed(self) -> None:
-        """Nobody answers any more."""
+        """No call is answered any more."""
         self._calls.clear()
         self._transfers.clear()
         self._unfinished.clear()

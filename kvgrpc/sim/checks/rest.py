@@ -1,7 +1,7 @@
 """By whose word one lead takes writes at its engine for over: by that of the life that was let write, or by a proof.
 
 A life that writes says so when it settles for the last time, closes as `quiesced`, or opens anew for the same target;
-no other life can know it. Where it says so falsely nobody can tell: so nothing is asked here of what movers do.
+no other life can know it. Where it says so falsely that cannot be told: so nothing is asked here of what movers do.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class Rest:
                 broken(Rule.R1, message, transfer_id, name)
 
     def life_began(self) -> None:
-        """Another memory, in which nobody writes yet."""
+        """Another memory, which is not written yet."""
         self._asked.clear()
         self._of_token.clear()
         self._writers.clear()

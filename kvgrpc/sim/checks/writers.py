@@ -45,7 +45,7 @@ class WriterAudit:
             self._rest.believed(action.access, proved=lambda life: of_all or life in self._gone)
 
     def changed(self, transfer: Transfer) -> None:
-        """A transfer changed. When its blocks come back nobody writes into them."""
+        """A transfer changed. When its blocks come back they are not written."""
         if transfer.direction is Direction.RECEIVE and transfer.memory is Disposition.RETURNED:
             self._rest.returned(transfer.id)
 
@@ -70,7 +70,7 @@ class WriterAudit:
             broken(Rule.END, f"writes under {name} are expected, and their writers are known to be gone", name)
 
     def check(self, transfers: Iterable[Transfer], open_writes: frozenset[str]) -> None:
-        """Once no posting is in flight here, only blocks are in quarantine that somebody may still write, for all the
+        """Once no posting is in flight here, only blocks are in quarantine that may still be written, for all the
         lead knows. `open_writes`: accesses under which it still expects writes.
         """
         for transfer in transfers:
@@ -82,7 +82,7 @@ class WriterAudit:
         self.check_heeded(open_writes)
 
     def check_told(self, open_writes: frozenset[str], can_tell: CanTell, missed: Callable[[str], bool]) -> None:
-        """Once everybody has been reached again: no source keeps it to itself that it writes no more, and the end of
+        """Once all leads have been reached again: no source keeps it to itself that it writes no more, and the end of
         none was `missed` that could be seen.
         """
         for transfer_id, writers in self._writers.items():
@@ -91,7 +91,7 @@ class WriterAudit:
                     message = f"{writers[name]} does not say that it writes no more under {name}, of {transfer_id}"
                     broken(Rule.R5, message, transfer_id, name)
                 if missed(writers[name]):
-                    message = f"nobody looks for the end of {writers[name]}, which may write under {name}"
+                    message = f"no rank looks for the end of {writers[name]}, which may write under {name}"
                     broken(Rule.END, message, transfer_id, name)
 
     def may_write(self, life: str, open_writes: frozenset[str]) -> bool:
@@ -101,7 +101,7 @@ class WriterAudit:
         )
 
     def life_began(self) -> None:
-        """Another memory, in which nobody writes yet."""
+        """Another memory, which is not written yet."""
         self._writers.clear()
         self._ended.clear()
         self._proved.clear()

@@ -38,7 +38,7 @@ class BlockManager:
         return blocks
 
     def free(self, blocks: Blocks) -> Blocks:
-        """One reference less; returns the blocks that nobody uses any more."""
+        """One reference less; returns the blocks that are not used any more."""
         unused = []
         for free, uses, ids in zip(self._free, self._uses, blocks, strict=True):
             gone = []
@@ -69,10 +69,10 @@ class BlockManager:
         return tuple(found)
 
     def in_use(self, group: int, block: int) -> bool:
-        """Whether anybody uses a block."""
+        """Whether a block is used."""
         return self._uses[group][block] > 0
 
     def check_idle(self) -> None:
         """Nothing is in use."""
         if any(any(uses) for uses in self._uses):
-            broken(Rule.END, "blocks are still in use: nobody gave them back")
+            broken(Rule.END, "blocks are still in use: they were not given back")

@@ -88,8 +88,8 @@ class Pushes:
                     self._plant.blocks.share(made.blocks)
                 made.handed, made.lease_id = True, result.lease.id
                 self._plant.lend(made.lease_id, made.blocks)
-            nobody_comes = plan.last or (made.over and not made.asking)
-            if nobody_comes and not made.handed and not made.taken_back:
+            none_comes = plan.last or (made.over and not made.asking)
+            if none_comes and not made.handed and not made.taken_back:
                 made.taken_back = True
                 self._plant.free(made.blocks)
 

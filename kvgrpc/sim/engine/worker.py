@@ -52,7 +52,7 @@ class Worker:
         self._lent[lease_id] = blocks
 
     def take_back(self, lease_id: str) -> None:
-        """They are not waited for any more, whoever reads them."""
+        """They are not waited for any more, though they may be read."""
         blocks = self._lent.pop(lease_id, None)
         if blocks is not None:
             self._voided[lease_id] = blocks
@@ -79,7 +79,7 @@ class Worker:
         self.blocks.check_idle()
 
     def free(self, blocks: Blocks) -> None:
-        """Blocks that nobody uses are overwritten at once: whoever still reads them is found out."""
+        """Unused blocks are overwritten at once: a read that goes on is found out."""
         unused = self.blocks.free(blocks)
         if not self.lead.at_rest(unused):
             listed = ", ".join(str(ids.tolist()) for ids in unused)

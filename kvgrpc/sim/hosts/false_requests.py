@@ -77,11 +77,11 @@ class FalseRequests:
         return event if bend is None else bend(event)
 
     def invent(self, me: HandshakeReceived) -> PeerRequest:
-        """A request that nobody has asked for. `me` is how its life introduces itself."""
+        """An invented request. `me` is how its life introduces itself."""
         return self._rng.choice(self._inventions)(me)
 
     def meddle(self, me: HandshakeReceived, access_id: bytes) -> PeerRequest:
-        """One about an access of somebody else."""
+        """One about an access of another peer."""
         self._known.about = access_id
         made = self._rng.choice(self._about_accesses)(me)
         self._known.about = b""

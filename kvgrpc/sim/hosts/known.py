@@ -33,7 +33,7 @@ ERRORS = tuple(BY_CODE.values())
 REASONS = tuple(Reason)
 NUMBERS = (0, 1, 2, 3, 7, 16, 1_000, UINT32)
 SECONDS = (0.0, -1.0, -3e11, 1e-9, 0.05, 1.0, 30.0, 3e11)
-NOBODY = "engine-of-nobody"
+NO_ENGINE = "engine-of-nobody"
 KEPT = 64
 """Things of each kind that a liar remembers."""
 
@@ -93,7 +93,7 @@ class Known:
         return self.rng.choice(self.texts)
 
     def access_id(self) -> bytes:
-        """Mostly one of somebody else, as if it could be guessed."""
+        """Mostly another peer's, as if it could be guessed."""
         rng, seen = self.rng, self._world.access_ids
         if self.about:
             return self.about
@@ -127,7 +127,7 @@ class Known:
         """A life of an engine which there is not: of that name, or mostly of its own, or of none; its calls go
         anywhere.
         """
-        names = (self._address, self._address, NOBODY, self.rng.choice(self._world.network.addresses))
+        names = (self._address, self._address, NO_ENGINE, self.rng.choice(self._world.network.addresses))
         made = name or self.rng.choice(names), self.rng.getrandbits(63) | 1
         self.lives.append(made)
         where = self.rng.choice((self._address, self._address, *self._world.network.addresses, "nowhere"))

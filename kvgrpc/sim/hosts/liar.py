@@ -37,7 +37,7 @@ UNANSWERED = 0.2
 AGAIN = 0.3
 """Of what it says unasked was said before."""
 TIMES, SOON_S = 4, (0.001, 2.0)
-"""How often, and how soon, it speaks of an access that somebody has asked for."""
+"""How often, and how soon, it speaks of an access that a peer has asked for."""
 LONG_AGO = 0.1
 """Of what it says unasked is about such an access of before, where it speaks of all."""
 TAKEN_OVER = 0.3
@@ -162,7 +162,7 @@ class Liar:
             self._known.lives.append(life)
 
     def overhears(self, access_id: bytes, address: str) -> None:
-        """Somebody asks for an access at an address: the liar may speak of it while it is open."""
+        """A peer asks for an access at an address: the liar may speak of it while it is open."""
         if self._rng.random() < self._odds and address != self._host.address:
             for _ in range(TIMES):
                 self._soon(lambda: self._meddle(access_id, address))
@@ -194,7 +194,7 @@ class Liar:
         self._say(self._requests.meddle(self._introduction(), access_id), address)
 
     def _invent(self) -> None:
-        """Something that nobody has asked for, or that was said before, to anybody."""
+        """A message that is invented, or was sent before, to any lead."""
         host, rng = self._host, self._rng
         if not self._can_speak:
             return

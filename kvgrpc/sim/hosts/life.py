@@ -36,7 +36,7 @@ class Life:
         self._open_door(rank)
 
     def end(self) -> None:
-        """Whoever still reads its memory reads rubbish."""
+        """A read of its memory that goes on reads rubbish."""
         for memory in self.memories:
             memory.burn()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvgrpc.core.events import CloseAccess, Closing, HandshakeReceived, OpenAccess, SettleAccess, Settling
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.sim.hosts.false_requests import CALL, PeerRequest
-from kvgrpc.sim.hosts.known import NOBODY, Known
+from kvgrpc.sim.hosts.known import NO_ENGINE, Known
 
 KEPT = 16
 """Accesses that it may speak of long after."""
@@ -59,7 +59,7 @@ class OtherLives:
 
     def stranger(self, me: HandshakeReceived) -> HandshakeReceived:
         """A life of another engine introduces itself: one of its own would end the push."""
-        engine_id, incarnation = self._known.make_up(NOBODY)
+        engine_id, incarnation = self._known.make_up(NO_ENGINE)
         return replace(me, peer=replace(me.peer, engine_id=engine_id, incarnation=incarnation))
 
     def takes_over(self, of: Granted, life: tuple[str, int]) -> OpenAccess:

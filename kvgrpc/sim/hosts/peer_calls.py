@@ -49,7 +49,7 @@ from kvgrpc.sim.world.faults import OPEN_TIMEOUT_S
 from kvgrpc.sim.world.network import Lead, Network, Result
 
 BUSY = (Unavailable, Exhausted)
-"""After these a server asks again; what settles is asked again only where nobody answered."""
+"""After these a server asks again; what settles is asked again only where no answer came."""
 
 
 class Caller(Lead, Protocol):

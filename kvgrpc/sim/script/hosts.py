@@ -31,7 +31,7 @@ class HandNetwork(Network):
     def __init__(self, agenda: Agenda) -> None:
         super().__init__(agenda, Random(0), CALM)  # noqa: S311 - nothing is drawn
         self.unseen = False
-        """Nobody sees lives end."""
+        """No rank sees lives end."""
         self._rules: dict[tuple[str, str], list[tuple[str, float]]] = {}
         """What befalls the next messages, by who sends them and what they are."""
 

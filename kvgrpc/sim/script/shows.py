@@ -59,7 +59,7 @@ def tables(stage: Stage, name: str, _: Line) -> list[str]:
 
 
 def bytes_(stage: Stage, name: str, line: Line) -> list[str]:
-    """What the blocks of a request hold, whoever they belong to now."""
+    """What the blocks of a request hold, also when they are another request's now."""
     request = line.word()
     job = stage.engines[name].jobs[request]
     host = stage.hosts[name]

@@ -94,7 +94,7 @@ def lose(stage: Stage, line: Line) -> None:
 
 @WORLD.named
 def late(stage: Stage, line: Line) -> None:
-    """`late A MESSAGE DURATION`: the next message of that kind arrives so late that nobody waits for its reply."""
+    """`late A MESSAGE DURATION`: the next message of that kind arrives so late that its reply is not waited for."""
     stage.network.befall(line.word(), line.word(), LATE, seconds(line.word()))
 
 
@@ -106,7 +106,7 @@ def twice(stage: Stage, line: Line) -> None:
 
 @WORLD.named
 def crash(stage: Stage, line: Line) -> None:
-    """`crash A [unseen]`: lead, engine and movers of A are gone; `unseen`: with their machine, and nobody sees it."""
+    """`crash A [unseen]`: lead, engine and movers of A are gone; `unseen`: with their machine, and no rank sees it."""
     address, stage.network.unseen = line.word(), line.flag("unseen")
     stage.hosts[address].crash()
     stage.network.unseen = False
@@ -196,7 +196,7 @@ def break_(stage: Stage, line: Line) -> None:
 
 @WORLD.named
 def corrupt(stage: Stage, line: Line) -> None:
-    """`corrupt A`: one block of the next posting of A arrives as something else, and nobody is told."""
+    """`corrupt A`: one block of the next posting of A arrives as something else, without an error."""
     stage.hosts[line.word()].hand.fault = CORRUPT
 
 
@@ -219,7 +219,7 @@ def unreachable(stage: Stage, line: Line) -> None:
 @WORLD.named
 def show(stage: Stage, line: Line) -> None:
     """`show transfers|leases|pins|peers|mapped|tables|bytes A [NAME]`: what A's lead knows; `bytes`: what the blocks of
-    a request hold, whoever they belong to.
+    a request hold, also when they are another's now.
     """
     what = line.word()
     for row in SHOWS[what](stage, line.word(), line) or ["none"]:

@@ -94,7 +94,7 @@ class Workshop:
         return blocks
 
     def release(self, blocks: Blocks | None) -> None:
-        """One reference less. Whoever has none any more is used again at once."""
+        """One reference less. A block without references is used again at once."""
         if blocks is not None:
             unused = self.blocks.free(blocks)
             assert self._host.at_rest(unused), "blocks are reused that are pinned"
@@ -102,7 +102,7 @@ class Workshop:
                 memory.check_freed(unused)
 
     def void(self, blocks: Blocks | None) -> None:
-        """As `release`, whoever reads them."""
+        """Does what `release` does, though they may be read."""
         if blocks is not None:
             for memory in self.memories:
                 memory.void(blocks)
@@ -126,7 +126,7 @@ class Workshop:
                 end()
 
     def show(self, blocks: Blocks | None) -> str:
-        """Block ids for people."""
+        """Block ids as text."""
         groups = self._host.description.pool.groups
         if blocks is None or not any(len(ids) for ids in blocks):
             return "no blocks"
@@ -144,7 +144,7 @@ class Workshop:
 
 
 def runs(ids: Ids) -> str:
-    """Numbers for people, those in a row joined."""
+    """Numbers as text, those in a row joined."""
     found: list[list[int]] = []
     for id_ in ids.tolist():
         if found and found[-1][-1] == id_ - 1:

@@ -179,7 +179,7 @@ class Chaos:
         self._strike(rng, stop)
 
     def _silent_s(self, rng: Random, span: Range) -> float:
-        """How long somebody is not heard."""
+        """How long a host is not heard."""
         if rng.random() < 0.5:
             return _lasts(rng, span)
         return self._world.network.faults.silence_s[1] + self._world.limits.peer_grace_s * rng.uniform(*GRACES)

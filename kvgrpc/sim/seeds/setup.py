@@ -206,7 +206,7 @@ def _drawn(seed: int, steps: int) -> Setup:
         rate_per_s=rng.choice((2.0, 5.0, 10.0)),
     )
     if setup.writers and not setup.habits.pushes:
-        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # else nobody would write
+        setup = replace(setup, habits=replace(setup.habits, pushes=0.5))  # else no source would write
     cell_s = rng.choice((QUICK_S, QUICK_S, SLOW_S))
     weather = rng.randrange(8)
     if weather == 0:

@@ -17,7 +17,7 @@ Enough = Callable[[], bool]
 
 
 def never() -> bool:
-    """Whoever has time."""
+    """The time that is left."""
     return False
 
 

@@ -13,14 +13,14 @@ class Habits:
     pushes: float = 0.0
     """It is pushed instead of pulled."""
     meddling: float = 0.1
-    """Somebody cancels, preempts, renews or releases in the middle."""
+    """A router or engine cancels, preempts, renews or releases in the middle."""
     mistakes: float = 0.0
     """A grant is sent twice, swapped with another, sent to the wrong place, long after its time, or damaged."""
     turns: float = 0.0
     """The next turn follows: what D received is handed over there, and pulled back."""
 
     def without(self, kind: str) -> "Habits":
-        """The same, but nobody ever does that."""
+        """The same without that."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return Habits(**values | {kind: 0.0})
 

@@ -35,7 +35,7 @@ class Faults:
     report_late: float = 0.0
     """The end of a posting is reported `slow_s` after it."""
     corrupt: float = 0.0
-    """One cell of a posting arrives as something else, and nobody is told."""
+    """One cell of a posting arrives as something else, without an error."""
     mute: float = 0.0
     """A rank answers what it is asked for (an endpoint, a mapping, checksums) only `stall_s` later."""
     break_mapping: float = 0.0
@@ -44,7 +44,7 @@ class Faults:
     land_late: float = 0.0
     """Some of what a process wrote into a peer's memory lands `slow_s` after the process is gone."""
     undrained: float = 0.0
-    """Whoever sees a process gone cannot tell whether all that it had sent has landed."""
+    """A rank that sees a process gone cannot tell whether all that it had sent has arrived."""
     rekey_proves_nothing: float = 0.0
     """A peer may go on writing although the data path began anew."""
 

@@ -83,7 +83,7 @@ class KvStore:
         return row
 
     def tells(self, number: int) -> str:
-        """What a number stands for, for people."""
+        """What a number stands for, as text."""
         cell = self._cells[number]
         if cell is None:
             return "nothing"
@@ -101,7 +101,7 @@ class KvStore:
 
 
 class Memory:
-    """The cells of one rank in one life of its engine. Not `checked`: who lies about it is hurt by nobody else."""
+    """The cells of one rank in one life of its engine. Not `checked`: a liar about its own memory hurts itself only."""
 
     def __init__(self, pool: PoolLayout, rank: int, store: KvStore, *, checked: bool = True) -> None:
         self.cells = [UNWRITTEN] * pool.total_bytes
@@ -134,7 +134,7 @@ class Memory:
                 self.cells[cell] = kv
 
     def give(self, blocks: Blocks, transfer_id: str) -> None:
-        """The engine gives blocks to a transfer: nobody but its postings touches them until `take_back`."""
+        """The engine gives blocks to a transfer: only its postings touch them until `take_back`."""
         for cell in self._cells_of(blocks):
             if cell in self._targets:
                 self._in_use(f"given to {transfer_id}", cell)
@@ -162,7 +162,7 @@ class Memory:
             self.cells[cell] = UNWRITTEN
 
     def check_freed(self, blocks: Blocks) -> None:
-        """Nobody but peers that read accesses blocks which the engine is about to recycle."""
+        """Only peers that read access blocks which the engine is about to recycle."""
         for cell in self._cells_of(blocks):
             self._check_unused("freed", cell)
 
@@ -180,11 +180,11 @@ class Memory:
                 self._reading.pop(cell, None)
 
     def void(self, blocks: Blocks) -> None:
-        """The engine takes blocks back at once, whoever reads them, or begins to before its lead knows it."""
+        """The engine takes blocks back at once, though they are read, or begins to before its lead knows it."""
         self._voided.update(self._cells_of(blocks))
 
     def void_known(self, blocks: Blocks) -> None:
-        """Its lead knows it: whoever reads them still is told that it is in vain."""
+        """Its lead knows it: peers that still read them are told that it is in vain."""
         for cell in self._cells_of(blocks):
             self._reading.pop(cell, None)
             self._voided[cell] -= 1
@@ -210,7 +210,7 @@ class Memory:
         self._filling |= dict.fromkeys(cells, can)
 
     def arrive(self, cell: int, number: int, transfer_id: str) -> None:
-        """A mover's write. What is written after the life ended is nobody's."""
+        """A mover's write. What is written after the life ended goes nowhere."""
         if self._burnt:
             return
         if self._targets.get(cell) != transfer_id:
@@ -249,7 +249,7 @@ class Memory:
                     self._broken(Rule.R2, f"{transfer_id} offers cell {cell}, which nothing has filled", transfer_id)
 
     def burn(self) -> None:
-        """The life is over: whoever still reads here reads rubbish."""
+        """The life is over: a read that goes on reads rubbish."""
         self.cells = [UNWRITTEN] * len(self.cells)
         self._burnt = True
 
@@ -301,6 +301,6 @@ class Door:
     key: str
     memory: Memory
     open: bool = True
-    """Whoever has mapped it may still read and write."""
+    """A rank that has mapped it may still read and write."""
     renewed: bool = False
     """The data path began anew: what a dead process had sent is not taken from the wire any more."""

@@ -215,7 +215,7 @@ class Network:
         """`asked` gets who was asked, by which call of its own."""
         lead = self._leads.get(address)
         if lead is None or not lead.up:
-            refused = Unavailable(Reason.PEER_UNREACHABLE, f"nobody listens at {address}")
+            refused = Unavailable(Reason.PEER_UNREACHABLE, f"no lead listens at {address}")
             self._agenda.after(self._delay(), lambda: answer(refused))
         elif (caller.address, address) not in self._cut:
 

@@ -48,7 +48,7 @@ class Ends:
                 self._tell(rank, life)
 
     def missed(self, life: str) -> bool:
-        """Whether a rank could have seen the end of a life, and nobody asked it to look."""
+        """Whether a rank could have seen the end of a life, and was not asked to look."""
         ranks, _ = self._ended.get(life, (0, False))
         return any((rank, life) not in self._told | self._blind for rank in range(ranks))
 

@@ -112,7 +112,7 @@ def test_the_end_of_a_peer_that_may_write_is_looked_for() -> None:
     assert proven.may_write(LIFE, WRITES)
     assert not proven.may_write(LIFE, frozenset())
     proven.check_told(WRITES, lambda _, __: False, nothing)
-    with pytest.raises(Violated, match=f"nobody looks for the end of {LIFE}, which may write under w-{ACCESS.hex()}"):
+    with pytest.raises(Violated, match=f"no rank looks for the end of {LIFE}, which may write under w-{ACCESS.hex()}"):
         proven.check_told(WRITES, lambda _, __: False, lambda life: life == LIFE)
 
 

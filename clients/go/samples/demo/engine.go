@@ -69,7 +69,7 @@ func call[Request, Response any](
 }
 
 // allocate takes blocks. Who names them later says of which life of the engine they are: header.incarnation. Should the
-// engine restart meanwhile, the call is refused, instead of touching what are somebody else's blocks by then.
+// engine restart meanwhile, the call is refused, instead of touching blocks that are another request's by then.
 func (e *engine) allocate(ctx context.Context, blocks uint32) (*pb.AllocateBlocksResponse, error) {
 	return call(ctx, e.pool.AllocateBlocks, &pb.AllocateBlocksRequest{
 		IdempotencyKey: randomHex(16),
@@ -186,7 +186,7 @@ func whoPinsWhat(ctx context.Context, engines ...*engine) error {
 	return nil
 }
 
-// explain adds the reason, which is for programs, to the sentence, which is for people.
+// explain adds the reason, which is for programs, to the sentence, which is for readers.
 func explain(err error) string {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {

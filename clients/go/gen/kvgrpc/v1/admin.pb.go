@@ -198,7 +198,7 @@ type GetStatusResponse struct {
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Whether it takes work.
 	Admission Admission `protobuf:"varint,2,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
-	// Why not, for people.
+	// Why not, as text.
 	AdmissionReason string `protobuf:"bytes,3,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
 	// Time since this incarnation began.
 	Uptime *durationpb.Duration `protobuf:"bytes,4,opt,name=uptime,proto3" json:"uptime,omitempty"`

@@ -110,7 +110,7 @@ type OnAbort int32
 const (
 	// Same as RELEASE.
 	OnAbort_ON_ABORT_UNSPECIFIED OnAbort = 0
-	// The consumer counts as done: nobody else will come for these blocks.
+	// The consumer counts as done: no other one will come for these blocks.
 	OnAbort_ON_ABORT_RELEASE OnAbort = 1
 	// It does not count: another consumer may pull with the same grant while the lease lives.
 	OnAbort_ON_ABORT_KEEP OnAbort = 2
@@ -161,7 +161,7 @@ func (OnAbort) EnumDescriptor() ([]byte, []int) {
 type TransferMode int32
 
 const (
-	// Chosen by whoever calls first.
+	// Chosen by the first caller.
 	TransferMode_TRANSFER_MODE_UNSPECIFIED TransferMode = 0
 	// The destination pulls after the source handed over.
 	TransferMode_TRANSFER_MODE_PULL TransferMode = 1
@@ -225,7 +225,7 @@ const (
 	FailureReason_FAILURE_REASON_BLOCK_DUPLICATE FailureReason = 3
 	// A block is pinned by something else.
 	FailureReason_FAILURE_REASON_BLOCK_PINNED FailureReason = 4
-	// A block of a SERVER_MANAGED pool that nobody allocated.
+	// A block of a SERVER_MANAGED pool that was not allocated.
 	FailureReason_FAILURE_REASON_BLOCK_NOT_ALLOCATED FailureReason = 5
 	// Source and destination list different numbers of blocks.
 	FailureReason_FAILURE_REASON_BLOCK_COUNT_MISMATCH FailureReason = 6
@@ -295,7 +295,7 @@ const (
 	FailureReason_FAILURE_REASON_WAITS_FOR_MISMATCH FailureReason = 38
 	// A hand-over without blocks.
 	FailureReason_FAILURE_REASON_EMPTY_FINISH FailureReason = 39
-	// Somebody cancelled it.
+	// It was cancelled.
 	FailureReason_FAILURE_REASON_CANCELLED FailureReason = 40
 	// It waited too long for its turn or for its peer.
 	FailureReason_FAILURE_REASON_QUEUE_TIMEOUT FailureReason = 41
@@ -1183,7 +1183,7 @@ func (x *MultimodalItem) GetLength() uint32 {
 }
 
 // An unforgeable, relayable capability, at most 512 bytes. Routers relay it unread; nothing but `token` is trusted by
-// anyone, the other fields repeat what the token says so that people and routers can read it. It is a bearer right
+// any holder, the other fields repeat what the token says so that people and routers can read it. It is a bearer right
 // within its tenant: treat it like a password. Its JSON form, for routers that carry `kv_transfer_params`, is defined
 // in docs/protocol.md with examples in proto/vectors/grant.json.
 type Grant struct {
@@ -1308,7 +1308,7 @@ func (x *Grant) GetTokenCount() uint32 {
 // proto/vectors/intent.json.
 type Intent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required. At least 16 random bytes that pair the two sides of a transfer. Secret: whoever knows it can cancel.
+	// Required. At least 16 random bytes that pair the two sides of a transfer. Secret: a caller that knows it can cancel.
 	TransferKey []byte `protobuf:"bytes,1,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id: a label to search by, never matched.
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -1469,7 +1469,7 @@ func (x *PeerAddress) GetEngineId() string {
 	return ""
 }
 
-// Why a transfer failed, for programs and for people.
+// Why a transfer failed, for programs and for readers.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What happened.
@@ -1483,7 +1483,7 @@ type Failure struct {
 	Rank *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
 	// What to do now.
 	Next NextStep `protobuf:"varint,5,opt,name=next,proto3,enum=kvgrpc.v1.NextStep" json:"next,omitempty"`
-	// One sentence for people.
+	// One sentence, to be read.
 	Message       string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

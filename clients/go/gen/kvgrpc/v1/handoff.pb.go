@@ -119,7 +119,7 @@ type FinishedBlocksRequest struct {
 	// Checks everything and changes nothing. The reply has no grant.
 	ValidateOnly bool `protobuf:"varint,17,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-	// should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+	// should state it: after a restart the same ids are another request's blocks, and the call is then refused with
 	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
 	Incarnation   uint64 `protobuf:"fixed64,18,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -554,7 +554,7 @@ type PullDestination struct {
 	// Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved.
 	HaveTokens uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
 	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-	// should state it: after a restart the same ids are somebody else's blocks, and the call is then refused with
+	// should state it: after a restart the same ids are another request's blocks, and the call is then refused with
 	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
 	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -99,7 +99,7 @@ type EngineDescription struct {
 	// Newest wire protocol that it speaks.
 	ProtocolMax uint32 `protobuf:"varint,5,opt,name=protocol_max,json=protocolMax,proto3" json:"protocol_max,omitempty"`
 	// Revision of the weights: KV of other weights is never exchanged. Two engines that both leave it empty are taken to
-	// run the same, which nobody checks then: it is told as a difference, and each lead logs it once for each peer.
+	// run the same, which is not checked then: it is told as a difference, and each lead logs it once for each peer.
 	WeightsRevision string `protobuf:"bytes,6,opt,name=weights_revision,json=weightsRevision,proto3" json:"weights_revision,omitempty"`
 	// The pool of each rank.
 	Pool *PoolDescription `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -107,8 +107,8 @@ type EngineDescription struct {
 	WorldSize uint32 `protobuf:"varint,8,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	// Counts re-registrations of the memory within this incarnation.
 	MemoryGeneration uint32 `protobuf:"varint,9,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
-	// Names of optional behaviours: push, layerwise; reads_pushes: whoever pushes to this engine lets it read, and writes
-	// nothing. Unknown ones are ignored. At most 64, with `required_features`.
+	// Names of optional behaviours: push, layerwise; reads_pushes: a source that pushes to this engine lets it read, and
+	// writes nothing. Unknown ones are ignored. At most 64, with `required_features`.
 	Features []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
 	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.

@@ -33,7 +33,7 @@ const (
 //
 // First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
 type HandshakeServiceClient interface {
-	// What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+	// What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 	//
 	// Errors: none of its own.
 	GetCapabilities(ctx context.Context, in *GetCapabilitiesRequest, opts ...grpc.CallOption) (*GetCapabilitiesResponse, error)
@@ -124,7 +124,7 @@ func (c *handshakeServiceClient) ConnectPeer(ctx context.Context, in *ConnectPee
 //
 // First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
 type HandshakeServiceServer interface {
-	// What this engine is and offers. No effect. A good first call from grpcurl. Called by anyone.
+	// What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
 	//
 	// Errors: none of its own.
 	GetCapabilities(context.Context, *GetCapabilitiesRequest) (*GetCapabilitiesResponse, error)

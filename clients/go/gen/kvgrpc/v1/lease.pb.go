@@ -34,7 +34,7 @@ const (
 	LeaseState_LEASE_STATE_LIVE LeaseState = 1
 	// Its time ran out.
 	LeaseState_LEASE_STATE_EXPIRED LeaseState = 2
-	// Somebody released it.
+	// It was released.
 	LeaseState_LEASE_STATE_RELEASED LeaseState = 3
 	// All declared consumers are done.
 	LeaseState_LEASE_STATE_DONE LeaseState = 4

@@ -851,7 +851,8 @@ type NixlEndpoint struct {
 	Backend string `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Registered memory; at most 8,192 segments of all ranks.
 	Segments []*Segment `protobuf:"bytes,4,rep,name=segments,proto3" json:"segments,omitempty"`
-	// Who may write what this rank's agent was told of, for peers that wait for its end. Unset where nobody can ask it.
+	// The process that may write what this rank's agent was told of, for peers that wait for its end. Unset where it
+	// cannot be asked.
 	Process       *ProcessEndpoint `protobuf:"bytes,5,opt,name=process,proto3" json:"process,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

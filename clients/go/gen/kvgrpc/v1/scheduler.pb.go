@@ -89,7 +89,7 @@ const (
 	RequestOutcome_REQUEST_OUTCOME_UNSPECIFIED RequestOutcome = 0
 	// It stopped by itself or reached its length: its KV is whole.
 	RequestOutcome_REQUEST_OUTCOME_COMPLETE RequestOutcome = 1
-	// Anything else; nobody will want its KV. Unknown values read as this.
+	// Any other end: its KV is not handed over. Unknown values read as this.
 	RequestOutcome_REQUEST_OUTCOME_ABORTED RequestOutcome = 2
 )
 
@@ -190,7 +190,7 @@ func (x *PushOffer) GetKeep() bool {
 	return false
 }
 
-// Somebody will want the KV of a request.
+// Another engine, or the request's next turn, will want its KV.
 type KvGift struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether it is pulled or pushed. Unset takes that of the intent; where that is unset too, it is pulled.
@@ -259,7 +259,7 @@ type RequestArrivedRequest struct {
 	//	*RequestArrivedRequest_Offer
 	//	*RequestArrivedRequest_Push
 	Take isRequestArrivedRequest_Take `protobuf_oneof:"take"`
-	// Unset: nobody wants its KV.
+	// Unset: its KV is not wanted.
 	Give *KvGift `protobuf:"bytes,5,opt,name=give,proto3" json:"give,omitempty"`
 	// The WRITE grant of the destination of a push from here, where a router brings it. The push is registered at once.
 	Target *Grant `protobuf:"bytes,6,opt,name=target,proto3" json:"target,omitempty"`
@@ -1168,7 +1168,7 @@ type RequestFinishedResponse struct {
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// They are to be kept until SendEnded, or LoadEnded where they were still being filled. Else they may be freed now.
 	Keep bool `protobuf:"varint,2,opt,name=keep,proto3" json:"keep,omitempty"`
-	// There is something for whoever comes next: a grant, or a push.
+	// There is something for the engine that comes next: a grant, or a push.
 	HandedOver bool `protobuf:"varint,3,opt,name=handed_over,json=handedOver,proto3" json:"handed_over,omitempty"`
 	// The READ grant. Unset for a push, and where the hand-over was refused: SendEnded says why.
 	Grant *Grant `protobuf:"bytes,4,opt,name=grant,proto3" json:"grant,omitempty"`

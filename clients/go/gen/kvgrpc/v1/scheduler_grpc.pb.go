@@ -57,8 +57,8 @@ const (
 // Rules for all requests, such as what becomes of one whose KV does not come, are the server's settings
 // (`[scheduler]` in docs/configuration.md).
 type SchedulerServiceClient interface {
-	// A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-	// source, and renewed, from now on.
+	// A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+	// at its source, and renewed, from now on.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -103,8 +103,9 @@ type SchedulerServiceClient interface {
 	//
 	// Errors: none of its own.
 	RequestPreempted(ctx context.Context, in *RequestPreemptedRequest, opts ...grpc.CallOption) (*RequestPreemptedResponse, error)
-	// A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-	// are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+	// A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+	// whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+	// still to come ends.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -119,7 +120,7 @@ type SchedulerServiceClient interface {
 	//
 	// Errors: none of its own.
 	AbortRequest(ctx context.Context, in *AbortRequestRequest, opts ...grpc.CallOption) (*AbortRequestResponse, error)
-	// News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+	// News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
 	// them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 	//
 	// Errors:
@@ -281,8 +282,8 @@ type SchedulerService_ScheduleClient = grpc.BidiStreamingClient[ScheduleRequest,
 // Rules for all requests, such as what becomes of one whose KV does not come, are the server's settings
 // (`[scheduler]` in docs/configuration.md).
 type SchedulerServiceServer interface {
-	// A request is there; called before anybody looks for it in the prefix cache. What it can take by pull is held at its
-	// source, and renewed, from now on.
+	// A request is there; called before the scheduler looks for it in the prefix cache. What it can take by pull is held
+	// at its source, and renewed, from now on.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED, TTL_INVALID, GRANT_INVALID: fix it.
@@ -327,8 +328,9 @@ type SchedulerServiceServer interface {
 	//
 	// Errors: none of its own.
 	RequestPreempted(context.Context, *RequestPreemptedRequest) (*RequestPreemptedResponse, error)
-	// A request has left the scheduler. What somebody will want of it is handed over. The answer says whether its blocks
-	// are to be kept or may be freed now, and has the grant for whoever comes next. What was still to come ends.
+	// A request has left the scheduler. What another engine or turn will want of it is handed over. The answer says
+	// whether its blocks are to be kept or may be freed now, and has the grant for the engine that comes next. What was
+	// still to come ends.
 	//
 	// Errors:
 	// * INVALID_ARGUMENT INVALID_FIELD, CONTENT_REQUIRED: fix it.
@@ -343,7 +345,7 @@ type SchedulerServiceServer interface {
 	//
 	// Errors: none of its own.
 	AbortRequest(context.Context, *AbortRequestRequest) (*AbortRequestResponse, error)
-	// News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: whoever asks has
+	// News after a sequence number, oldest first, as many as fit. Those up to that number are forgotten: the caller has
 	// them. All others stay, so that a lost answer is asked for again. Waits for the first one, if that is wanted.
 	//
 	// Errors:

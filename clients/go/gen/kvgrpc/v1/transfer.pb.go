@@ -91,7 +91,7 @@ const (
 	TransferState_TRANSFER_STATE_SUCCEEDED TransferState = 3
 	// Over: `failure` says why. No byte of it may be used.
 	TransferState_TRANSFER_STATE_FAILED TransferState = 4
-	// Over: somebody ended it.
+	// Over: it was ended.
 	TransferState_TRANSFER_STATE_CANCELLED TransferState = 5
 )
 
@@ -632,10 +632,10 @@ func (x *TransferPeer) GetTransferId() string {
 	return ""
 }
 
-// One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn), wire,
-// settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the first
-// access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue, its
-// RECEIVE queue, wire and settle, all of the first parts.
+// One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn),
+// wire, settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the
+// first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue,
+// its RECEIVE queue, wire and settle, all of the first parts.
 type Phase struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name.

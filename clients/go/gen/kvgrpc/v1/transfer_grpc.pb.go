@@ -35,7 +35,7 @@ const (
 //
 // Follows and ends transfers. Called by engines, routers and operators.
 type TransferServiceClient interface {
-	// One transfer, also for a while after its end. Called by anyone.
+	// One transfer, also for a while after its end. Any caller.
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
@@ -162,7 +162,7 @@ func (c *transferServiceClient) CancelTransfer(ctx context.Context, in *CancelTr
 //
 // Follows and ends transfers. Called by engines, routers and operators.
 type TransferServiceServer interface {
-	// One transfer, also for a while after its end. Called by anyone.
+	// One transfer, also for a while after its end. Any caller.
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.

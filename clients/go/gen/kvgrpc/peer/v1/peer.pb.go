@@ -809,7 +809,7 @@ type SettledAccess struct {
 	// Why not: LEASE_EXPIRED, LEASE_RELEASED, ACCESS_NOT_FOUND, ACCESS_CLOSED; from an issuer that takes blocks back,
 	// starts a prefill over or registers its memory again also LEASE_VOIDED, PREEMPTED, MEMORY_CHANGED.
 	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// One sentence for people.
+	// One sentence, to be read.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -934,7 +934,7 @@ type AccessClosing struct {
 	// destination that drops its own reservation gives the grant that it issued: the source counts it as failed, also when
 	// no registration with that grant has come yet.
 	Token []byte `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`
-	// Why, for people; cut after 1,024 bytes.
+	// Why, as text; cut after 1,024 bytes.
 	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1720,7 +1720,7 @@ type CallError struct {
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// What happened.
 	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// One sentence for people.
+	// One sentence, to be read.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

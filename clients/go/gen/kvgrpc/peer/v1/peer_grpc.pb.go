@@ -79,10 +79,10 @@ type PeerServiceClient interface {
 	PartsReady(ctx context.Context, in *PartsReadyRequest, opts ...grpc.CallOption) (*PartsReadyResponse, error)
 	// CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
 	// that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
-	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
-	// summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing. No block is
-	// listed twice for the same layer. Peers have their turns one after the other; what nobody waits for any more, because
-	// the call or its stream ended or the access is over, is not summed up.
+	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it
+	// has summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing. No block
+	// is listed twice for the same layer. Peers have their turns one after the other; what no caller waits for any more,
+	// because the call or its stream ended or the access is over, is not summed up.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,
@@ -239,10 +239,10 @@ type PeerServiceServer interface {
 	PartsReady(context.Context, *PartsReadyRequest) (*PartsReadyResponse, error)
 	// CRC-32C of blocks that the caller may read under an access, as they lie in memory since their hand-over. A caller
 	// that compares what arrived asks while it reads, and settles only when all are the same: what is no checksum but the
-	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it has
-	// summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing. No block is
-	// listed twice for the same layer. Peers have their turns one after the other; what nobody waits for any more, because
-	// the call or its stream ended or the access is over, is not summed up.
+	// issuer's own word is the settling. Safe to repeat. Costs the issuer's ranks the reading of the blocks, unless it
+	// has summed up what it handed over before: then whole blocks in the order of their hand-over cost nothing. No block
+	// is listed twice for the same layer. Peers have their turns one after the other; what no caller waits for any more,
+	// because the call or its stream ended or the access is over, is not summed up.
 	//
 	// Errors:
 	//   - FAILED_PRECONDITION ACCESS_NOT_FOUND, ACCESS_CLOSED, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, PREEMPTED,

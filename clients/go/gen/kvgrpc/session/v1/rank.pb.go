@@ -597,7 +597,7 @@ type ExpectCommand struct {
 	// True while it is open.
 	Open bool `protobuf:"varint,2,opt,name=open,proto3" json:"open,omitempty"`
 	// A peer may write into the rank's memory, from `open` on until it is proved that it does not. Also told to workers
-	// whose lead moves the bytes: a lead that dies leaves nobody else who knows.
+	// whose lead moves the bytes: when a lead dies, only the rank knows.
 	Writes        bool `protobuf:"varint,3,opt,name=writes,proto3" json:"writes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -736,7 +736,7 @@ type RefusedResponse struct {
 	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
 	// Why.
 	Reason v1.FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// One sentence for people.
+	// One sentence, to be read.
 	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -834,7 +834,7 @@ func (*MemoryWanted) Descriptor() ([]byte, []int) {
 // The engine's life is over. A connection that ends without it was cut by the end of its lead.
 type SessionOver struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One sentence for people: who is gone.
+	// One sentence, to be read: which process is gone.
 	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1555,7 +1555,7 @@ type Failed struct {
 	RequestId string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Why.
 	Failure *v1.Failure `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Somebody cancelled it.
+	// It was cancelled.
 	Cancelled     bool `protobuf:"varint,4,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
