@@ -20,7 +20,7 @@ from examples.minimal_engine.model import MinimalModel, encode, greedy_token
 from examples.minimal_engine.paged import BlockManager
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Failed, HandOver, LayersReceived, Pull, Rank, Received, content
-from kvgrpc.engine.handles import Handle
+from kvgrpc.engine.transfers.handles import Handle
 
 
 class TransferFailed(Exception):

@@ -95,7 +95,7 @@ def _with_pool(path: Path | None, flags: dict[str, Any], pool: dict[str, Any], *
 
 def _serve_engine(settings: configuration.Config, launched: int) -> int:
     """As a child of the engine's process, which waits at a pipe for the address, and made the socket's folder."""
-    from kvgrpc.engine.socket_folder import remove_if_left
+    from kvgrpc.engine.session.socket_folder import remove_if_left
 
     os.set_inheritable(launched, False)
     try:

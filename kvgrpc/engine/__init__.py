@@ -8,13 +8,18 @@
 
     rank = Rank(ticket, rank=0)                                   # in the worker; rank.memory is the paged pool
 
+`scheduler` is a room of its own: its Scheduler decides what to take, give and keep. Below `engine` and `rank` lie
+`session`, the connection to the lead and to the next one, and `transfers`, the handles and events.
+
 No gRPC, no thread in the scheduler's process, and nothing here waits for a peer: a step costs one send and one read of
 what is there.
 """
 
-from kvgrpc.engine.connection import LeadDied
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.events import (
+from kvgrpc.engine.rank import Rank
+from kvgrpc.engine.session.connection import LeadDied
+from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.transfers.events import (
     BlocksReturned,
     Event,
     Failed,
@@ -24,10 +29,8 @@ from kvgrpc.engine.events import (
     Received,
     Reserved,
 )
-from kvgrpc.engine.handles import Content, HandOver, Pull, content
-from kvgrpc.engine.pushes import Push, Reservation
-from kvgrpc.engine.rank import Rank
-from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.transfers.handles import Content, HandOver, Pull, content
+from kvgrpc.engine.transfers.pushes import Push, Reservation
 
 __all__ = [
     "BlocksReturned",

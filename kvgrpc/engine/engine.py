@@ -27,14 +27,14 @@ from kvgrpc.core.values.content import largest_use
 from kvgrpc.core.values.ids import check_transfer_key
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import Limits, granted_ttl
-from kvgrpc.engine.connection import Connection
-from kvgrpc.engine.events import Event
-from kvgrpc.engine.handles import BlockIds, Content, HandOver, Pull, group_blocks
-from kvgrpc.engine.launch import LeadProcess
-from kvgrpc.engine.lead_restart import COMES_BACK_S
-from kvgrpc.engine.pushes import LayerRange, Push, Reservation
-from kvgrpc.engine.sessions import Sessions
+from kvgrpc.engine.session.connection import Connection
+from kvgrpc.engine.session.launch import LeadProcess
+from kvgrpc.engine.session.lead_restart import COMES_BACK_S
+from kvgrpc.engine.session.sessions import Sessions
 from kvgrpc.engine.ticket import RankTicket
+from kvgrpc.engine.transfers.events import Event
+from kvgrpc.engine.transfers.handles import BlockIds, Content, HandOver, Pull, group_blocks
+from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, pool_pb2, transfer_pb2

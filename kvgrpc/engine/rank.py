@@ -26,7 +26,7 @@ from kvgrpc.core.actions import Operation
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.local_rank import LocalRank, make_paths
-from kvgrpc.engine.connection import Connection, LeadDied
+from kvgrpc.engine.session.connection import Connection, LeadDied
 from kvgrpc.engine.steps import Steps
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.errors import (

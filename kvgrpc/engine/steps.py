@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvgrpc.engine.pushes import LayerRange
+from kvgrpc.engine.transfers.pushes import LayerRange
 
 
 class Steps:

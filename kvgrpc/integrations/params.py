@@ -16,7 +16,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import TRANSFER_KEY_BYTES_MIN
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.v1.common_pb2 import (
     ON_ABORT_KEEP,

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.engine import Engine, LeadDied, Rank, RankTicket, content
-from kvgrpc.engine.handles import Handle, HandOver, Pull
-from kvgrpc.engine.pushes import Push, Reservation
+from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull
+from kvgrpc.engine.transfers.pushes import Push, Reservation
 from kvgrpc.errors import KVGrpcError
 from tests.engine.forked import fork_for_each
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout

@@ -12,16 +12,9 @@ import pytest
 
 from kvgrpc.core.values.grants import from_json
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.engine import (
-    Engine,
-    LeadDied,
-    Rank,
-    connection,
-    content,
-    engine as engine_module,
-    session as session_module,
-)
-from kvgrpc.engine.launch import LeadProcess
+from kvgrpc.engine import Engine, LeadDied, Rank, content, engine as engine_module
+from kvgrpc.engine.session import connection, session as session_module
+from kvgrpc.engine.session.launch import LeadProcess
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import BLOCKS, layout

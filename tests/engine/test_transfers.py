@@ -8,7 +8,8 @@ import pytest
 
 from kvgrpc.core.tables.transfers import Next
 from kvgrpc.core.values.grants import OnAbort, from_json
-from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content, session
+from kvgrpc.engine import BlocksReturned, Failed, Pull, PullOpened, Received, content
+from kvgrpc.engine.session import session
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import transfer_pb2
 from tests.engine.support import (

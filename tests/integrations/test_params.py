@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core.policy.values import Give, Mode
 from kvgrpc.core.values import grants
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.integrations.params import Defaults, answered, offered, wanted
 from tests.engine.support import refused

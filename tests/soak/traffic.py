@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kvgrpc.core.values.grants import OnAbort
 from kvgrpc.engine import BlocksReturned, Failed, HandOver, Pull, Push, Received, Reservation, Reserved, content
-from kvgrpc.engine.handles import Content, Handle
+from kvgrpc.engine.transfers.handles import Content, Handle
 from kvgrpc.v1 import admin_pb2, transfer_pb2
 from tests.engine.made import BLOCK_TOKENS, LAYER_BYTES, LAYERS, layout
 from tests.engine.support import Lead, Side, readable

@@ -14,8 +14,8 @@ from kvgrpc.bench.plan import BLOCK_TOKENS, environment_of, path_of
 from kvgrpc.core.values.descriptors import Ids
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import BlocksReturned, Content, Engine, Failed, LayersReceived, Rank, Received, Reserved, content
-from kvgrpc.engine.events import Event
-from kvgrpc.engine.pushes import Push
+from kvgrpc.engine.transfers.events import Event
+from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import InternalError, Reason
 
 _EVENT_S = 60.0

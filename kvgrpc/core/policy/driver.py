@@ -1,6 +1,6 @@
 """The driver of a policy: hooks of a scheduler in, transfers and news out. All rules are the policy's.
 
-A shell is a subclass that has the transfers: `kvgrpc.engine.scheduler` on an engine's session,
+A shell is a subclass that has the transfers: `kvgrpc.engine.scheduler.scheduler` on an engine's session,
 `kvgrpc.service.scheduler` in the lead. The driver knows which transfer is which request's, and tells the shell what to
 ask for; the shell reports how its transfers fare. Nothing here waits for a transfer.
 """

@@ -13,8 +13,7 @@ from vllm.v1.request import RequestStatus
 from kvgrpc.core.policy.values import DROPPED, LoadEnded, Mode, News, Outcome, Rules, SendEnded, Table, TakeLost
 from kvgrpc.core.values.layout import PoolLayout
 from kvgrpc.engine import Engine, LeadDied
-from kvgrpc.engine.request import ScheduledRequest
-from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.scheduler import ScheduledRequest, Scheduler
 from kvgrpc.errors import AlreadyExists, InvalidRequest, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.integrations.params import answered, offered, wanted
 from kvgrpc.integrations.vllm.adapters import Adapters

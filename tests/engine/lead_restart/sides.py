@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, Push, Rank, Received, Reservation, Reserved, content
-from kvgrpc.engine.handles import Handle
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import Reason
 from tests.engine.support import WAIT_S, ended, new_key, tokens
 from tests.service.engines import READY_S, wait_until

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, LeadDied, PullOpened, content
-from kvgrpc.engine.handles import Handle
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2
 from tests.engine.conftest import SETTINGS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.engine import Engine, Event, HandOver, LeadDied, Pull, Push, Received, Reservation, content
-from kvgrpc.engine.handles import Handle
+from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import InternalError
 from kvgrpc.v1 import admin_pb2
 from tests.engine.conftest import SETTINGS

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgrpc.engine import BlocksReturned, Engine, Event, LeadDied, content, lead_restart
+from kvgrpc.engine import BlocksReturned, Engine, Event, LeadDied, content
+from kvgrpc.engine.session import lead_restart
 from tests.engine.lead_restart.sides import PROMPT, launched, poll_on
 from tests.engine.made import layout
 from tests.engine.support import Workers, new_key

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvgrpc.core.policy.values import Give, Mode, News, Outcome, Rules
-from kvgrpc.engine.request import ScheduledRequest
-from kvgrpc.engine.scheduler import TAKEN_BACK_S, Scheduler
+from kvgrpc.engine.scheduler import TAKEN_BACK_S, ScheduledRequest, Scheduler
 from tests.engine.support import WAIT_S, Side, new_key, tokens
 from tests.service.engines import wait_until
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvgrpc.core.policy.values import Give, Mode, Outcome, SendEnded
-from kvgrpc.engine import Engine, Rank, content, scheduler
-from kvgrpc.engine.request import Offer, ScheduledRequest
-from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine import Engine, Rank, content
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, scheduler
 from kvgrpc.errors import Reason, Unavailable
 from tests.engine.conftest import Attach
 from tests.engine.made import layout

@@ -7,7 +7,7 @@ import pytest
 
 from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
 from kvgrpc.engine import Engine
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import layout

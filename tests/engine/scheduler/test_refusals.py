@@ -9,7 +9,7 @@ import pytest
 from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, SendEnded, TakeLost
 from kvgrpc.core.tables import transfers
 from kvgrpc.core.values import grants
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import AlreadyExists, InvalidRequest, PreconditionFailed, Reason
 from tests.engine.scheduler.schedulers import PROMPT, TABLE, At, R, give, same
 from tests.engine.support import Lead, Side, new_key, refused, tokens

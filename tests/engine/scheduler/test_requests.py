@@ -11,8 +11,7 @@ import pytest
 from kvgrpc.core.policy.values import DROPPED, Give, LoadEnded, Mode, OnLoss, Provisional, ReservedAt, SendEnded
 from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
-from kvgrpc.engine.request import Offer, ScheduledRequest, Source
-from kvgrpc.engine.scheduler import Scheduler
+from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, Source
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import LAYER_BYTES, layout

@@ -8,9 +8,7 @@ import numpy as np
 
 from kvgrpc.core.policy.spec import Offer, RequestSpec, Source
 from kvgrpc.core.values.grants import read_claims
-from kvgrpc.engine.handles import Content, content
-
-__all__ = ["Offer", "ScheduledRequest", "Source"]
+from kvgrpc.engine.transfers.handles import Content, content
 
 
 @dataclass(frozen=True)

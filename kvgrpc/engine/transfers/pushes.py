@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core.values import grants
-from kvgrpc.engine.handles import BlockIds, Content, Handle, group_blocks, take_back
-from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.engine.transfers.handles import BlockIds, Content, Handle, group_blocks, take_back
+from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2
 from kvgrpc.wire.values import ON_ABORT

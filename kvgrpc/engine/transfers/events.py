@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from kvgrpc.core.tables.transfers import Next, Side
-from kvgrpc.engine.handles import Handle, Pull
-from kvgrpc.engine.pushes import Push, Reservation
+from kvgrpc.engine.transfers.handles import Handle, Pull
+from kvgrpc.engine.transfers.pushes import Push, Reservation
 from kvgrpc.errors import Reason
 
 

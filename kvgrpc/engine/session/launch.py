@@ -16,8 +16,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from kvgrpc.engine.connection import LeadDied
-from kvgrpc.engine.socket_folder import Home
+from kvgrpc.engine.session.connection import LeadDied
+from kvgrpc.engine.session.socket_folder import Home
 from kvgrpc.errors import Reason
 
 READY_TIMEOUT_S = 60.0

@@ -10,14 +10,14 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from kvgrpc.engine.connection import LeadDied, SessionOver
-from kvgrpc.engine.events import BlocksReturned, Event, Received
-from kvgrpc.engine.handles import Handle, Pull
-from kvgrpc.engine.launch import LeadProcess
-from kvgrpc.engine.lead_restart import Attached, LeadRestart
-from kvgrpc.engine.session import Session
+from kvgrpc.engine.session.connection import LeadDied, SessionOver
+from kvgrpc.engine.session.launch import LeadProcess
+from kvgrpc.engine.session.lead_restart import Attached, LeadRestart
+from kvgrpc.engine.session.session import Session
 from kvgrpc.engine.steps import Steps
-from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.engine.transfers.events import BlocksReturned, Event, Received
+from kvgrpc.engine.transfers.handles import Handle, Pull
+from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.description import limits_from_proto

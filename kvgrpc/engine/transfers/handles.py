@@ -9,7 +9,7 @@ import numpy as np
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.descriptors import to_runs
-from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2

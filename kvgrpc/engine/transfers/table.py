@@ -7,7 +7,7 @@ BlocksReturned; before the latter at most one Failed.
 from collections.abc import Iterator
 
 from kvgrpc.core.tables.transfers import Next
-from kvgrpc.engine.events import (
+from kvgrpc.engine.transfers.events import (
     BlocksReturned,
     Event,
     Failed,
@@ -17,9 +17,9 @@ from kvgrpc.engine.events import (
     Received,
     Reserved,
 )
-from kvgrpc.engine.handles import Handle, HandOver, Pull
-from kvgrpc.engine.pushes import Push, Reservation
-from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.engine.transfers.handles import Handle, HandOver, Pull
+from kvgrpc.engine.transfers.pushes import Push, Reservation
+from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2

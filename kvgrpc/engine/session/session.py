@@ -7,12 +7,12 @@ from typing import Any
 
 from kvgrpc.core.values import grants
 from kvgrpc.core.values.ids import mint_lease_id
-from kvgrpc.engine.connection import Connection, LeadDied, SessionOver
-from kvgrpc.engine.events import Event
-from kvgrpc.engine.handles import Handle, Pull
-from kvgrpc.engine.outbox import Outbox
-from kvgrpc.engine.transfers import Transfers
-from kvgrpc.engine.void_page import VoidPage
+from kvgrpc.engine.session.connection import Connection, LeadDied, SessionOver
+from kvgrpc.engine.session.outbox import Outbox
+from kvgrpc.engine.transfers.events import Event
+from kvgrpc.engine.transfers.handles import Handle, Pull
+from kvgrpc.engine.transfers.table import Transfers
+from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import DeadlineExceeded, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import pool_pb2

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from kvgrpc.engine.connection import Connection, LeadDied
-from kvgrpc.engine.launch import DIED_S, READY_TIMEOUT_S, STOP_TIMEOUT_S, LeadProcess
+from kvgrpc.engine.session.connection import Connection, LeadDied
+from kvgrpc.engine.session.launch import DIED_S, READY_TIMEOUT_S, STOP_TIMEOUT_S, LeadProcess
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.wire.frames import encode

@@ -38,10 +38,10 @@ from kvgrpc.core.policy.values import (
 )
 from kvgrpc.core.values.grants import read_claims
 from kvgrpc.engine.engine import Engine
-from kvgrpc.engine.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
-from kvgrpc.engine.handles import Handle, HandOver as HandOverHandle, Pull, content
-from kvgrpc.engine.pushes import Push
-from kvgrpc.engine.request import ScheduledRequest
+from kvgrpc.engine.scheduler.request import ScheduledRequest
+from kvgrpc.engine.transfers.events import BlocksReturned, Event, Failed, LayersReceived, Received, Reserved
+from kvgrpc.engine.transfers.handles import Handle, HandOver as HandOverHandle, Pull, content
+from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason
 
 TAKEN_BACK_S = 5.0
