@@ -120,9 +120,7 @@ def test_keys_of_the_scheduler_have_variables_too() -> None:
     ("layers", "step", "ranges"),
     [((4,), 0, ()), ((4,), 3, ((0, 3), (3, 1))), ((2, 4), 2, ((0, 2), (2, 2))), ((), 2, ())],
 )
-def test_parts_follow_the_group_with_most_layers(
-    layers: tuple[int, ...], step: int, ranges: tuple[tuple[int, int], ...]
-) -> None:
+def test_parts_fit_the_deepest_group(layers: tuple[int, ...], step: int, ranges: tuple[tuple[int, int], ...]) -> None:
     groups = tuple(Group("g", GroupKind.FULL_ATTENTION, count, 16, 64, 1, 8, "uint8") for count in layers)
     assert SchedulerConfig(layers_per_part=step).rules(groups).layer_ranges == ranges
 

@@ -19,7 +19,6 @@ from kvgrpc.v1.common_pb2 import (
     FAILURE_REASON_INCARNATION_CHANGED,
     FAILURE_REASON_LEASE_EXPIRED,
     FAILURE_REASON_LEASE_NOT_FOUND,
-    FAILURE_REASON_LEASE_RELEASED,
     FailureReason,
     Grant,
 )
@@ -260,19 +259,10 @@ async def test_all_leases_of_a_client_go_in_one_batch(client: Client, ledger: Le
     assert sorted(batch) == [f"l-{name}" for name in names]
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (FAILURE_REASON_LEASE_EXPIRED, Reason.LEASE_EXPIRED),
-        (FAILURE_REASON_LEASE_RELEASED, Reason.LEASE_RELEASED),
-        (FAILURE_REASON_INCARNATION_CHANGED, Reason.INCARNATION_CHANGED),
-    ],
-)
-async def test_the_holder_hears_of_the_end(
-    client: Client, ledger: Ledger, value: FailureReason.ValueType, reason: Reason
-) -> None:
+@pytest.mark.parametrize("reason", [Reason.LEASE_EXPIRED, Reason.LEASE_RELEASED, Reason.INCARNATION_CHANGED])
+async def test_the_holder_hears_of_the_end(client: Client, ledger: Ledger, reason: Reason) -> None:
     async with client.lease([1], [2], request_id="a") as held, asyncio.timeout(UNTIL_S):
-        ledger.reason = value
+        ledger.reason = FailureReason.Value(f"FAILURE_REASON_{reason.name}")
         assert await held.wait_over() is reason
         assert held.reason is reason
         with pytest.raises((PreconditionFailed, Aborted)) as raised:

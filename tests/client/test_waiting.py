@@ -44,9 +44,7 @@ async def test_wait_returns_the_transfer_however_it_ended(server: FakeServer, cl
     assert {request.until for request in server.requests("WaitTransfer")} == {WAIT_CONDITION_ENDED}
 
 
-async def test_a_wait_may_take_several_calls(
-    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_wait_takes_several_calls(server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "ONE_WAIT_S", 0.05)
     active, done = Transfer(state=TRANSFER_STATE_ACTIVE), Transfer(state=TRANSFER_STATE_SUCCEEDED)
     server.answers["WaitTransfer"] = Waited(active, active, done).answer
@@ -76,9 +74,7 @@ async def test_wait_for_the_return_of_memory(server: FakeServer, client: Client)
     ],
     ids=["waits", "moves", "new"],
 )
-async def test_a_wait_that_times_out_names_the_phase(
-    server: FakeServer, client: Client, transfer: Transfer, phase: str
-) -> None:
+async def test_a_timeout_names_the_phase(server: FakeServer, client: Client, transfer: Transfer, phase: str) -> None:
     server.answers["WaitTransfer"] = Waited(transfer).answer
     with pytest.raises(DeadlineExceeded) as raised:
         await client.wait("t", timeout_s=0.05)

@@ -53,9 +53,7 @@ def next_of(answers: Answers) -> Answer | str:
 
 
 @pytest.mark.parametrize("backlog", [0, 1000], ids=["full queue", "long queue"])
-def test_sockets_that_never_answer_hardly_delay_an_honest_one(
-    asker: Asker, honest: ProcessSocket, backlog: int
-) -> None:
+def test_sockets_that_never_answer_hardly_delay_a_good_one(asker: Asker, honest: ProcessSocket, backlog: int) -> None:
     """Eight times as many as are asked at once: in turns of the full wait that would be eight of those."""
     answers: Answers = queue.SimpleQueue()
     refusals: Answers = queue.SimpleQueue()

@@ -34,6 +34,8 @@ from tests.datapath.peers import (
     start,
 )
 
+Run = tuple[int, int, int]
+
 # Odd sizes, so that segments end within runs and off every boundary.
 PEER_SIZES = (3_000_001, 1_048_576, 5_000_003)
 OWN_SIZES = (2_000_003, 4_194_304, 1_000_001)
@@ -132,9 +134,7 @@ LAST = 2**63 - 1
         (PEER_BYTES + 1, 0, 0),
     ],
 )
-def test_a_run_out_of_range_is_refused_untouched(
-    peer: Peer, own: Own, operation: Operation, bad: tuple[int, int, int]
-) -> None:
+def test_a_run_out_of_range_is_refused_untouched(peer: Peer, own: Own, operation: Operation, bad: Run) -> None:
     remote = own.connect(peer)
     before = peer.bytes()
     with pytest.raises(DataPathFailed):

@@ -152,9 +152,7 @@ async def test_pushed_kv_gives_the_tokens_of_one_engine(stage: Stage, capsys: Ca
 
 
 @on_stage
-async def test_layers_pushed_as_they_are_computed_give_the_same_tokens_and_blocks(
-    stage: Stage, capsys: Capture
-) -> None:
+async def test_layers_pushed_as_they_are_computed_give_the_same_tokens(stage: Stage, capsys: Capture) -> None:
     result = await stage.run(LAYERWISE)
     code, said = reported(result, capsys)
     check_identical(said, code, "shm")
@@ -192,9 +190,7 @@ async def test_a_block_that_changed_on_its_way_shows_in_every_comparison(stage: 
 
 
 @on_stage
-async def test_spans_that_do_not_come_are_an_error_not_an_empty_tree(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_spans_are_an_error_not_an_empty_tree(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SPANS", frozenset({"kvgrpc.send", "never sent"}))
     monkeypatch.setattr(run, "SPANS_TIMEOUT_S", 0.5)
     with pytest.raises(DemoFailed, match="never sent"):

@@ -45,9 +45,7 @@ def test_more_than_the_budget_comes_back_while_the_source_is_stopped(start: Star
     check_unhurt(destination)
 
 
-def test_an_engine_without_spares_has_its_blocks_back_after_the_grace(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_spares_a_grace_returns_blocks(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own read of a source that stands still does not end; a quarter of its blocks is no more than its budget."""
     for name, value in TCP.items():
         monkeypatch.setenv(name, value)

@@ -21,10 +21,12 @@ settle_timeout_s = 2.0
 """
 
 Attach = Callable[..., Side]
+Leads = tuple[Lead, Lead]
+"""P and D."""
 
 
 @pytest.fixture(scope="session")
-def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
+def leads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
     """P and D."""
     folder = tmp_path_factory.mktemp("leads")
     with ExitStack() as stack:
@@ -48,6 +50,6 @@ def attach() -> Iterator[Attach]:
 
 
 @pytest.fixture
-def pair(leads: tuple[Lead, Lead], attach: Attach) -> tuple[Side, Side]:
+def pair(leads: Leads, attach: Attach) -> tuple[Side, Side]:
     """An engine on each lead: the first has the KV, the second wants it."""
     return attach(leads[0]), attach(leads[1])

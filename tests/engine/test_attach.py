@@ -27,12 +27,14 @@ from kvgrpc.errors import (
 from kvgrpc.server import Server
 from kvgrpc.service.session import socket_server
 from kvgrpc.v1 import handshake_pb2
-from tests.engine.conftest import Attach
+from tests.engine.conftest import Attach, Leads
 from tests.engine.made import layout
 from tests.engine.support import Lead, Side, failure, new_key, received, refused, tokens
 
 PROMPT = tokens(20)
-Leads = tuple[Lead, Lead]
+Attempt = Callable[[Lead], object]
+Error = tuple[Reason, type[KVGrpcError]]
+UNFIT = (Reason.INVALID_FIELD, InvalidRequest)
 
 
 @pytest.fixture
@@ -123,26 +125,24 @@ def test_private_memory_is_refused_unless_it_is_what_the_engine_said(leads: Lead
             assert engine.poll() == []
 
 
-def _attach(**options: object) -> Callable[[Lead], object]:
+def _attach(**options: object) -> Attempt:
     return lambda lead: Engine.attach(lead.socket_path, **{"pool": layout(), **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("attempt", "reason", "kind"),
+    ("attempt", "error"),
     [
-        (_attach(pool=None), Reason.INVALID_FIELD, InvalidRequest),
-        (_attach(pool=layout(1 << 24)), Reason.POOL_EXHAUSTED, Exhausted),
-        (_attach(pool=layout(1 << 30), private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
-        (_attach(world_size=1 << 31), Reason.INVALID_FIELD, InvalidRequest),
-        (_attach(world_size=1 << 31, private_memory=True), Reason.INVALID_FIELD, InvalidRequest),
-        (_attach(engine_id="x" * 140), Reason.INVALID_FIELD, InvalidRequest),
+        (_attach(pool=None), UNFIT),
+        (_attach(pool=layout(1 << 24)), (Reason.POOL_EXHAUSTED, Exhausted)),
+        (_attach(pool=layout(1 << 30), private_memory=True), UNFIT),
+        (_attach(world_size=1 << 31), UNFIT),
+        (_attach(world_size=1 << 31, private_memory=True), UNFIT),
+        (_attach(engine_id="x" * 140), UNFIT),
     ],
     ids=["no pool", "memory", "blocks", "ranks", "private ranks", "engine id"],
 )
-def test_an_engine_that_cannot_be_served_is_refused(
-    leads: Leads, attach: Attach, attempt: Callable[[Lead], object], reason: Reason, kind: type[KVGrpcError]
-) -> None:
-    with refused(reason, kind):
+def test_an_engine_that_does_not_fit_is_refused(leads: Leads, attach: Attach, attempt: Attempt, error: Error) -> None:
+    with refused(*error):
         attempt(leads[0])
     attach(leads[0])
 

@@ -16,7 +16,7 @@ from kvgrpc.engine import Engine, LeadDied, Rank, content, engine as engine_modu
 from kvgrpc.engine.session import connection, session as session_module
 from kvgrpc.engine.session.launch import LeadProcess
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, PreconditionFailed, Reason, Unavailable
-from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.made import BLOCKS, layout
 from tests.engine.support import WAIT_S, EngineProcess, Lead, ended, failure, new_key, refused, tokens
 from tests.service.engines import wait_until
@@ -24,7 +24,6 @@ from tests.service.engines import wait_until
 PROMPT = tokens(40)
 AT_ONCE_S = 5.0
 """Milliseconds, on a machine that does nothing else; below the grace and any TTL here."""
-Leads = tuple[Lead, Lead]
 
 
 @pytest.fixture
@@ -43,9 +42,7 @@ def _dies_at_once(lead: Lead, incarnation: int) -> None:
     assert lead.process.popen.poll() is None
 
 
-def test_a_killed_engine_ends_at_once_and_the_next_one_attaches(
-    leads: Leads, attach: Attach, victim: EngineProcess
-) -> None:
+def test_a_killed_engine_ends_at_once_and_another_attaches(leads: Leads, attach: Attach, victim: EngineProcess) -> None:
     lead, destination = leads[0], attach(leads[1])
     incarnation = lead.status().header.incarnation
     grants = [from_json(victim.ask(op="hand_over", blocks=[i, i + 1, i + 2], tokens=PROMPT)) for i in (0, 3)]
@@ -74,9 +71,7 @@ def test_a_killed_engine_ends_at_once_and_the_next_one_attaches(
     assert np.array_equal(destination.view()[:, 20:23], before[:, 20:23])
 
 
-def test_a_killed_destination_returns_the_blocks_of_its_source(
-    leads: Leads, attach: Attach, victim: EngineProcess
-) -> None:
+def test_a_killed_destination_returns_blocks_of_its_source(leads: Leads, attach: Attach, victim: EngineProcess) -> None:
     source = attach(leads[1])
     handover = source.hand_over([1, 2, 3], PROMPT, ttl_s=300.0)
     victim.ask(op="pull", grant=handover.kv_transfer_params, tokens=PROMPT, blocks=[])
@@ -99,9 +94,7 @@ def test_an_engine_that_is_stopped_keeps_what_it_has(leads: Leads, victim: Engin
         os.kill(victim.pid, signal.SIGCONT)
 
 
-def test_a_stopped_lead_does_not_delay_its_engine(
-    leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_lead_does_not_delay_an_engine(leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "CALL_TIMEOUT_S", 0.1)
     side = attach(leads[0], kind=PoolKind.SERVER_MANAGED)
     with leads[0].process.stopped():
@@ -117,9 +110,7 @@ def test_a_stopped_lead_does_not_delay_its_engine(
     assert len(side.engine.allocate(BLOCKS)) == BLOCKS
 
 
-def test_a_lead_that_reads_no_more_is_declared_dead(
-    leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lead_that_reads_no_more_is_given_up(leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.2)
     side = attach(leads[0])
     with leads[0].process.stopped(), pytest.raises(LeadDied):

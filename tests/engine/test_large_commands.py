@@ -12,7 +12,7 @@ from kvgrpc.engine import Engine, LeadDied, Rank, content
 from kvgrpc.errors import OutOfRange, Reason
 from kvgrpc.v1 import common_pb2, lease_pb2
 from kvgrpc.wire import frames
-from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.support import ROOT, Asked, Lead, Side, Workers, failure, new_key, received, refused, tokens
 from tests.service.engines import SUCCEEDED, wait_until
 
@@ -38,7 +38,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lead, Lead]]:
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leads]:
     """P and D for a transfer that takes seconds, and on a busy machine many."""
     folder = tmp_path_factory.mktemp("patient")
     settings = f"{SETTINGS}\ntransfer_timeout_s = 200.0\n"
@@ -74,9 +74,7 @@ class LargeSide(Side):
         self.worker.ask(op="detach")
 
 
-def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(
-    patient: tuple[Lead, Lead], workers: Workers
-) -> None:
+def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(patient: Leads, workers: Workers) -> None:
     with ExitStack() as stack:
         source, destination = sides(stack, patient, workers, deep())
         source.worker.ask(op="fill", seed=1)
@@ -90,9 +88,7 @@ def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(
         assert destination.worker.ask(op="read")[1] == source.worker.ask(op="read")[0]
 
 
-def test_a_posting_too_long_for_a_frame_fails_alone_and_at_once(
-    leads: tuple[Lead, Lead], small: Lead, workers: Workers
-) -> None:
+def test_a_posting_too_long_for_a_frame_fails_alone_and_at_once(leads: Leads, small: Lead, workers: Workers) -> None:
     with ExitStack() as stack:
         source, destination = sides(stack, (leads[0], small), workers, deep(2, 300))
         source.worker.ask(op="fill", seed=1)
@@ -108,9 +104,7 @@ def test_a_posting_too_long_for_a_frame_fails_alone_and_at_once(
         received(destination.finish(again))
 
 
-def test_a_call_too_long_for_a_frame_is_refused_alone(
-    leads: tuple[Lead, Lead], attach: Attach, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_too_long_for_a_frame_is_refused(leads: Leads, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     side = attach(leads[0])
     monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
     before, long, after = (
@@ -155,9 +149,7 @@ class InPieces(Side):
         self.ranks.append(Rank(self.engine.ticket, 0, tensors, data_paths=("cma",)))
 
 
-def test_an_endpoint_too_long_for_a_frame_fails_its_pulls(
-    leads: tuple[Lead, Lead], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endpoint_too_long_for_a_frame_fails_its_pulls(leads: Leads, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = deep(2, 300)
     with closing(InPieces(leads[0], pool)) as source, closing(Side(leads[1], pool=pool)) as destination:
         handover = source.hand_over([1, 2], tokens(2))
@@ -169,9 +161,7 @@ def test_an_endpoint_too_long_for_a_frame_fails_its_pulls(
         assert source.known(source.hand_over([3], tokens(1)))
 
 
-def sides(
-    stack: ExitStack, leads: tuple[Lead, Lead], workers: Workers, pool: PoolLayout
-) -> tuple[LargeSide, LargeSide]:
+def sides(stack: ExitStack, leads: Leads, workers: Workers, pool: PoolLayout) -> tuple[LargeSide, LargeSide]:
     """Source and destination; they end with the stack."""
     source, destination = (LargeSide(lead, workers.make(), pool) for lead in leads)
     stack.callback(source.close)

@@ -9,6 +9,7 @@ import pytest
 
 from kvgrpc.engine import content
 from kvgrpc.v1 import admin_pb2, handshake_pb2
+from tests.engine.conftest import Leads
 from tests.engine.support import WAIT_S, Lead, Side, received, tokens
 from tests.service.engines import wait_until
 from tests.service.footprint import footprint
@@ -23,7 +24,7 @@ peer_grace_s = 0.5
 
 
 @pytest.fixture
-def short_leads(tmp_path: Path) -> Iterator[tuple[Lead, Lead]]:
+def short_leads(tmp_path: Path) -> Iterator[Leads]:
     """Leads that soon notice that a life is over."""
     with ExitStack() as stack:
         leads = [Lead(tmp_path, name, "--data-paths", "shm", settings=SETTINGS) for name in ("P", "D")]
@@ -56,7 +57,7 @@ def _one_life(lead: Lead, other: Side, seed: int) -> None:
     wait_until(lambda: not _lives(other.lead))
 
 
-def test_leads_hold_nothing_of_engines_and_peers_that_are_gone(short_leads: tuple[Lead, Lead]) -> None:
+def test_leads_hold_nothing_of_engines_and_peers_that_are_gone(short_leads: Leads) -> None:
     lead, there = short_leads
     other = Side(there)
     try:

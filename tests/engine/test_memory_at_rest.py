@@ -10,8 +10,9 @@ from kvgrpc.datapath import mover
 from kvgrpc.engine import Engine, Rank, rank as rank_module
 from kvgrpc.errors import InternalError, Reason
 from tests.datapath.movers import Held
+from tests.engine.conftest import Leads
 from tests.engine.made import layout
-from tests.engine.support import Lead, refused
+from tests.engine.support import refused
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 
 @pytest.fixture
-def rank(leads: tuple[Lead, Lead], held: Held) -> Iterator[Rank]:
+def rank(leads: Leads, held: Held) -> Iterator[Rank]:
     """A worker with memory of its own."""
     with Engine.attach(leads[0].socket_path, pool=layout(), private_memory=True) as engine:
         yield Rank(engine.ticket, 0, [np.zeros(engine.pool.total_bytes, dtype=np.uint8)])

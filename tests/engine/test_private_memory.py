@@ -14,11 +14,16 @@ import pytest
 
 from kvgrpc.engine import Engine, content
 from kvgrpc.errors import Reason
-from tests.engine.conftest import SETTINGS
+from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.made import layout, made_bytes
 from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
 from tests.service.engines import wait_until
 from tests.service.values import seconds
+
+Teams = tuple[list[Asked], list[Asked]]
+"""Workers of the source and of the destination."""
+
+Pair = tuple["PrivateSide", "PrivateSide"]
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -33,7 +38,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def teams(workers: Workers) -> tuple[list[Asked], list[Asked]]:
+def teams(workers: Workers) -> Teams:
     """Two workers for P, two for D."""
     return [workers.make(), workers.make()], [workers.make(), workers.make()]
 
@@ -80,9 +85,7 @@ class PrivateSide(Side):
 
 
 @pytest.fixture(params=DATA_PATHS)
-def pair(
-    leads: tuple[Lead, Lead], teams: tuple[list[Asked], list[Asked]], request: pytest.FixtureRequest
-) -> Iterator[tuple[PrivateSide, PrivateSide]]:
+def pair(leads: Leads, teams: Teams, request: pytest.FixtureRequest) -> Iterator[Pair]:
     with ExitStack() as stack:
         sides = []
         for lead, own in zip(leads, teams, strict=True):
@@ -91,9 +94,7 @@ def pair(
         yield sides[0], sides[1]
 
 
-def test_each_rank_gets_the_bytes_of_its_own_peer(
-    pair: tuple[PrivateSide, PrivateSide], request: pytest.FixtureRequest
-) -> None:
+def test_each_rank_gets_the_bytes_of_its_own_peer(pair: Pair, request: pytest.FixtureRequest) -> None:
     source, destination = pair
     for seed in (100, 200):  # the second over the connection that the first made
         expected = source.fill_all(SOURCE, seed)
@@ -112,7 +113,7 @@ def test_each_rank_gets_the_bytes_of_its_own_peer(
         assert moved.bytes == 2 * 3 * 2 * 1024
 
 
-def test_a_workers_steps_hold_its_engines_blocks_back(pair: tuple[PrivateSide, PrivateSide]) -> None:
+def test_a_workers_steps_hold_its_engines_blocks_back(pair: Pair) -> None:
     source, destination = pair
     handover = source.hand_over(SOURCE, PROMPT, after_step=4)
     pull = destination.engine.pull(handover.grant, content(PROMPT))
@@ -125,7 +126,7 @@ def test_a_workers_steps_hold_its_engines_blocks_back(pair: tuple[PrivateSide, P
     assert destination.read_all(TARGET) == expected
 
 
-def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: tuple[PrivateSide, PrivateSide]) -> None:
+def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: Pair) -> None:
     source, destination = pair
     assert seconds(destination.lead.status().progress_age) == 0.0
     handover = source.hand_over(SOURCE, PROMPT)
@@ -147,9 +148,7 @@ def test_a_worker_stopped_while_bytes_move_is_seen_in_the_status(pair: tuple[Pri
 
 
 @pytest.mark.parametrize("restricted", ["source", "destination"])
-def test_workers_use_data_paths_that_are_allowed(
-    leads: tuple[Lead, Lead], nixl_lead: Lead, teams: tuple[list[Asked], list[Asked]], restricted: str
-) -> None:
+def test_workers_use_only_allowed_data_paths(leads: Leads, nixl_lead: Lead, teams: Teams, restricted: str) -> None:
     """They could all use cma, which is the better one."""
     ends = (nixl_lead, leads[1]) if restricted == "source" else (leads[0], nixl_lead)
     with ExitStack() as stack:
@@ -171,7 +170,7 @@ def test_workers_use_data_paths_that_are_allowed(
     nixl_lead.wait_no_engine()
 
 
-def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[PrivateSide, PrivateSide]) -> None:
+def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: Pair) -> None:
     source, _ = pair
     source.engine.close()
     source.lead.wait_no_engine()
@@ -180,9 +179,7 @@ def test_an_engine_that_ends_leaves_its_workers_a_clear_word(pair: tuple[Private
 
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)
-def test_a_killed_worker_ends_its_engine(
-    leads: tuple[Lead, Lead], workers: Workers, teams: tuple[list[Asked], list[Asked]], data_path: str
-) -> None:
+def test_a_killed_worker_ends_its_engine(leads: Leads, workers: Workers, teams: Teams, data_path: str) -> None:
     with ExitStack() as stack:
         source = PrivateSide(leads[0], teams[0], data_path)
         stack.callback(source.close)

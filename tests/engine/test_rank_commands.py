@@ -122,9 +122,7 @@ def test_a_worker_with_memory_of_its_own_reads_a_peer_s_and_writes_it(tmp_path: 
 
 
 @pytest.mark.parametrize("operation", Operation)
-def test_memory_is_not_at_rest_while_an_unknown_peer_may_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Operation
-) -> None:
+def test_an_unknown_writer_holds_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: Operation) -> None:
     path = HeldWritten()
     path.late_writes = "nobody knows"
     monkeypatch.setattr(rank_module, "make_paths", lambda *_: ([path], []))

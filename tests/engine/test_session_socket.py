@@ -20,9 +20,9 @@ from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2
 from kvgrpc.wire import frames
 from kvgrpc.wire.frames import FRAME_BYTES_MAX, FrameReader, encode
-from tests.engine.conftest import Attach
+from tests.engine.conftest import Attach, Leads
 from tests.engine.session_client import ATTACH, Client
-from tests.engine.support import WAIT_S, Lead, lead_died, received, refused, tokens
+from tests.engine.support import WAIT_S, lead_died, received, refused, tokens
 from tests.service.engines import wait_until
 
 PROMPT = tokens(20)
@@ -59,7 +59,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_a_connection_that_is_no_engines_ends_alone(leads: tuple[Lead, Lead], attach: Attach, data: bytes) -> None:
+def test_a_connection_that_is_no_engines_ends_alone(leads: Leads, attach: Attach, data: bytes) -> None:
     source, destination = attach(leads[0]), attach(leads[1])
     for side in (source, destination):
         with connected(side.lead.socket_path) as client:
@@ -72,7 +72,7 @@ def test_a_connection_that_is_no_engines_ends_alone(leads: tuple[Lead, Lead], at
     received(destination.finish(pull))
 
 
-def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: tuple[Lead, Lead]) -> None:
+def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: Leads) -> None:
     with connected(leads[0].socket_path) as client:
         client.socket.sendall(struct.pack(">I", FRAME_BYTES_MAX + 1))
         (frame,) = client.rest()
@@ -80,7 +80,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_has_come(leads: tuple[Lea
     assert str(FRAME_BYTES_MAX) in frame.refused.message
 
 
-def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: Leads, attach: Attach) -> None:
     side = attach(leads[0])
     side.hand_over([1, 2], PROMPT)
     side.engine._lives._session.connection.send(b"\0\0\0\5\xff\xff\xff\xff\xff")
@@ -89,7 +89,7 @@ def test_an_engine_that_sends_garbage_ends_and_the_next_one_attaches(leads: tupl
     assert not leads[0].leases()
 
 
-def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: tuple[Lead, Lead]) -> None:
+def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: Leads) -> None:
     free = session_pb2.Call(call_id=7, free_blocks=pool_pb2.FreeBlocksRequest())
     calls = encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[free])))
     data = encode(ATTACH)
@@ -109,7 +109,7 @@ def test_frames_may_come_byte_by_byte_and_calls_right_behind_the_attach(leads: t
     [session_pb2.Call(call_id=1), session_pb2.Call(call_id=1, reserve_blocks=handoff_pb2.ReserveBlocksRequest())],
     ids=["empty", "push"],
 )
-def test_a_call_that_the_lead_does_not_know_is_refused_alone(leads: tuple[Lead, Lead], call: session_pb2.Call) -> None:
+def test_a_call_that_the_lead_does_not_know_is_refused_alone(leads: Leads, call: session_pb2.Call) -> None:
     with connected(leads[0].socket_path) as client:
         client.socket.sendall(encode(ATTACH))
         assert client.receive().HasField("attached")
@@ -127,7 +127,7 @@ def many_leases(count: int) -> bytes:
     return encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call] * count)))
 
 
-def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: tuple[Lead, Lead]) -> None:
+def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: Leads) -> None:
     lead, count = leads[0], 5_000
     with connected(lead.socket_path) as client:
         client.socket.sendall(encode(ATTACH))
@@ -140,7 +140,7 @@ def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: tupl
     lead.wait_no_engine()
 
 
-def test_calls_that_wait_for_a_turn_end_with_their_engine(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_calls_that_wait_for_a_turn_end_with_their_engine(leads: Leads, attach: Attach) -> None:
     lead, count = leads[0], 20_000
     with connected(lead.socket_path) as client:
         client.socket.sendall(encode(ATTACH))
@@ -158,7 +158,7 @@ def test_calls_that_wait_for_a_turn_end_with_their_engine(leads: tuple[Lead, Lea
 
 
 @pytest.mark.parametrize("waits_for", [handoff_pb2.WAITS_FOR_READERS, handoff_pb2.WAITS_FOR_REGISTRATION])
-def test_a_hand_over_that_is_only_checked_makes_nothing(leads: tuple[Lead, Lead], waits_for: int) -> None:
+def test_a_hand_over_that_is_only_checked_makes_nothing(leads: Leads, waits_for: int) -> None:
     request = handoff_pb2.FinishedBlocksRequest(
         transfer_key=b"k" * 16, content=content(PROMPT).message, last=True, validate_only=True,
         waits_for=waits_for,  # type: ignore[arg-type]
@@ -271,9 +271,7 @@ def _held() -> tuple[int, int]:
     return sum("memfd:" in file for file in files), sum("kvgrpc" in thread.name for thread in threading.enumerate())
 
 
-async def test_a_server_that_exits_with_its_engine_exits_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_tied_to_an_engine_exits_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_server, "FIRST_ENGINE_S", 0.05)
     path = str(tmp_path / "session.sock")
     config = Config(listen="127.0.0.1:0", pool=None, session_socket=path, data_paths=("shm",), exit_with_engine=True)

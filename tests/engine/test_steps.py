@@ -8,12 +8,11 @@ import pytest
 from kvgrpc.engine import LeadDied, Pull, Rank, content
 from kvgrpc.errors import InvalidRequest, Reason
 from kvgrpc.session.v1 import rank_pb2
-from tests.engine.conftest import Attach
-from tests.engine.support import QUIET_S, Lead, Side, received, tokens
+from tests.engine.conftest import Attach, Leads
+from tests.engine.support import QUIET_S, Side, received, tokens
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 3], [7, 8, 9]
-Leads = tuple[Lead, Lead]
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 from kvgrpc.core.values.layout import PoolLayout, Region, TensorKind
 from kvgrpc.engine import content
 from kvgrpc.errors import Reason
-from tests.engine.conftest import Attach
+from tests.engine.conftest import Attach, Leads
 from tests.engine.made import BLOCKS, LAYER_BYTES, LAYERS, layout
-from tests.engine.support import Lead, Side, failure, received, tokens
+from tests.engine.support import Side, failure, received, tokens
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -33,7 +33,7 @@ def arrays(side: Side) -> NDArray[np.uint8]:
     return side.ranks[0].memory.reshape(2 * LAYERS, BLOCKS, HALF)
 
 
-def test_keys_and_values_of_every_layer_arrive_in_their_own_arrays(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_keys_and_values_of_every_layer_arrive_in_their_own_arrays(leads: Leads, attach: Attach) -> None:
     source, destination = (attach(lead, pool=apart(KEYS_FIRST)) for lead in leads)
     arrays(source)[:] = np.random.default_rng(1).integers(0, 256, arrays(source).shape, dtype=np.uint8)
     handover = source.hand_over(SOURCE, PROMPT)
@@ -44,9 +44,7 @@ def test_keys_and_values_of_every_layer_arrive_in_their_own_arrays(leads: tuple[
 
 
 @pytest.mark.parametrize("there", [apart(VALUES_FIRST), layout()], ids=["values first", "together"])
-def test_engines_with_other_tensors_do_not_exchange_blocks(
-    leads: tuple[Lead, Lead], attach: Attach, there: PoolLayout
-) -> None:
+def test_engines_with_other_tensors_do_not_exchange_blocks(leads: Leads, attach: Attach, there: PoolLayout) -> None:
     source, destination = attach(leads[0], pool=there), attach(leads[1], pool=apart(KEYS_FIRST))
     handover = source.hand_over(SOURCE, PROMPT)
     pull = destination.engine.pull(handover.grant, content(PROMPT))

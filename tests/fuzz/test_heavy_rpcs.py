@@ -58,9 +58,7 @@ RUNS = [(method, place) for service in SERVICES for method in service.methods fo
 @pytest.mark.parametrize(
     ("method", "place"), RUNS, ids=[f"{method.name}-{'.'.join(f.name for f in place)}" for method, place in RUNS]
 )
-def test_a_small_message_of_many_blocks_is_no_heavier(
-    target: Target, run: Run, method: MethodDescriptor, place: Place
-) -> None:
+def test_naming_many_blocks_is_not_heavy(target: Target, run: Run, method: MethodDescriptor, place: Place) -> None:
     def call(random: Random) -> None:
         target.begin()
 

@@ -70,9 +70,7 @@ def waiting(source: Engine, destination: Engine) -> tuple[str, str]:
     return handed.lease.lease_id, pulled
 
 
-def test_blocks_leases_transfers_and_peers_are_shown(
-    source: Engine, destination: Engine, waiting: tuple[str, str]
-) -> None:
+def test_blocks_leases_transfers_peers_are_shown(source: Engine, destination: Engine, waiting: tuple[str, str]) -> None:
     lease_id, transfer_id = waiting
     at_source, at_destination = shown(source), shown(destination)
     assert pool_map(at_source).startswith("AALL.")

@@ -5,8 +5,9 @@ the source writes what is pushed, and where what arrives is compared with its so
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ GROWTH_BYTES_MAX, SHORT_GROWTH_BYTES_MAX, SHORT = 5 * MIB, 12 * MIB, 50_000
 RUN_S = 6 * 3600
 DEFECTS = ("INTERNAL", "DATA_PATH_FAILED", "PEER_FAILED", "PEER_LOST", "CHECKSUM_MISMATCH")
 """Why a transfer never fails here: nobody died, nothing broke, and all arrived as it was."""
+Pair = tuple[Lead, Lead]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -47,36 +50,41 @@ class Held:
         return cls(footprint(lead.process.pid), resident_bytes(lead.process.pid))
 
 
-@pytest.mark.timeout(RUN_S)
-@pytest.mark.parametrize(("path", "transfers"), CASES)
-def test_nothing_is_lost_and_nothing_grows(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    record_property: Callable[[str, object], None],
-    path: str,
-    transfers: int,
-) -> None:
+@pytest.fixture
+def pair(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Two leads with this data path, with the change at its end."""
     name, change = next(((path.removesuffix(end), [CHANGES[end]]) for end in CHANGES if path.endswith(end)), (path, []))
     flags, environment = PATHS[name]
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
+    with leads(tmp_path, *flags, *change) as started:
+        yield started
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Say:
+    """Keeps what is said for the summary."""
+    return partial(record_property, "figures")
+
+
+@pytest.mark.timeout(RUN_S)
+@pytest.mark.parametrize(("path", "transfers"), CASES)
+def test_no_block_is_lost_and_nothing_grows(pair: Pair, say: Say, path: str, transfers: int) -> None:
     warm_up, most = transfers // WARM_UP_SHARE, GROWTH_BYTES_MAX if transfers >= SHORT else SHORT_GROWTH_BYTES_MAX
-    with leads(tmp_path, *flags, *change) as pair:
-        traffic = Traffic(pair, SEED)
-        try:
-            traffic.run(warm_up)
-            before = [Held.of(lead) for lead in pair]
-            traffic.run(transfers - warm_up)
-            traffic.check_whole()
-            traffic.check_arrived()
-            after = [Held.of(lead) for lead in pair]
-        finally:
-            traffic.close()
-    record_property("figures", f"{traffic.begun:,} transfers over {path}: {dict(traffic.ends.most_common())}")
+    traffic = Traffic(pair, SEED)
+    try:
+        traffic.run(warm_up)
+        before = [Held.of(lead) for lead in pair]
+        traffic.run(transfers - warm_up)
+        traffic.check_whole()
+        traffic.check_arrived()
+        after = [Held.of(lead) for lead in pair]
+    finally:
+        traffic.close()
+    say(f"{traffic.begun:,} transfers over {path}: {dict(traffic.ends.most_common())}")
     for then, now in zip(before, after, strict=True):
         grown = now.resident_bytes - then.resident_bytes
-        record_property(
-            "figures",
+        say(
             f"a server: {then.resident_bytes / MIB:.1f} MiB of its own after {warm_up:,} transfers, {grown / MIB:+.1f} "
             f"MiB after all; {then.footprint.threads} threads, then {now.footprint.threads}; "
             f"{then.footprint.descriptors.total()} descriptors, then {now.footprint.descriptors.total()}",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.cores import Core
+from tests.vllm.cores import Core, Cores
 from tests.vllm.engines import DATA_PATHS, Engines, Pair, write_model
 
 
@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=[True, False], ids=["overlap", "in-order"])
-def cores(request: pytest.FixtureRequest) -> Iterator[tuple[Core, Core]]:
+def cores(request: pytest.FixtureRequest) -> Iterator[Cores]:
     """Of engines that run steps while hooks are called, or one after the other."""
     p, d = Core("P", overlap=request.param), Core("D", overlap=request.param)
     yield p, d
@@ -25,7 +25,7 @@ def cores(request: pytest.FixtureRequest) -> Iterator[tuple[Core, Core]]:
 
 
 @pytest.fixture
-def cores_in_order() -> Iterator[tuple[Core, Core]]:
+def in_order() -> Iterator[Cores]:
     """Of engines that run steps one after the other; for what has nothing to do with steps."""
     p, d = Core("P", overlap=False, offer_ttl_s=60.0), Core("D", overlap=False, offer_ttl_s=60.0)
     yield p, d

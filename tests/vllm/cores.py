@@ -109,6 +109,10 @@ class Core:
         return blocks
 
 
+Cores = tuple[Core, Core]
+"""Prefill and decode."""
+
+
 def scheduled(tokens: Mapping[str, int] | None = None, preempted: Any = None) -> Any:
     """A step that computes so many tokens of each request."""
     counts = dict(tokens or {})

@@ -9,13 +9,13 @@ import torch
 from vllm.v1.request import RequestStatus
 
 from kvgrpc.core.policy.values import OnLoss
-from tests.vllm.cores import PROMPT, Core, request_of, scheduled
+from tests.vllm.cores import PROMPT, Core, Cores, request_of, scheduled
 from tests.vllm.engines import PREFILL, pushed, runs, wait_until
 
 MODE_PUSH = {"kvgrpc_intent": {"mode": "TRANSFER_MODE_PUSH"}}
 
 
-def test_a_load_is_told_once_and_what_was_given_comes_back(cores: tuple[Core, Core]) -> None:
+def test_a_load_is_told_once_and_what_was_given_comes_back(cores: Cores) -> None:
     p, d = cores
     request = request_of("d", p.prefilled("p"))
     assert p.used() == 3
@@ -41,7 +41,7 @@ def test_a_worker_reports_steps_that_something_may_wait_for(overlap: bool) -> No
     p.close()
 
 
-def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: tuple[Core, Core]) -> None:
+def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: Cores) -> None:
     p, d = cores
     request = request_of("d", p.prefilled("p"))
     os.kill(p.side.lead_pid, signal.SIGSTOP)
@@ -53,7 +53,7 @@ def test_a_request_that_leaves_while_it_waits_is_told_once_all_the_same(cores: t
     d.step()
 
 
-def test_a_load_whose_source_died_fails_once(cores: tuple[Core, Core]) -> None:
+def test_a_load_whose_source_died_fails_once(cores: Cores) -> None:
     p, d = cores
     request = request_of("d", p.prefilled("p"))
     os.kill(p.side.lead_pid, signal.SIGSTOP)
@@ -85,9 +85,7 @@ def test_what_cannot_come_fails_or_is_computed(on_loss: OnLoss) -> None:
 
 
 @pytest.mark.parametrize("more", [{"prompt_embeds": 1}, {"mm_features": ["an image"]}, {"prompt_token_ids": None}])
-def test_a_prompt_of_more_than_token_ids_is_neither_given_nor_taken(
-    cores: tuple[Core, Core], more: dict[str, Any]
-) -> None:
+def test_a_prompt_with_more_than_token_ids_is_neither_given_nor_taken(cores: Cores, more: dict[str, Any]) -> None:
     p, d = cores
     params = p.prefilled("p")
     given, taken = request_of("q", PREFILL), request_of("d", params)
@@ -107,9 +105,7 @@ NAMED = {**PREFILL, "transfer_id": "1" * 16}
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[::-1]], ids=["the same prompt", "another"])
 @pytest.mark.parametrize("params", [None, PREFILL, NAMED], ids=["nothing", "a prefill", "one of the same name"])
-def test_a_reused_request_id_leaves_the_blocks_of_the_first(
-    cores: tuple[Core, Core], params: Any, prompt: list[int]
-) -> None:
+def test_a_reused_request_id_leaves_the_blocks_of_the_first(cores: Cores, params: Any, prompt: list[int]) -> None:
     p, d = cores
     first = request_of("p", NAMED)
     p.tables["p"] = p.computing(first)
@@ -131,7 +127,7 @@ def test_a_reused_request_id_leaves_the_blocks_of_the_first(
     assert p.prefilled("p")
 
 
-def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(cores: tuple[Core, Core]) -> None:
+def test_a_request_under_the_id_of_one_that_is_pushed_leaves_the_push_alone(cores: Cores) -> None:
     p, d = cores
     key = b"k" * 16
     first = request_of("p", {**PREFILL, **pushed(key)})
@@ -153,7 +149,7 @@ def refused_by_the_api(name: str, params: Any) -> Any:
     return request_of(name, params, abort_immediately=True, prompt_token_ids=[0], all_token_ids=[0], num_tokens=1)
 
 
-def test_what_a_request_could_take_that_the_api_refused_comes_back_at_its_source(cores: tuple[Core, Core]) -> None:
+def test_what_a_request_could_take_that_the_api_refused_comes_back_at_its_source(cores: Cores) -> None:
     p, d = cores
     for name in ("before they know each other", "after"):
         source = request_of(name, {**PREFILL, "kvgrpc_intent": {"ttl": "300s"}})
@@ -164,7 +160,7 @@ def test_what_a_request_could_take_that_the_api_refused_comes_back_at_its_source
         wait_until(lambda: p.step() and p.used() == 0)
 
 
-def test_a_push_to_a_request_that_the_api_refused_ends_at_its_source(cores: tuple[Core, Core]) -> None:
+def test_a_push_to_a_request_that_the_api_refused_ends_at_its_source(cores: Cores) -> None:
     p, d = cores
     key = b"k" * 16
     source = request_of("p", {**PREFILL, **pushed(key)})
@@ -175,7 +171,7 @@ def test_a_push_to_a_request_that_the_api_refused_ends_at_its_source(cores: tupl
     wait_until(lambda: p.step() and d.step() and p.used() == 0)
 
 
-def test_a_destination_learns_that_the_api_refused_its_prefill(cores: tuple[Core, Core]) -> None:
+def test_a_destination_learns_that_the_api_refused_its_prefill(cores: Cores) -> None:
     p, d = cores
     key = b"k" * 16
     p.hooks.arrived(refused_by_the_api("p", {**PREFILL, **pushed(key)}))
@@ -183,7 +179,7 @@ def test_a_destination_learns_that_the_api_refused_its_prefill(cores: tuple[Core
     wait_until(lambda: p.step() and d.step() and d.told.failed == {"d"})
 
 
-def test_what_another_request_takes_is_not_let_go_with_one_that_the_api_refused(cores: tuple[Core, Core]) -> None:
+def test_what_another_request_takes_is_not_let_go_with_one_that_the_api_refused(cores: Cores) -> None:
     p, d = cores
     params = p.prefilled("p")
     blocks = d.begin(request_of("d", params))
@@ -193,7 +189,7 @@ def test_what_another_request_takes_is_not_let_go_with_one_that_the_api_refused(
     assert blocks
 
 
-def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: tuple[Core, Core]) -> None:
+def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: Cores) -> None:
     p, _ = cores
     prefill, other = request_of("p", PREFILL), request_of("q", None)
     for request in (prefill, other):
@@ -202,7 +198,7 @@ def test_a_prefill_computes_one_token_whatever_it_asks_for(cores: tuple[Core, Co
     assert (prefill.max_tokens, other.max_tokens) == (1, 64)
 
 
-def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use(cores: tuple[Core, Core]) -> None:
+def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use(cores: Cores) -> None:
     p, d = cores
     first, second = request_of("first", p.prefilled("p")), request_of("second", p.prefilled("q"))
     os.kill(p.side.lead_pid, signal.SIGSTOP)
@@ -224,7 +220,7 @@ def test_when_the_session_is_over_loads_fail_once_in_blocks_that_stay_out_of_use
     assert d.hooks.finished(third, ([],)) == (False, None)
 
 
-def test_when_the_session_is_over_what_was_given_comes_back(cores: tuple[Core, Core]) -> None:
+def test_when_the_session_is_over_what_was_given_comes_back(cores: Cores) -> None:
     p, _ = cores
     assert p.prefilled("p")
     p.worker.close()
@@ -233,14 +229,14 @@ def test_when_the_session_is_over_what_was_given_comes_back(cores: tuple[Core, C
     assert p.used() == 0
 
 
-def test_idle_steps_notice_that_the_session_is_over(cores: tuple[Core, Core], caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_steps_notice_that_the_session_is_over(cores: Cores, caplog: pytest.LogCaptureFixture) -> None:
     p, _ = cores
     p.step()
     p.worker.close()
     wait_until(lambda: p.step() and "kvgrpc is over in this engine" in caplog.text)
 
 
-def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_gone(cores: tuple[Core, Core]) -> None:
+def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_gone(cores: Cores) -> None:
     """Also where the engine's own blocks are part of the defect: the lead would go on vouching for what it gave."""
     p, d = cores
     assert p.prefilled("given")
@@ -253,7 +249,7 @@ def test_blocks_that_were_given_come_back_after_a_defect_only_once_the_lead_is_g
     assert p.used() == 0
 
 
-def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[Core, Core]) -> None:
+def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: Cores) -> None:
     p, d = cores
     blocks = d.begin(request_of("d", p.prefilled("p")))
     d.hooks.step(scheduled(preempted=7))  # no step has that
@@ -263,7 +259,7 @@ def test_a_hook_that_meets_a_defect_ends_kvgrpc_and_not_the_engine(cores: tuple[
     assert d.hooks.match(request_of("d2", None), 0) == 0
 
 
-def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: tuple[Core, Core]) -> None:
+def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: Cores) -> None:
     p, d = cores
     null: list[int] = [p.pool.null_block.block_id]
     waiting = request_of("d", p.prefilled("p"))
@@ -277,7 +273,7 @@ def test_the_block_that_represents_missing_ones_is_never_read_or_written(cores: 
     assert p.hooks.finished(given, (null + p.allocate(2),)) == (False, None)
 
 
-def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(cores: tuple[Core, Core]) -> None:
+def test_a_push_whose_prefill_is_preempted_brings_what_the_new_prefill_computed(cores: Cores) -> None:
     """In other blocks; the old ones are somebody else's at once."""
     p, d = cores
     key = b"k" * 16

@@ -25,11 +25,13 @@ from tests.vllm.engines import (
 )
 from tests.vllm.servers import MODEL, Server, healthy, listens, new_server, ours, running, serving, usual_router
 
+Servers = tuple[Server, Server]
+
 FLAGS = ("--max-model-len", "2048", "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "400")
 
 
 @pytest.fixture(scope="module", params=DATA_PATHS)
-def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[tuple[Server, Server]]:
+def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Servers]:
     """Over one data path."""
     p, d = new_server("P"), new_server("D")
     with (
@@ -42,13 +44,13 @@ def servers(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[tupl
 
 
 @pytest.fixture
-def router_url(servers: tuple[Server, Server], model_folder: Path) -> Iterator[str]:
+def router_url(servers: Servers, model_folder: Path) -> Iterator[str]:
     with usual_router(*servers, model_folder / "router.log") as url:
         yield url
 
 
 @contextmanager
-def our_router(servers: tuple[Server, Server], folder: Path, mode: str) -> Iterator[str]:
+def our_router(servers: Servers, folder: Path, mode: str) -> Iterator[str]:
     """examples/router."""
     p, d = servers
     port = free_port()
@@ -83,9 +85,7 @@ def received(server: Server) -> float:
     return server.counted("vllm:kvgrpc_received_tokens_total")
 
 
-def test_a_router_without_kvgrpc_pulls_from_the_first_request_on(
-    servers: tuple[Server, Server], router_url: str
-) -> None:
+def test_a_router_without_kvgrpc_pulls_from_the_first_request(servers: Servers, router_url: str) -> None:
     p, d = servers
     for seed, length in enumerate([200, 20, 900]):
         prompt, before = prompt_of(length, 100 + seed), received(d)
@@ -96,7 +96,7 @@ def test_a_router_without_kvgrpc_pulls_from_the_first_request_on(
         wait_until(lambda s=server: s.held() == {}, server.held)  # type: ignore[misc]
 
 
-def test_a_request_that_decode_refuses_lets_its_source_go(servers: tuple[Server, Server]) -> None:
+def test_a_request_that_decode_refuses_lets_its_source_go(servers: Servers) -> None:
     """vLLM shows such a request without its prompt: its grant is enough."""
     p, d = servers
     ask = {**PREFILL, "kvgrpc_intent": {"ttl": "600s"}}
@@ -108,7 +108,7 @@ def test_a_request_that_decode_refuses_lets_its_source_go(servers: tuple[Server,
     wait_until(lambda: p.held() == {}, p.held)
 
 
-def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers: tuple[Server, Server]) -> None:
+def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers: Servers) -> None:
     p, d = servers
     wait_until(lambda: [server.held() for server in servers] == [{}, {}])
     for server in servers:  # what came before this test is counted with the next request
@@ -134,9 +134,7 @@ def test_what_is_lost_sent_unsent_and_refused_is_counted_for_prometheus(servers:
 
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
-def test_the_example_router_gives_the_same_tokens_and_cleans_up(
-    servers: tuple[Server, Server], model_folder: Path, mode: str
-) -> None:
+def test_the_example_router_gives_equal_tokens_and_cleans_up(servers: Servers, model_folder: Path, mode: str) -> None:
     p, d = servers
     with our_router(servers, model_folder, mode) as url:
         prompt, before = prompt_of(300, 110 + len(mode)), received(d)

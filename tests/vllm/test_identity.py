@@ -16,7 +16,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from kvgrpc.integrations.vllm.identity import CACHE_BESIDES, MODEL_BESIDES, Kernels, factors_of, identity_of, kernels_of
 from kvgrpc.integrations.vllm.options import Options
-from tests.vllm.cores import PROMPT, Core, request_of
+from tests.vllm.cores import PROMPT, Core, Cores, request_of
 from tests.vllm.engines import PREFILL, Pair, prompt_of, pushed, wait_until
 
 KEY = b"k" * 16
@@ -44,29 +44,23 @@ def comes(d: Core, params: dict[str, Any], **fields: Any) -> bool:
     return not lost
 
 
-def test_an_adapter_is_known_by_its_files_whatever_its_name_is(
-    cores_in_order: tuple[Core, Core], tmp_path: Path
-) -> None:
-    p, d = cores_in_order
+def test_an_adapter_is_known_by_its_files_whatever_its_name_is(in_order: Cores, tmp_path: Path) -> None:
+    p, d = in_order
     here, there = adapter_in(tmp_path / "here", b"same"), adapter_in(tmp_path / "there", b"same")
     (there / "README.md").write_text("no weights")
     assert comes(d, p.prefilled("p", lora_request=lora(here)), lora_request=lora(there, "other", 7))
 
 
 @pytest.mark.parametrize("takes_with_one", [True, False])
-def test_the_kv_of_an_adapter_is_taken_with_it_alone(
-    cores_in_order: tuple[Core, Core], tmp_path: Path, *, takes_with_one: bool
-) -> None:
-    p, d = cores_in_order
+def test_the_kv_of_an_adapter_is_taken_with_it_alone(in_order: Cores, tmp_path: Path, *, takes_with_one: bool) -> None:
+    p, d = in_order
     given, taken = lora(adapter_in(tmp_path / "one", b"1")), lora(adapter_in(tmp_path / "two", b"2"))
     assert not comes(d, p.prefilled("p", lora_request=given), lora_request=taken if takes_with_one else None)
 
 
-def test_a_name_with_other_files_at_decode_is_another_adapter(
-    cores_in_order: tuple[Core, Core], tmp_path: Path
-) -> None:
+def test_a_name_with_other_files_at_decode_is_another_adapter(in_order: Cores, tmp_path: Path) -> None:
     """One name, and one path as in containers, where only the bytes differ."""
-    p, d = cores_in_order
+    p, d = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     params = p.prefilled("p", lora_request=lora(folder))
     adapter_in(folder, b"new")
@@ -86,10 +80,8 @@ def changed(folder: Path) -> LoRARequest:
     [changed, lambda folder: lora(folder, load_inplace=True), lambda folder: lora(folder / "nowhere", number=2)],
     ids=["changed", "in_place", "not_here"],
 )
-def test_an_adapter_of_unknown_weights_gives_and_takes_nothing(
-    cores_in_order: tuple[Core, Core], tmp_path: Path, nameless: Any
-) -> None:
-    p, d = cores_in_order
+def test_an_adapter_of_unknown_weights_gives_and_takes_nothing(in_order: Cores, tmp_path: Path, nameless: Any) -> None:
+    p, d = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     good = lora(folder)
     params = p.prefilled("p", lora_request=good)
@@ -99,8 +91,8 @@ def test_an_adapter_of_unknown_weights_gives_and_takes_nothing(
     assert not comes(d, params, lora_request=named)
 
 
-def test_an_adapter_changed_while_it_computes_gives_nothing(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
-    p, _ = cores_in_order
+def test_an_adapter_changed_while_it_computes_gives_nothing(in_order: Cores, tmp_path: Path) -> None:
+    p, _ = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     request = request_of("p", PREFILL, lora_request=lora(folder))
     blocks = p.computing(request)
@@ -111,33 +103,31 @@ def test_an_adapter_changed_while_it_computes_gives_nothing(cores_in_order: tupl
 
 
 @pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
-@pytest.mark.parametrize("from_the_same_folder", [True, False])
-def test_an_adapter_replaced_in_place_gives_nothing(
-    cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str, *, from_the_same_folder: bool
-) -> None:
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_a_replaced_adapter_gives_nothing(in_order: Cores, tmp_path: Path, heard_by: str, *, same_folder: bool) -> None:
     """vLLM goes on with other weights under the same number: the KV is of both, and so is what its prefix cache keeps
     under the path that the request came with.
     """
-    p, _ = cores_in_order
+    p, _ = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     request = request_of("p", PREFILL, lora_request=lora(folder))
     blocks = p.computing(request)
-    other = folder if from_the_same_folder else adapter_in(tmp_path / "other", b"new")
+    other = folder if same_folder else adapter_in(tmp_path / "other", b"new")
     replacing = lora(other, load_inplace=True)
     if heard_by == "a load":
         p.hooks.adapter_loaded(replacing)
     else:
         p.hooks.arrived(request_of("q", None, lora_request=replacing))
     assert p.left(request, blocks) == {}
-    if not from_the_same_folder:
+    if not same_folder:
         for number, of in enumerate((folder, other), 2):
             assert p.prefilled(f"q{number}", lora_request=lora(of, "later", number)) == {}
     assert p.prefilled("r", lora_request=lora(folder)) == {}
 
 
-def test_adapters_that_share_a_number_give_nothing(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
+def test_adapters_that_share_a_number_give_nothing(in_order: Cores, tmp_path: Path) -> None:
     """vLLM computes the second one's requests with the weights of the first."""
-    p, _ = cores_in_order
+    p, _ = in_order
     first, second = (lora(adapter_in(tmp_path / name, name.encode()), name) for name in ("a", "b"))
     assert p.prefilled("p", lora_request=first)
     assert p.prefilled("q", lora_request=second) == {}
@@ -145,11 +135,9 @@ def test_adapters_that_share_a_number_give_nothing(cores_in_order: tuple[Core, C
 
 
 @pytest.mark.parametrize("heard_by", ["a request of nobody's", "a load"])
-def test_an_adapter_changed_before_its_kv_is_asked_for_gives_nothing(
-    cores_in_order: tuple[Core, Core], tmp_path: Path, heard_by: str
-) -> None:
+def test_an_adapter_changed_before_a_request_gives_nothing(in_order: Cores, tmp_path: Path, heard_by: str) -> None:
     """It was loaded before, and vLLM's prefix cache has what it computed under its name and path."""
-    p, _ = cores_in_order
+    p, _ = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     if heard_by == "a load":
         p.hooks.adapter_loaded(lora(folder))
@@ -160,8 +148,8 @@ def test_an_adapter_changed_before_its_kv_is_asked_for_gives_nothing(
         assert p.prefilled(f"q{number}", lora_request=lora(folder, number=number)) == {}
 
 
-def test_what_decode_offers_for_a_turn_is_of_its_adapter(cores_in_order: tuple[Core, Core], tmp_path: Path) -> None:
-    p, d = cores_in_order
+def test_what_decode_offers_for_a_turn_is_of_its_adapter(in_order: Cores, tmp_path: Path) -> None:
+    p, d = in_order
     adapter = lora(adapter_in(tmp_path / "adapter", b"same"))
     request = request_of("d", p.prefilled("p", lora_request=adapter), lora_request=adapter)
     blocks = d.begin(request)
@@ -177,10 +165,8 @@ def test_what_decode_offers_for_a_turn_is_of_its_adapter(cores_in_order: tuple[C
 
 @pytest.mark.parametrize("begins", ["P", "D"])
 @pytest.mark.parametrize("when", ["before", "while it is computed"])
-def test_an_adapter_unknown_at_prefill_ends_its_push(
-    cores_in_order: tuple[Core, Core], tmp_path: Path, begins: str, when: str
-) -> None:
-    p, d = cores_in_order
+def test_an_adapter_unknown_at_prefill_ends_its_push(in_order: Cores, tmp_path: Path, begins: str, when: str) -> None:
+    p, d = in_order
     folder = adapter_in(tmp_path / "adapter", b"old")
     known = lora(folder)
     p.hooks.arrived(request_of("first", PREFILL, lora_request=known))
@@ -212,15 +198,13 @@ def test_adapters_are_told_apart_in_every_format_that_vllm_reads(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("given", "taken"), [("a", "b"), ("a", None), (None, "a")])
-def test_kv_of_another_cache_salt_is_not_taken(
-    cores_in_order: tuple[Core, Core], given: str | None, taken: str | None
-) -> None:
-    p, d = cores_in_order
+def test_kv_of_another_cache_salt_is_not_taken(in_order: Cores, given: str | None, taken: str | None) -> None:
+    p, d = in_order
     assert not comes(d, p.prefilled("p", cache_salt=given), cache_salt=taken)
 
 
-def test_kv_under_the_same_cache_salt_is_taken(cores_in_order: tuple[Core, Core]) -> None:
-    p, d = cores_in_order
+def test_kv_under_the_same_cache_salt_is_taken(in_order: Cores) -> None:
+    p, d = in_order
     assert comes(d, p.prefilled("p", cache_salt="a"), cache_salt="a")
 
 

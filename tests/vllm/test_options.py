@@ -97,9 +97,7 @@ def test_an_engine_of_one_rank_with_full_attention_is_served() -> None:
         "padded",
     ],
 )
-def test_what_is_not_served_is_refused_with_a_hint(
-    specs: list[KVCacheSpec], parallel: dict[str, Any], reason: str, instead: str
-) -> None:
+def test_what_is_not_served_is_refused_with_a_hint(specs: list[Any], parallel: Any, reason: str, instead: str) -> None:
     with pytest.raises(ValueError, match=f"KVGrpcConnector serves .*{reason}.* To do: .*{instead}"):
         laid_out(*specs, **parallel)
 

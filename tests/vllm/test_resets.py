@@ -6,13 +6,13 @@ import signal
 import pytest
 import torch
 
-from tests.vllm.cores import PROMPT, Core, request_of, scheduled
+from tests.vllm.cores import PROMPT, Cores, request_of, scheduled
 from tests.vllm.engines import CHUNK_TOKENS, PREFILL, Pair, prompt_of, pushed, wait_until
 
 KEY = b"k" * 16
 
 
-def test_a_reset_ends_what_was_handed_over_and_frees_it_without_another_step(cores: tuple[Core, Core]) -> None:
+def test_a_reset_ends_what_was_handed_over_and_frees_it_without_another_step(cores: Cores) -> None:
     p, d = cores
     params = p.prefilled("p")
     assert p.used() == 3
@@ -26,7 +26,7 @@ def test_a_reset_ends_what_was_handed_over_and_frees_it_without_another_step(cor
     wait_until(lambda: d.step() and "e" in d.told.loaded - d.told.failed)
 
 
-def test_a_reset_cancels_loads_which_fail_once(cores: tuple[Core, Core]) -> None:
+def test_a_reset_cancels_loads_which_fail_once(cores: Cores) -> None:
     p, d = cores
     waiting, queued = request_of("d", p.prefilled("p")), request_of("e", p.prefilled("q"))
     os.kill(p.side.lead_pid, signal.SIGSTOP)
@@ -45,7 +45,7 @@ def test_a_reset_cancels_loads_which_fail_once(cores: tuple[Core, Core]) -> None
     wait_until(lambda: p.step() and p.used() == 0)
 
 
-def test_what_is_being_computed_at_a_reset_is_not_handed_over(cores: tuple[Core, Core]) -> None:
+def test_what_is_being_computed_at_a_reset_is_not_handed_over(cores: Cores) -> None:
     """Its first chunk is of the old weights."""
     p, _ = cores
     request = request_of("p", PREFILL)
@@ -55,7 +55,7 @@ def test_what_is_being_computed_at_a_reset_is_not_handed_over(cores: tuple[Core,
     assert p.used() == 0
 
 
-def test_a_push_that_has_begun_ends_with_a_reset_for_its_destination_too(cores: tuple[Core, Core]) -> None:
+def test_a_push_that_has_begun_ends_with_a_reset_for_its_destination_too(cores: Cores) -> None:
     p, d = cores
     source = request_of("p", {**PREFILL, **pushed(KEY)})
     p.tables["p"] = p.computing(source)
@@ -70,7 +70,7 @@ def test_a_push_that_has_begun_ends_with_a_reset_for_its_destination_too(cores: 
     wait_until(lambda: p.step() and p.used() == 0)
 
 
-def test_a_reset_of_an_engine_without_kvgrpc_frees_what_is_held(cores: tuple[Core, Core]) -> None:
+def test_a_reset_of_an_engine_without_kvgrpc_frees_what_is_held(cores: Cores) -> None:
     p, _ = cores
     assert p.prefilled("p")
     p.hooks.step(scheduled(preempted=7))  # no step has that: kvgrpc is over

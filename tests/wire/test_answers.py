@@ -33,9 +33,7 @@ TRANSFER = Transfer(id="t-1", direction=Direction.RECEIVE, created=100.0, key=b"
         (answers.PIN_KINDS, PinKind, admin_pb2.PinKind.Name),
     ],
 )
-def test_every_core_value_has_its_wire_value(
-    table: dict[Enum, int], values: type[Enum], name: Callable[[int], str]
-) -> None:
+def test_every_value_has_its_wire_value(table: dict[Enum, int], values: type[Enum], name: Callable[[int], str]) -> None:
     assert set(table) == set(values)
     assert all(name(number).endswith(f"_{value.name}") for value, number in table.items())
     assert 0 not in table.values(), "0 is what a reader of an older schema would take for the unsafe case"

@@ -18,6 +18,8 @@ from kvgrpc.wire import description
 from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
 
+Name = Callable[[int], str]
+
 SMALL = st.integers(1, 8)
 
 
@@ -144,9 +146,7 @@ def test_an_order_that_is_not_stated_is_token_major() -> None:
         (description.PEER_STATES, PeerState, handshake_pb2.PeerState.Name),
     ],
 )
-def test_every_core_value_has_its_wire_value(
-    table: dict[object, int], values: type[PoolKind], name: Callable[[int], str]
-) -> None:
+def test_every_value_has_its_wire_value(table: dict[object, int], values: type[PoolKind], name: Name) -> None:
     assert list(table) == list(values)
     assert all(name(number).endswith(f"_{value.name}") for value, number in table.items())  # type: ignore[attr-defined]
     assert len(set(table.values())) == len(table)

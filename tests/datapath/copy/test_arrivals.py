@@ -34,6 +34,8 @@ from tests.datapath.peers import (
     runs_of,
 )
 
+Sizes = tuple[int, ...]
+
 PEER_SIZES, OWN_SIZES = (1_500_001, 500_003), (700_003, 1_300_001)
 BLOCK, BLOCKS = 10_007, 40
 PAIR = (5, 9)
@@ -114,9 +116,7 @@ def check(rank: Rank, peer: Peer, runs: Runs, pieces: Pieces) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [(), (0,), (64, 0), (0, 64, 0, 0), (200_000, 0, 200_000, 0, 0)], ids=str)
-def test_blocks_of_no_bytes_have_checksums(
-    case: Case, peer: Peer, nbytes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_blocks_have_checksums(case: Case, peer: Peer, nbytes: Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "ARRIVED_BYTES", 64 << 10)
     sizes = np.array(nbytes, dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
@@ -124,9 +124,7 @@ def test_blocks_of_no_bytes_have_checksums(
 
 
 @pytest.mark.parametrize("slice_bytes", [64 << 10, 16 << 20])
-def test_all_blocks_arrive_with_checksums(
-    case: Case, peer: Peer, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_block_has_its_checksum(case: Case, peer: Peer, slice_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksums, "ARRIVED_BYTES", slice_bytes)
     monkeypatch.setattr(crc32c, "SLICE_BYTES", slice_bytes)
     check(Rank(case, peer), peer, *moved())

@@ -19,6 +19,8 @@ from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host.memory import PrivateMemory
 from tests.datapath.peers import DEADLINE_S, GUARD, content
 
+Reports = queue.SimpleQueue[ChecksumsComputed]
+
 FIRST, SECOND = content(1, 9 << 20), content(2, 1 << 20)
 WHOLE = np.concatenate([FIRST, SECOND]).tobytes()
 BORDER = len(FIRST)
@@ -48,21 +50,19 @@ CASES: dict[str, tuple[tuple[tuple[int, int], ...], ...]] = {
 
 
 @pytest.fixture
-def reports() -> "queue.SimpleQueue[ChecksumsComputed]":
+def reports() -> Reports:
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def sums(reports: "queue.SimpleQueue[ChecksumsComputed]") -> Iterator[Sums]:
+def sums(reports: Reports) -> Iterator[Sums]:
     made = Sums(0, PrivateMemory.of(FIRST, SECOND), 2, reports.put)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_checksum_is_of_its_pieces_in_order(
-    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", case: str
-) -> None:
+def test_each_checksum_is_of_its_pieces_in_order(sums: Sums, reports: Reports, case: str) -> None:
     sums.start(case, pieces(*CASES[case]))
     found = reports.get(timeout=DEADLINE_S)
     assert (found.name, found.message) == (case, "")
@@ -139,9 +139,7 @@ def test_a_function_with_wrong_checksums_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("bad", [(-1, 1), (len(WHOLE), 1), (0, len(WHOLE) + 1), (0, -1)])
-def test_pieces_out_of_range_are_refused(
-    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]", bad: tuple[int, int]
-) -> None:
+def test_pieces_out_of_range_are_refused(sums: Sums, reports: Reports, bad: tuple[int, int]) -> None:
     sums.start("bad", pieces((bad,)))
     found = reports.get(timeout=DEADLINE_S)
     assert found.message
@@ -153,9 +151,7 @@ def test_memory_of_a_device_has_no_checksums() -> None:
         crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)])
 
 
-def test_after_the_end_nothing_is_reported_and_nothing_breaks(
-    sums: Sums, reports: "queue.SimpleQueue[ChecksumsComputed]"
-) -> None:
+def test_after_the_end_nothing_is_reported_and_nothing_breaks(sums: Sums, reports: Reports) -> None:
     sums.close()
     sums.start("late", pieces(((0, 1),)))
     assert reports.empty()

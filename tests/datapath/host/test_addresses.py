@@ -8,6 +8,8 @@ from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.host.addresses import Rows, cut, groups, slices, to_rows
 from tests.datapath.peers import runs_of
 
+Spans = list[tuple[int, int, int]]
+
 TOTAL = 120
 SIZES = st.lists(st.integers(1, TOTAL), min_size=1, max_size=6)
 SPANS = st.lists(
@@ -44,9 +46,7 @@ def bytes_of_rows(rows: Rows) -> list[tuple[int, int]]:
 
 
 @given(SPANS, SIZES, SIZES, st.integers(1, TOTAL + 1))
-def test_rows_are_the_same_bytes_within_segments(
-    spans: list[tuple[int, int, int]], source: list[int], destination: list[int], limit: int
-) -> None:
+def test_rows_are_the_same_within_segments(spans: Spans, source: list[int], destination: list[int], limit: int) -> None:
     runs, here, there = runs_of(*spans), segments(source, 10_000), segments(destination, 900_000)
     rows = to_rows(runs, here, there, limit)
     wanted = [(address(src, here), address(dst, there)) for src, dst in bytes_of(runs)]
@@ -56,7 +56,7 @@ def test_rows_are_the_same_bytes_within_segments(
 
 
 @given(SPANS, st.integers(1, TOTAL))
-def test_a_cut_keeps_the_bytes_and_the_limit(spans: list[tuple[int, int, int]], limit: int) -> None:
+def test_a_cut_keeps_the_bytes_and_the_limit(spans: Spans, limit: int) -> None:
     runs = runs_of(*spans)
     after = cut(runs, limit)
     assert bytes_of(after) == bytes_of(runs)
@@ -64,7 +64,7 @@ def test_a_cut_keeps_the_bytes_and_the_limit(spans: list[tuple[int, int, int]], 
 
 
 @given(SPANS, st.integers(1, TOTAL))
-def test_slices_are_the_bytes_in_order_and_bounded(spans: list[tuple[int, int, int]], slice_bytes: int) -> None:
+def test_slices_are_the_bytes_in_order_and_bounded(spans: Spans, slice_bytes: int) -> None:
     runs = runs_of(*spans)
     parts = list(slices(runs, slice_bytes))
     assert [pair for part in parts for pair in bytes_of(part)] == bytes_of(runs)

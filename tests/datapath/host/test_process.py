@@ -150,9 +150,7 @@ UNSEEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", UNSEEN.values(), ids=UNSEEN)
-def test_a_process_that_cannot_be_identified_is_not_read(
-    own: CmaPath, peer: ProcessPeer, change: dict[str, Any]
-) -> None:
+def test_an_unidentified_process_is_not_read(own: CmaPath, peer: ProcessPeer, change: dict[str, Any]) -> None:
     endpoint = peer.endpoint()
     answer = ask(own.question(endpoint))
     assert isinstance(answer, Answer)

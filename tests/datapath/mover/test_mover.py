@@ -212,9 +212,7 @@ def test_paths_are_tried_in_the_order_allowed_and_refusals_are_told() -> None:
     owner.close()
 
 
-def test_an_offer_leaves_out_what_it_cannot_be_reached_by_and_the_log_says_why(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_offer_leaves_out_what_cannot_be_reached_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     rank = Rank(lambda memory: [ShmPath(memory), LoopbackPath(memory, "own")])
     rank.mover.offer("k")
@@ -265,9 +263,7 @@ def test_what_a_peer_was_offered_is_withdrawn_when_its_life_is_over_and_not_befo
 
 
 @pytest.mark.parametrize("step", ["offer", "connect", "read", "poll", "progress", "remote close"])
-def test_an_exception_in_a_data_path_stops_it_alone(
-    source: LoopbackPath, step: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exception_stops_one_path_alone(source: LoopbackPath, step: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     held = Held()
     rank = held_rank(held)

@@ -291,9 +291,7 @@ def test_after_a_rekey_no_write_of_before_lands_and_a_new_connection_writes(link
     ("operation", "late", "at_rest"),
     [(WRITE, "nobody knows", False), (WRITE, "", True), (Operation.READ, "nobody knows", True)],
 )
-def test_memory_is_at_rest_after_close_unless_a_late_write_is_expected(
-    operation: Operation, late: str, at_rest: bool
-) -> None:
+def test_memory_is_at_rest_after_close_unless_a_write_is_late(operation: Operation, late: str, at_rest: bool) -> None:
     held = HeldWritten()
     held.late_writes = late
     rank = held_rank(held)

@@ -169,9 +169,7 @@ CHANGES: dict[str, Callable[[NixlEndpoint], NixlEndpoint]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_offer_that_contradicts_itself_is_refused_and_a_true_one_works(
-    rank: Rank, peer: NixlPeer, change: str
-) -> None:
+def test_a_contradictory_offer_is_refused_and_a_true_one_works(rank: Rank, peer: NixlPeer, change: str) -> None:
     with pytest.raises(DataPathUnavailable):
         reach(rank.path, replace(peer.endpoint, nixl=CHANGES[change](nixl_of(peer.endpoint))))
     assert finish(reach(rank.path, peer.endpoint).read(runs_over(RUN), nothing)) is PostingState.DONE

@@ -170,9 +170,7 @@ def memfd(size: int, seals: int, allocate: bool = True) -> int:
         (8192, SEALS, True, "another pool"),
     ],
 )
-def test_a_descriptor_that_could_kill_is_refused(
-    reader: ShmPath, size: int, seals: int, allocate: bool, reason: str
-) -> None:
+def test_an_unsafe_descriptor_is_refused(reader: ShmPath, size: int, seals: int, allocate: bool, reason: str) -> None:
     fd = memfd(size, seals, allocate)
     with giving(fd) as part, pytest.raises(DataPathUnavailable, match=reason):
         connect(reader, part)

@@ -1,18 +1,18 @@
 """Engines with leads of their own, and peers whose leads live on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from kvgrpc.engine import Engine
-from tests.engine.conftest import SETTINGS
-from tests.engine.lead_restart.sides import LAYOUT, SLOW, Side, launched, shared
+from tests.engine.conftest import SETTINGS, Leads
+from tests.engine.lead_restart.sides import LAYOUT, SLOW, Side, Sides, launched, shared
 from tests.engine.support import Lead
 
 
 @pytest.fixture(scope="module")
-def peer(leads: tuple[Lead, Lead]) -> Iterator[Side]:
+def peer(leads: Leads) -> Iterator[Side]:
     """An engine that lives on, whose lead allows all data paths."""
     side = shared(Engine.attach(leads[0].socket_path, pool=LAYOUT))
     yield side
@@ -30,7 +30,7 @@ def slow_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Side]:
 
 
 @pytest.fixture(scope="module")
-def sides() -> Iterator[Callable[..., Side]]:
+def sides() -> Iterator[Sides]:
     """Engines with leads of their own, made when they are first wanted; they outlive every kill."""
     made: dict[tuple[str, ...], Side] = {}
     with ExitStack() as stack:

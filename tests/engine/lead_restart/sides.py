@@ -25,6 +25,8 @@ CACHED = [100, 101, 127]
 SLOW_BYTES_PER_S = 4e6
 SLOW = ("--bandwidth-limit-bytes-per-s", str(SLOW_BYTES_PER_S))
 MODES = ("shm", "cma", "nixl")
+Sides = Callable[..., "Side"]
+"""Gives the engine with a lead of its own that was launched with these arguments, made when it is first wanted."""
 
 
 def slow(mode: str) -> Any:

@@ -12,7 +12,7 @@ from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, LeadDied, PullO
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2
-from tests.engine.conftest import SETTINGS
+from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.lead_restart.sides import (
     CACHED,
     LAYOUT,
@@ -25,7 +25,7 @@ from tests.engine.lead_restart.sides import (
     shared,
     slow,
 )
-from tests.engine.support import Lead, new_key, refused
+from tests.engine.support import new_key, refused
 from tests.service.api import Api
 from tests.service.conftest import TEST_S
 from tests.service.defective import MESSAGE, DefectiveProcess, python_path
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 @pytest.fixture
-def peer(leads: tuple[Lead, Lead]) -> Iterator[Side]:
+def peer(leads: Leads) -> Iterator[Side]:
     """An engine whose lead has no defect."""
     side = shared(Engine.attach(leads[0].socket_path, pool=LAYOUT))
     yield side
@@ -47,9 +47,7 @@ def ends(events: list[Event], handle: Handle) -> list[type[Event]]:
 
 
 @pytest.mark.parametrize("mode", ["shm", "cma", slow("nixl")])
-def test_an_engine_survives_a_defect_of_its_own_lead(
-    mode: str, peer: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_survives_a_defect(mode: str, peer: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     side = launched(mode)
     try:

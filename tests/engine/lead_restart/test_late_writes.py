@@ -20,6 +20,7 @@ from tests.engine.lead_restart.sides import (
     SOURCE,
     TARGET,
     Side,
+    Sides,
     begun,
     check_serves,
     kill,
@@ -33,6 +34,8 @@ from tests.engine.support import Lead, new_key, tokens
 from tests.service.api import Api
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
+
+Begin = Callable[..., tuple[Handle, Handle]]
 
 pytestmark = pytest.mark.timeout(TEST_S)
 
@@ -72,9 +75,7 @@ def push_in_flight(source: Side, destination: Side, blocks: list[int], prompt: l
 
 @pytest.mark.parametrize("begin", [in_flight, pytest.param(push_in_flight, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", MODES)
-def test_no_late_byte_lands_in_blocks_that_came_back(
-    sides: Callable[..., Side], peer: Side, mode: str, begin: Callable[..., tuple[Handle, Handle]]
-) -> None:
+def test_no_late_byte_lands_in_blocks_that_came_back(sides: Sides, peer: Side, mode: str, begin: Begin) -> None:
     side = sides(mode, *SLOW)
     cached, blocks = side.fill(CACHED, seed=5), list(range(100))
     peer.view[:, blocks] = 0xAA

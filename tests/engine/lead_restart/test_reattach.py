@@ -11,18 +11,18 @@ from kvgrpc.datapath.host.memory import SharedMemory
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2
 from kvgrpc.wire.frames import encode
-from tests.engine.conftest import Attach
+from tests.engine.conftest import Attach, Leads
 from tests.engine.made import layout
 from tests.engine.session_client import ATTACH, Client
-from tests.engine.support import Lead
 
 TICKET = os.urandom(32)
 NBYTES = layout().total_bytes
 Connect = Callable[[], Client]
+Fields = dict[str, object]
 
 
 @pytest.fixture
-def connect(leads: tuple[Lead, Lead]) -> Iterator[Connect]:
+def connect(leads: Leads) -> Iterator[Connect]:
     """Connections to one lead; they end with the test."""
     with ExitStack() as stack:
 
@@ -115,9 +115,7 @@ def test_an_engine_is_attached_once_every_worker_is_here(connect: Connect) -> No
     ],
     ids=["new", "private", "rank", "ticket"],
 )
-def test_a_worker_of_another_engine_is_refused_and_its_own_are_awaited(
-    connect: Connect, memory: SharedMemory, fields: dict[str, object], reason: str
-) -> None:
+def test_another_engines_worker_is_refused(connect: Connect, memory: SharedMemory, fields: Fields, reason: str) -> None:
     scheduler = back(connect)
     assert refusal(worker(connect, **fields)) == reason
     rank = worker(connect)
@@ -187,9 +185,7 @@ def test_a_ticket_that_can_be_guessed_is_refused(connect: Connect) -> None:
     assert refusal(back(connect, rank_ticket=b"short")) == "INVALID_FIELD"
 
 
-def test_an_engine_that_leaves_before_its_workers_makes_room_for_the_next(
-    connect: Connect, leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_an_engine_that_left_makes_room_for_the_next(connect: Connect, leads: Leads, attach: Attach) -> None:
     scheduler, rank = back(connect, world_size=2), worker(connect)
     scheduler.socket.shutdown(socket.SHUT_WR)
     assert refusal(scheduler) == "ENGINE_LOST"
@@ -198,9 +194,7 @@ def test_an_engine_that_leaves_before_its_workers_makes_room_for_the_next(
     rank.socket.close()
 
 
-def test_a_worker_that_reattaches_without_its_engine_is_refused(
-    leads: tuple[Lead, Lead], attach: Attach, connect: Connect
-) -> None:
+def test_a_worker_that_reattaches_without_its_engine_is_refused(leads: Leads, attach: Attach, connect: Connect) -> None:
     side = attach(leads[0])
     assert refusal(worker(connect, ticket=side.engine.ticket.secret)) == "NOT_OWNER"
     assert side.engine.poll() == []

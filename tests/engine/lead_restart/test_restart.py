@@ -8,7 +8,6 @@ process moves them).
 import os
 import signal
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from tests.engine.lead_restart.sides import (
     SOURCE,
     TARGET,
     Side,
+    Sides,
     check_ends,
     check_serves,
     kill,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma")])
-def test_an_idle_engine_gets_a_new_lead_and_keeps_its_pool(sides: Callable[..., Side], peer: Side, mode: str) -> None:
+def test_an_idle_engine_gets_a_new_lead_and_keeps_its_pool(sides: Sides, peer: Side, mode: str) -> None:
     side = sides(mode)
     check_serves(side, peer)
     cached = side.fill(CACHED, seed=1)
@@ -57,7 +57,7 @@ def test_an_idle_engine_gets_a_new_lead_and_keeps_its_pool(sides: Callable[..., 
     assert np.array_equal(peer.read([60, 61, 62]), cached)
 
 
-def test_while_a_lead_is_replaced_nothing_waits_and_calls_are_refused(sides: Callable[..., Side]) -> None:
+def test_while_a_lead_is_replaced_nothing_waits_and_calls_are_refused(sides: Sides) -> None:
     side = sides("shm")
     descriptor, before = side.engine.fileno(), side.engine.incarnation
     handover = side.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
@@ -94,9 +94,7 @@ def test_while_a_lead_is_replaced_nothing_waits_and_calls_are_refused(sides: Cal
 
 
 @pytest.mark.parametrize("speaker", ["worker", "scheduler"])
-def test_reported_steps_hold_nothing_back_in_the_next_life(
-    sides: Callable[..., Side], peer: Side, speaker: str
-) -> None:
+def test_reported_steps_hold_nothing_back_in_the_next_life(sides: Sides, peer: Side, speaker: str) -> None:
     side = sides("shm" if speaker == "worker" else "cma")
     who = side.rank if speaker == "worker" else side.engine
     who.step_done(49)
@@ -113,7 +111,7 @@ def test_reported_steps_hold_nothing_back_in_the_next_life(
     side.until(lambda _: handover.over)
 
 
-def test_a_lead_that_is_killed_while_it_starts_is_replaced_too(sides: Callable[..., Side], peer: Side) -> None:
+def test_a_lead_that_is_killed_while_it_starts_is_replaced_too(sides: Sides, peer: Side) -> None:
     side = sides("shm")
     lead = side.engine._lead
     assert lead is not None
@@ -131,7 +129,7 @@ def test_a_lead_that_is_killed_while_it_starts_is_replaced_too(sides: Callable[.
     check_serves(side, peer)
 
 
-def test_a_stopped_lead_is_ended_and_replaced(sides: Callable[..., Side], peer: Side) -> None:
+def test_a_stopped_lead_is_ended_and_replaced(sides: Sides, peer: Side) -> None:
     side = sides("shm")
     assert side.engine._lead is not None
     before, stopped = side.engine.incarnation, side.engine._lead.pid

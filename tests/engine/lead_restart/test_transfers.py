@@ -1,13 +1,11 @@
 """Transfers that are under way when a lead dies fail once and come back, and peers use nothing of them."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from kvgrpc.engine import BlocksReturned, Failed, LayersReceived, PullOpened, Reserved, content
 from kvgrpc.errors import PreconditionFailed, Reason
-from tests.engine.lead_restart.sides import PROMPT, SOURCE, TARGET, Side, begun, check_serves, replaced, slow
+from tests.engine.lead_restart.sides import PROMPT, SOURCE, TARGET, Side, Sides, begun, check_serves, replaced, slow
 from tests.engine.support import new_key, refused
 from tests.service.conftest import TEST_S
 from tests.service.engines import wait_until
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.timeout(TEST_S)
 
 
 @pytest.mark.parametrize("mode", ["shm", "cma", slow("nixl")])
-def test_hand_overs_fail_and_come_back_also_those_never_sent(sides: Callable[..., Side], peer: Side, mode: str) -> None:
+def test_hand_overs_fail_and_come_back_also_those_never_sent(sides: Sides, peer: Side, mode: str) -> None:
     side = sides(mode)
     made = side.fill(SOURCE, seed=2)
     known = side.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())
@@ -37,9 +35,7 @@ def test_hand_overs_fail_and_come_back_also_those_never_sent(sides: Callable[...
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_a_peer_uses_nothing_that_it_read_of_a_lead_that_died(
-    sides: Callable[..., Side], peer: Side, slow_peer: Side, mode: str
-) -> None:
+def test_a_peer_uses_nothing_that_it_read_of_a_dead_lead(sides: Sides, peer: Side, slow_peer: Side, mode: str) -> None:
     side = sides(mode)
     slow_peer.view[:, TARGET] = 0
     side.fill(SOURCE, seed=3)
@@ -57,7 +53,7 @@ def test_a_peer_uses_nothing_that_it_read_of_a_lead_that_died(
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_reservations_and_pushes_fail_and_come_back(sides: Callable[..., Side], peer: Side, mode: str) -> None:
+def test_reservations_and_pushes_fail_and_come_back(sides: Sides, peer: Side, mode: str) -> None:
     side = sides(mode)
     side.fill(SOURCE, seed=6)
     peer.view[:, TARGET] = 0
@@ -79,9 +75,7 @@ def test_reservations_and_pushes_fail_and_come_back(sides: Callable[..., Side], 
 
 
 @pytest.mark.parametrize("mode", ["shm", slow("cma"), slow("nixl")])
-def test_layers_received_before_the_death_are_of_a_failed_push(
-    sides: Callable[..., Side], peer: Side, mode: str
-) -> None:
+def test_layers_received_before_the_death_are_of_a_failed_push(sides: Sides, peer: Side, mode: str) -> None:
     side = sides(mode)
     push, target = begun(peer, side, TARGET, PROMPT)
     peer.fill(SOURCE, seed=7)

@@ -10,9 +10,9 @@ from kvgrpc.core.policy.values import Give, Mode, Outcome, SendEnded
 from kvgrpc.engine import Engine, Rank, content
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, scheduler
 from kvgrpc.errors import Reason, Unavailable
-from tests.engine.conftest import Attach
+from tests.engine.conftest import Attach, Leads
 from tests.engine.made import layout
-from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
+from tests.engine.support import WAIT_S, Side, ended, new_key, refused, tokens
 from tests.service.conftest import TEST_S
 from tests.service.engines import READY_S, wait_until
 
@@ -32,7 +32,7 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def peer(leads: tuple[Lead, Lead], attach: Attach) -> Side:
+def peer(leads: Leads, attach: Attach) -> Side:
     """An engine that lives on."""
     return attach(leads[1])
 
@@ -71,9 +71,7 @@ def test_a_request_refused_between_two_leads_can_be_tried_again_unchanged(engine
     assert told == [SendEnded("r1", None)]
 
 
-def test_no_step_waits_for_a_dead_lead_to_name_a_transfer(
-    engine: Engine, peer: Side, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_waits_for_a_dead_leads_transfer(engine: Engine, peer: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     handover = peer.hand_over(SOURCE, PROMPT)
     at = Scheduler(engine)
     os.kill(engine.lead_pid, signal.SIGSTOP)  # it dies before it answers

@@ -9,7 +9,7 @@ from kvgrpc.core.policy.values import Give, LoadEnded, Mode, OnLoss, Outcome, Se
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import Reason
-from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.made import layout
 from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TARGET, At, R, give, same
 from tests.engine.support import Lead, new_key, tokens
@@ -31,9 +31,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 @pytest.mark.parametrize("on_loss", OnLoss)
 @pytest.mark.parametrize("source", ["is not known here", "never computes"])
-def test_a_push_without_its_source_is_a_loss(
-    hasty: Lead, leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, source: str
-) -> None:
+def test_a_push_without_source_is_lost(hasty: Lead, leads: Leads, attach: Attach, on_loss: OnLoss, source: str) -> None:
     p, d = At(attach(leads[0])), At(attach(hasty), on_loss=on_loss)
     take = Source(p.side.engine.address if source == "never computes" else "")
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, transfer_key=new_key(), take=take))
@@ -58,9 +56,7 @@ def test_a_push_whose_destination_does_not_come_gives_its_blocks_back_in_time(ha
 @pytest.mark.parametrize("on_loss", OnLoss)
 @pytest.mark.parametrize("heard", ["before blocks are there", "after that"])
 @pytest.mark.parametrize("late", ["the offer expired", "the decode engine is gone"])
-def test_history_asked_for_too_late_is_lost_and_unpinned(
-    leads: tuple[Lead, Lead], attach: Attach, on_loss: OnLoss, heard: str, late: str
-) -> None:
+def test_late_history_is_lost_and_freed(leads: Leads, attach: Attach, on_loss: OnLoss, heard: str, late: str) -> None:
     p, d = At(attach(leads[0]), on_loss=on_loss, recompute_threshold_tokens=16), At(attach(leads[1]))
     expires = late == "the offer expired"
     decoded = ScheduledRequest(
@@ -95,9 +91,7 @@ def test_history_asked_for_too_late_is_lost_and_unpinned(
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["strangers", "peers"])
-def test_an_offer_to_an_unknown_prompt_is_released_by_its_grant(
-    leads: tuple[Lead, Lead], attach: Attach, *, known: bool
-) -> None:
+def test_an_offer_to_an_unknown_prompt_is_released_by_its_grant(leads: Leads, attach: Attach, *, known: bool) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     if known:
         d.scheduler.arrived(ScheduledRequest("before", PROMPT, take=Offer(p.prefilled(give()))))
@@ -110,7 +104,7 @@ def test_an_offer_to_an_unknown_prompt_is_released_by_its_grant(
     wait_until(lambda: leads[0].at_rest() and leads[1].at_rest())
 
 
-def test_what_another_request_takes_under_the_same_grant_goes_on(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_what_another_request_takes_under_the_same_grant_goes_on(leads: Leads, attach: Attach) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     offer = Offer(p.prefilled(give()))
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=offer))
@@ -127,7 +121,7 @@ def test_a_lead_of_an_engines_own_is_gone_when_it_was_abandoned() -> None:
         assert engine.lead_gone
 
 
-def test_the_end_of_a_pull_is_not_of_a_later_request_of_its_id(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_the_end_of_a_pull_is_not_of_a_later_request_of_its_id(leads: Leads, attach: Attach) -> None:
     p, d = At(attach(leads[0])), At(attach(leads[1]))
     first, second = p.prefilled(give()), p.prefilled(replace(give(), request_id="r2"))
     d.scheduler.arrived(ScheduledRequest(R, PROMPT, take=Offer(first)))

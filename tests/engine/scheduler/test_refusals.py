@@ -11,8 +11,9 @@ from kvgrpc.core.tables import transfers
 from kvgrpc.core.values import grants
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Source
 from kvgrpc.errors import AlreadyExists, InvalidRequest, PreconditionFailed, Reason
+from tests.engine.conftest import Leads
 from tests.engine.scheduler.schedulers import PROMPT, TABLE, At, R, give, same
-from tests.engine.support import Lead, Side, new_key, refused, tokens
+from tests.engine.support import Side, new_key, refused, tokens
 from tests.service.engines import wait_until
 
 ELSEWHERE = grants.Claims(
@@ -153,7 +154,7 @@ def test_a_prompt_that_its_owner_goes_on_writing_to_stays_what_it_was(sides: tup
     p.scheduler.aborted(R)
 
 
-def test_what_a_request_brings_is_checked_before_it_counts(leads: tuple[Lead, Lead], sides: tuple[At, At]) -> None:
+def test_what_a_request_brings_is_checked_first(leads: Leads, sides: tuple[At, At]) -> None:
     p, d = sides
     grant = p.prefilled(give())
     for wrong, reason, kind in (

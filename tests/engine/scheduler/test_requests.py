@@ -13,7 +13,7 @@ from kvgrpc.core.values.layout import Group, GroupKind, uniform_layout
 from kvgrpc.engine import Engine
 from kvgrpc.engine.scheduler import Offer, ScheduledRequest, Scheduler, Source
 from kvgrpc.errors import DeadlineExceeded, Reason, Unavailable
-from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.scheduler.schedulers import COMPLETE, PROMPT, TABLE, TARGET, At, R, give, same
 from tests.engine.support import WAIT_S, Lead, Side, ended, new_key, refused, tokens
@@ -113,9 +113,7 @@ def test_a_preemption_ends_a_push_whose_blocks_cannot_be_taken_back_at_once(side
     wait_until(lambda: p.side.lead.at_rest() and d.side.lead.at_rest())
 
 
-def test_a_preemption_raises_while_blocks_may_still_be_read(
-    tmp_path: Path, leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_a_preemption_raises_while_blocks_may_still_be_read(tmp_path: Path, leads: Leads, attach: Attach) -> None:
     source = Lead(tmp_path, "S", settings=SETTINGS).wait_ready()
     try:
         p, d = At(attach(source), taken_back_s=0.2), At(attach(leads[1]))
@@ -210,7 +208,7 @@ def test_a_decode_engine_pushes_its_answer_to_the_target_that_a_router_brought(s
     assert same(p, d)
 
 
-def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: Leads, attach: Attach) -> None:
     p, d = (At(attach(lead), backoff_tokens=1) for lead in leads)
     key, prompt = new_key(), tokens(33)
     d.scheduler.arrived(ScheduledRequest(R, prompt, transfer_key=key, take=Source(p.side.engine.address)))
@@ -226,15 +224,14 @@ def test_a_push_is_named_without_tokens_that_its_destination_computes(leads: tup
 
 WINDOW = replace(layout().groups[0], kind=GroupKind.SLIDING_WINDOW, window_tokens=20)
 STATE = replace(layout().groups[0], kind=GroupKind.STATE)
+Case = tuple[Group, list[int], tuple[int, ...]]
+"""A group, the blocks that its engine gives, and which of them go."""
 
 
 @pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize(
-    ("kind", "given", "goes"), [(WINDOW, [DROPPED, 2, 9], (1, 2)), (STATE, [1, 2, 9], (2,))], ids=["window", "state"]
-)
-def test_a_window_sends_its_last_blocks_and_a_state_its_running_one(
-    leads: tuple[Lead, Lead], attach: Attach, mode: Mode, kind: Group, given: list[int], goes: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("case", [(WINDOW, [DROPPED, 2, 9], (1, 2)), (STATE, [1, 2, 9], (2,))], ids=["window", "state"])
+def test_windows_send_last_blocks_and_states_running_ones(leads: Leads, attach: Attach, mode: Mode, case: Case) -> None:
+    kind, given, goes = case
     pool = uniform_layout(kind, LAYER_BYTES)
     p, d = (At(attach(lead, pool=pool), backoff_tokens=1) for lead in leads)
     key, take = new_key(), Source(p.side.engine.address)

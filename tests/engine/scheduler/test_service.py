@@ -11,7 +11,7 @@ import pytest
 
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, uniform_layout
 from kvgrpc.v1 import common_pb2, scheduler_pb2
-from tests.engine.conftest import SETTINGS, Attach
+from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.api import Api, read_refusal
@@ -40,9 +40,7 @@ def prefilled(api: Api) -> common_pb2.Grant:
     return api.scheduler.RequestFinished(over).grant
 
 
-def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(
-    leads: tuple[Lead, Lead], attach: Attach
-) -> None:
+def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(leads: Leads, attach: Attach) -> None:
     p, d = (attach(lead, kind=PoolKind.ENGINE_MANAGED) for lead in leads)
     written = p.fill(SOURCE, seed=1)
     api = leads[1].api
@@ -61,7 +59,7 @@ def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(
     assert (p.engine.poll(0), d.engine.poll(0)) == ([], [])
 
 
-def test_layers_of_a_push_are_told_as_they_come(leads: tuple[Lead, Lead], attach: Attach, tmp_path: Path) -> None:
+def test_layers_of_a_push_are_told_as_they_come(leads: Leads, attach: Attach, tmp_path: Path) -> None:
     source, key = Lead(tmp_path, "L", settings=f"{SETTINGS}[scheduler]\nlayers_per_part = 1\n").wait_ready(), new_key()
     try:
         p, d = attach(source), attach(leads[1])
@@ -94,9 +92,7 @@ STATE = replace(layout().groups[0], kind=GroupKind.STATE)
 
 
 @pytest.mark.parametrize(("kind", "goes", "dropped"), [(WINDOW, 2, [1]), (STATE, 1, [])], ids=["window", "state"])
-def test_blocks_outside_window_or_state_stay(
-    leads: tuple[Lead, Lead], attach: Attach, kind: Group, goes: int, dropped: list[int]
-) -> None:
+def test_blocks_outside_a_window_stay(leads: Leads, attach: Attach, kind: Group, goes: int, dropped: list[int]) -> None:
     p, d = (attach(lead, pool=uniform_layout(kind, LAYER_BYTES)) for lead in leads)
     written, (source, target) = p.fill(SOURCE[-goes:], seed=1), (lead.api.scheduler for lead in leads)
     before = d.fill(TARGET[:-goes], seed=2)
@@ -118,7 +114,7 @@ def test_blocks_outside_window_or_state_stay(
     assert np.array_equal(d.read(TARGET[:-goes]), before)
 
 
-def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: tuple[Lead, Lead], attach: Attach) -> None:
+def test_what_a_scheduler_knew_ends_with_the_life_of_its_engine(leads: Leads, attach: Attach) -> None:
     lead = leads[0]
     p = attach(lead)
     prefilled(lead.api)

@@ -148,9 +148,7 @@ def test_content_that_diverges_below_k_is_a_mismatch_and_above_k_is_none(source:
     ("tokens", "use_tokens"),
     [(40, 15), (40, 17), (40, 39), (40, 41), (40, 48), (32, 40), (32, 48), (40, MINUS_ONE), (8, 0), (15, 16)],
 )
-def test_unaligned_or_too_many_tokens_are_refused(
-    source: Engine, destination: Engine, tokens: int, use_tokens: int
-) -> None:
+def test_unaligned_or_excess_tokens_fail(source: Engine, destination: Engine, tokens: int, use_tokens: int) -> None:
     grant = source.hand_over(TOKENS).grant
     with unchanged(source, destination):
         refusal = destination.api.refusal(lambda: destination.pull(grant, TOKENS[:tokens], None, use_tokens=use_tokens))

@@ -145,9 +145,7 @@ FIRST: dict[str, Row] = {
 
 
 @either(FIRST)
-def test_an_impossible_first_part_leaves_the_registration_waiting(
-    source: Engine, destination: Engine, row: Row
-) -> None:
+def test_an_impossible_first_part_leaves_a_registration_waiting(source: Engine, destination: Engine, row: Row) -> None:
     make, code, reason, says = row
     key, blocks = new_key(), source.allocate(3)
     reserved = reserve(destination, key, TOKENS, destination.allocate(3))

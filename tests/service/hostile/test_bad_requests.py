@@ -11,6 +11,9 @@ from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import SUCCEEDED, Engine, into, memory_unchanged, unchanged, wait_until
 from tests.service.values import content, dur, group, new_key, prompt
 
+Blocks = list[common_pb2.GroupBlocks]
+Fields = dict[str, Any]
+
 TOKENS = prompt(40)
 MINUS_ONE = 4_294_967_295
 """What a negative id becomes in a uint32."""
@@ -47,18 +50,14 @@ BAD_BLOCKS = [
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_hand_over_of_impossible_blocks_is_refused(
-    source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
-) -> None:
+def test_a_hand_over_of_bad_blocks_is_refused(source: Engine, blocks: Blocks, code: str, reason: str) -> None:
     source.allocate(3)
     with unchanged(source), refused(source.api, code, reason):
         source.hand_over(TOKENS, [], blocks=blocks)
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_lease_of_impossible_blocks_is_refused(
-    source: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
-) -> None:
+def test_a_lease_of_bad_blocks_is_refused(source: Engine, blocks: Blocks, code: str, reason: str) -> None:
     source.allocate(3)
     request = lease_pb2.GrantLeaseRequest(blocks=blocks, content=content(TOKENS))
     with unchanged(source), refused(source.api, code, reason):
@@ -66,9 +65,7 @@ def test_a_lease_of_impossible_blocks_is_refused(
 
 
 @pytest.mark.parametrize(("blocks", "code", "reason"), BAD_BLOCKS)
-def test_a_pull_into_impossible_blocks_is_refused(
-    source: Engine, destination: Engine, blocks: list[common_pb2.GroupBlocks], code: str, reason: str
-) -> None:
+def test_pulls_to_bad_blocks_fail(source: Engine, destination: Engine, blocks: Blocks, code: str, reason: str) -> None:
     destination.allocate(3)
     request = handoff_pb2.PullBlocksRequest(
         grant=source.hand_over(TOKENS).grant,
@@ -143,7 +140,7 @@ BAD_HAND_OVERS: list[Any] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "reason"), BAD_HAND_OVERS)
-def test_a_hand_over_that_cannot_be_is_refused(source: Engine, fields: dict[str, Any], code: str, reason: str) -> None:
+def test_a_hand_over_that_cannot_be_is_refused(source: Engine, fields: Fields, code: str, reason: str) -> None:
     blocks = source.allocate(3)
     with unchanged(source), refused(source.api, code, reason):
         source.hand_over(TOKENS, blocks, **fields)
@@ -198,9 +195,7 @@ BAD_PULLS: list[Any] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "reason"), BAD_PULLS)
-def test_an_impossible_pull_is_refused(
-    source: Engine, destination: Engine, fields: dict[str, Any], code: str, reason: str
-) -> None:
+def test_a_bad_pull_is_refused(source: Engine, destination: Engine, fields: Fields, code: str, reason: str) -> None:
     grant, blocks = source.hand_over(TOKENS).grant, destination.allocate(3)
     with unchanged(source, destination), refused(destination.api, code, reason):
         destination.pull(grant, TOKENS, blocks, **fields)

@@ -16,6 +16,8 @@ from tests.service.engines import RETURNED, Engine, ServeProcess, memory_unchang
 from tests.service.pushes import finish, reason_of, register, reserve
 from tests.service.values import new_key, prompt
 
+Engines = dict[str, Engine]
+
 
 def connect(engine: Engine, address: str, engine_id: str = "") -> handshake_pb2.Peer:
     peer = common_pb2.PeerAddress(address=address, engine_id=engine_id)
@@ -98,7 +100,7 @@ def test_what_is_no_host_and_port_is_never_dialled(destination: Engine, address:
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Engines that the shared ones cannot exchange blocks with."""
     folder: Path = tmp_path_factory.mktemp("others")
     flags = {
@@ -115,14 +117,14 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engin
         engine.close()
 
 
-def test_a_peer_that_never_answers_is_unreachable_in_time(others: dict[str, Engine], silent_port: int) -> None:
+def test_a_peer_that_never_answers_is_unreachable_in_time(others: Engines, silent_port: int) -> None:
     hasty = others["weights"]
     with unchanged(hasty), refused(hasty.api, "UNAVAILABLE", "PEER_UNREACHABLE"):
         connect(hasty, f"127.0.0.1:{silent_port}")
 
 
 @pytest.mark.parametrize(
-    ("other", "code", "reason"),
+    ("name", "code", "reason"),
     [
         ("dtype", "FAILED_PRECONDITION", "INCOMPATIBLE_POOLS"),
         ("weights", "FAILED_PRECONDITION", "WEIGHTS_MISMATCH"),
@@ -130,35 +132,31 @@ def test_a_peer_that_never_answers_is_unreachable_in_time(others: dict[str, Engi
         ("empty", "UNAVAILABLE", "NO_POOL"),
     ],
 )
-def test_incompatible_engines_do_not_connect(
-    destination: Engine, others: dict[str, Engine], other: str, code: str, reason: str
-) -> None:
+def test_unlike_engines_do_not_connect(destination: Engine, others: Engines, name: str, code: str, reason: str) -> None:
     with unchanged(destination), refused(destination.api, code, reason):
-        connect(destination, others[other].address)
+        connect(destination, others[name].address)
 
 
 @pytest.mark.parametrize(
-    ("other", "reason", "next_step"),
+    ("name", "reason", "step"),
     [
         ("dtype", common_pb2.FAILURE_REASON_INCOMPATIBLE_POOLS, common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER),
         ("weights", common_pb2.FAILURE_REASON_WEIGHTS_MISMATCH, common_pb2.NEXT_STEP_RECOMPUTE),
         ("path", common_pb2.FAILURE_REASON_NO_DATA_PATH, common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER),
     ],
 )
-def test_a_pull_from_an_incompatible_engine_fails(
-    destination: Engine, others: dict[str, Engine], other: str, reason: int, next_step: int
-) -> None:
+def test_pulls_of_unlike_engines_fail(destination: Engine, others: Engines, name: str, reason: int, step: int) -> None:
     tokens = [secrets.randbits(30) for _ in range(16)]
-    grant = others[other].hand_over(tokens).grant
+    grant = others[name].hand_over(tokens).grant
     blocks = destination.allocate(1)
     with memory_unchanged(destination):
         pulled = destination.pull(grant, tokens, blocks)
         end = destination.wait(pulled.transfer_id)
-    assert (end.failure.reason, end.failure.phase, end.failure.next) == (reason, "handshake", next_step)
-    others[other].reset()
+    assert (end.failure.reason, end.failure.phase, end.failure.next) == (reason, "handshake", step)
+    others[name].reset()
 
 
-def test_a_push_without_a_data_path_fails_at_once(destination: Engine, others: dict[str, Engine]) -> None:
+def test_a_push_without_a_data_path_fails_at_once(destination: Engine, others: Engines) -> None:
     source, tokens, key = others["path"], prompt(16), new_key()
     blocks, target = source.allocate(1), destination.allocate(1)
     with memory_unchanged(destination):
@@ -171,7 +169,7 @@ def test_a_push_without_a_data_path_fails_at_once(destination: Engine, others: d
     source.reset()
 
 
-def test_without_a_pool_calls_that_need_one_say_so(others: dict[str, Engine]) -> None:
+def test_without_a_pool_calls_that_need_one_say_so(others: Engines) -> None:
     empty = others["empty"]
     with refused(empty.api, "UNAVAILABLE", "NO_POOL"):
         empty.counts()

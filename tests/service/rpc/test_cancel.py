@@ -61,16 +61,14 @@ def test_a_hand_over_without_readers_is_cancelled_before_access(source: Engine) 
 
 
 @pytest.mark.parametrize(
-    ("on_abort", "lease_state", "send_state"),
+    ("on_abort", "lease", "send"),
     [
         (common_pb2.ON_ABORT_UNSPECIFIED, lease_pb2.LEASE_STATE_DONE, CANCELLED),
         (common_pb2.ON_ABORT_RELEASE, lease_pb2.LEASE_STATE_DONE, CANCELLED),
         (common_pb2.ON_ABORT_KEEP, lease_pb2.LEASE_STATE_LIVE, ACTIVE),
     ],
 )
-def test_a_cancel_of_a_waiting_pull_reaches_its_source(
-    source: Engine, destination: Engine, on_abort: int, lease_state: int, send_state: int
-) -> None:
+def test_a_cancel_reaches_the_source(source: Engine, destination: Engine, on_abort: int, lease: int, send: int) -> None:
     tokens = prompt(16)
     handed = source.hand_over(tokens, on_abort=on_abort)
     lease_id = handed.lease.lease_id
@@ -80,8 +78,8 @@ def test_a_cancel_of_a_waiting_pull_reaches_its_source(
     assert reply.outcome == BEFORE
     assert [(t.state, t.memory) for t in reply.transfers] == [(CANCELLED, RETURNED)]
     wait_until(lambda: source.lease(lease_id).open_accesses == 0)
-    assert source.lease(lease_id).state == lease_state
-    assert source.get(handed.transfer.transfer_id).state == send_state
+    assert source.lease(lease_id).state == lease
+    assert source.get(handed.transfer.transfer_id).state == send
 
 
 def test_a_kept_offer_serves_the_next_consumer(source: Engine, destination: Engine, slow: Engine) -> None:
@@ -199,9 +197,7 @@ def test_a_key_that_is_cancelled_first_refuses_its_transfer_when_it_comes(source
         pytest.param({"transfer_id": "t-0-1"}, "NOT_FOUND", "TRANSFER_NOT_FOUND", id="unknown-id"),
     ],
 )
-def test_a_cancel_of_an_unknown_transfer_is_refused(
-    source: Engine, fields: dict[str, Any], code: str, reason: str
-) -> None:
+def test_a_cancel_of_no_transfer_is_refused(source: Engine, fields: dict[str, Any], code: str, reason: str) -> None:
     with unchanged(source), refused(source.api, code, reason):
         source.api.transfers.CancelTransfer(transfer_pb2.CancelTransferRequest(**fields))
 

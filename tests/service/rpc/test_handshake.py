@@ -171,9 +171,7 @@ def test_weights_that_are_not_stated_are_reported_at_the_handshake_and_logged_on
 
 
 @pytest.mark.parametrize(("change", "field", "reason"), BLOCKING, ids=[row[0].__name__ for row in BLOCKING])
-def test_an_incompatible_field_is_named_at_the_handshake(
-    source: Engine, change: Change, field: str, reason: str
-) -> None:
+def test_an_incompatible_field_is_named_at_once(source: Engine, change: Change, field: str, reason: str) -> None:
     consumer = Consumer(source)
     change(consumer.engine)
     reply = check(source, consumer.engine)

@@ -8,6 +8,8 @@ from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import BLOCK_BYTES, LAYER_BYTES, Engine, unchanged, wait_until
 from tests.service.values import dur, group, ids_of, prompt, seconds
 
+Counts = list[tuple[int, int]]
+
 
 def allocate(engine: Engine, *counts: tuple[int, int], **fields: object) -> pool_pb2.AllocateBlocksResponse:
     rows = [pool_pb2.GroupCount(group=index, count=count) for index, count in counts]
@@ -44,9 +46,7 @@ def test_an_allocation_is_all_or_nothing_and_says_when_to_come_back(source: Engi
         ([(0, 4_294_967_295)], "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ],
 )
-def test_an_impossible_allocation_is_refused(
-    source: Engine, counts: list[tuple[int, int]], code: str, reason: str
-) -> None:
+def test_an_impossible_allocation_is_refused(source: Engine, counts: Counts, code: str, reason: str) -> None:
     with unchanged(source), refused(source.api, code, reason):
         allocate(source, *counts)
 

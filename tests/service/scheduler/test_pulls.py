@@ -131,7 +131,7 @@ def test_history_goes_back_if_enough_of_it_is_missing(start: Start, threshold: i
 
 @pytest.mark.parametrize("on_loss", ["fail", "recompute"])
 @pytest.mark.parametrize("late", ["the offer expired", "the decode engine died"])
-def test_history_asked_for_too_late_is_lost_and_unpinned(start: Start, late: str, on_loss: str) -> None:
+def test_late_history_is_lost_and_freed(start: Start, late: str, on_loss: str) -> None:
     rules = f'[scheduler]\nrecompute_threshold_tokens = 16\non_loss = "{on_loss}"\n'
     p, d = map(Scheduler, start((), (), settings=SETTINGS + rules))
     expires, turn = late == "the offer expired", prompt(130)

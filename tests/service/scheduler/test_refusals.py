@@ -77,9 +77,7 @@ BAD_ARRIVALS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "code", "why"), BAD_ARRIVALS)
-def test_what_a_request_brings_is_checked_before_it_counts(
-    pair: Pair, fields: dict[str, Any], code: str, why: str
-) -> None:
+def test_what_a_request_brings_is_checked_first(pair: Pair, fields: dict[str, Any], code: str, why: str) -> None:
     p, d = pair
     grant = p.prefilled(given := new_id(), p.engine.allocate(3))
     made: dict[str, Any] = {key: grant if value is GRANT else value for key, value in fields.items()}
@@ -122,9 +120,7 @@ BAD_TABLES = [
 
 
 @pytest.mark.parametrize(("fields", "code", "why"), BAD_TABLES)
-def test_impossible_blocks_are_refused_and_change_nothing(
-    pair: Pair, fields: dict[str, Any], code: str, why: str
-) -> None:
+def test_bad_blocks_are_refused_and_change_nothing(pair: Pair, fields: dict[str, Any], code: str, why: str) -> None:
     p, d = pair
     id_, target = new_id(), d.engine.allocate(3)
     d.arrived(id_, offer=p.prefilled(id_, p.engine.allocate(3)))
