@@ -15,7 +15,7 @@ same methods to code without an event loop.
 
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
-from kvgrpc.client.scheduler import Scheduler, refusal
+from kvgrpc.client.scheduler import Scheduler, refusal, step_calls
 from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, connect_sync
 from kvgrpc.client.values import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
 from kvgrpc.client.watch import HistoryLost, IncarnationChanged, Pace, WatchEvent
@@ -41,4 +41,5 @@ __all__ = [
     "is_returned",
     "opaque_content",
     "refusal",
+    "step_calls",
 ]

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.scheduler import Scheduler, Step
-from kvgrpc.client.step_calls import StepCall
+from kvgrpc.client.scheduler.step_calls import StepCall
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.scheduler_pb2 import ScheduleResponse

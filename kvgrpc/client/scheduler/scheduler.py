@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 from google.protobuf.message import Message
 from grpc import aio
 
-from kvgrpc.client import options as opt, step_calls
+from kvgrpc.client import options as opt
 from kvgrpc.client.calls import Caller, Options, checked_timeout
-from kvgrpc.client.step_calls import StepCall, in_step
-from kvgrpc.client.step_stream import StepStream
+from kvgrpc.client.scheduler import step_calls
+from kvgrpc.client.scheduler.step_calls import StepCall, in_step
+from kvgrpc.client.scheduler.step_stream import StepStream
 from kvgrpc.client.values import Blocks, Tokens, duration, reason_of
 from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError
 from kvgrpc.v1 import scheduler_pb2 as pb
