@@ -74,7 +74,7 @@ def test_what_was_over_stays_as_it_was(lead: Lead) -> None:
     assert not lead.state.transfers.live, "nobody is left who acknowledges it"
 
 
-def test_its_leases_are_lost_and_their_blocks_are_nobodys(lead: Lead) -> None:
+def test_its_leases_are_lost_and_their_blocks_are_free(lead: Lead) -> None:
     lease = lead.finish().lease
     lead, _ = after_a_defect(lead)
     begin(lead)

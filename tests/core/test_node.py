@@ -179,7 +179,7 @@ def test_nothing_of_the_old_life_is_valid_in_the_new(lead: Lead) -> None:
         lead.call(lambda c: ReleaseLease(c, LeaseRef(made.lease.id)))
 
 
-def test_a_life_without_an_engine_tells_nobody(lead: Lead) -> None:
+def test_a_life_without_an_engine_tells_no_engine(lead: Lead) -> None:
     lead.feed(events.LifeBegan(9, SECRET, describe("p", 9)))
     lead.finish(ttl_s=1.0)
     lead.tick(1.0)

@@ -185,7 +185,7 @@ def _answer() -> events.Opened:
     return events.Opened(lists((0, 1)), 32, 32, 30.0, 30.0, 0)
 
 
-def test_a_transfer_that_nobody_acknowledges_is_told_with_its_end(lead: Lead) -> None:
+def test_a_transfer_that_is_not_acknowledged_is_told_with_its_end(lead: Lead) -> None:
     sent = lead.finish(principal="router").transfer
     answer = cancel(lead, key=KEY)
     assert [(t.id, t.state) for t in answer.transfers] == [(sent.id, State.CANCELLED)]

@@ -175,7 +175,7 @@ def test_peers_have_their_turns_one_after_the_other_however_many_calls_one_of_th
     assert order == [8, 8, 10, 9, 11, 9]
 
 
-def test_what_nobody_waits_for_is_not_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_that_are_not_waited_for_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     in_portions(monkeypatch)
     lead = Source()
     first = lead.ask_sums(8, 9)

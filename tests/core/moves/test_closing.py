@@ -151,14 +151,14 @@ def fail_to_dial(lead: Lead) -> None:
     assert not lead.node.state.closes.unsent
 
 
-def test_whoever_may_have_opened_an_access_is_told_of_its_end_though_it_cannot_be_reached_anew() -> None:
+def test_an_issuer_that_may_have_opened_is_told_of_the_end_though_a_dial_fails() -> None:
     lead = reaching_anew()
     fail_to_dial(lead)
     sent = lead.one(SendClose)
     assert (sent.peer, sent.closing.access_id, sent.closing.quiesced) == (key_of(D), access_id(10), True)
 
 
-def test_whoever_may_have_opened_an_access_and_was_declared_dead_meanwhile_is_told_when_it_is_back() -> None:
+def test_an_issuer_that_may_have_opened_and_was_declared_dead_is_told_when_it_is_back() -> None:
     lead = reaching_anew()
     lead.feed(PeerSilent(key_of(D)))
     lead.tick(9.9)
@@ -172,7 +172,7 @@ def test_whoever_may_have_opened_an_access_and_was_declared_dead_meanwhile_is_to
     assert lead.node.state.closes.sent == {access_id(10): first}
 
 
-def test_what_ends_after_the_death_of_its_issuer_is_told_to_nobody_until_it_is_back() -> None:
+def test_what_ends_after_the_death_of_its_issuer_is_told_when_the_issuer_is_back() -> None:
     lead = reaching_anew()
     lead.feed(PeerSilent(key_of(D)))
     lead.tick(5.0)

@@ -93,7 +93,7 @@ def test_ranks_answer_in_any_order() -> None:
     ],
     ids=lambda error: error.reason.value,
 )
-def test_a_failed_dial_fails_whoever_waits_and_the_next_dials_again(lead: Lead, error: KVGrpcError) -> None:
+def test_a_failed_dial_fails_what_waits_and_the_next_dials_again(lead: Lead, error: KVGrpcError) -> None:
     call = connect(lead)
     pull = lead.pull(grant(P), 32, (0, 1))
     lead.feed(DialFailed("p:1", error))

@@ -33,7 +33,7 @@ def test_a_peer_that_introduces_itself_learns_our_endpoints_and_is_mapped(lead: 
 
 
 @pytest.mark.parametrize(("ours", "theirs", "told"), [("", "", True), ("w", "w", False)])
-def test_each_life_whose_weights_nobody_can_compare_is_told_of_once(ours: str, theirs: str, told: bool) -> None:
+def test_each_life_whose_weights_cannot_be_compared_is_told_of_once(ours: str, theirs: str, told: bool) -> None:
     lead = Lead(describe("p", 1, weights_revision=ours))
     peer = describe("d", 2, weights_revision=theirs)
     seen = []
@@ -50,7 +50,7 @@ def test_a_peer_that_means_another_engine_is_told(lead: Lead) -> None:
     assert snapshot(lead.node) == before
 
 
-def test_without_a_pool_nobody_is_admitted(lead: Lead) -> None:
+def test_without_a_pool_no_peer_is_admitted(lead: Lead) -> None:
     lead.begin(None, attached=False)
     with refused(Reason.NO_POOL, Unavailable):
         lead.answer(introduce(lead, P))

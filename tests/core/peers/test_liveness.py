@@ -110,7 +110,7 @@ def test_a_life_that_was_taken_for_the_older_comes_back_when_the_other_does_not_
     assert (state_of(lead, new), state_of(lead, old)) == (PeerState.CONNECTED, PeerState.DEAD)
 
 
-def test_a_peer_that_dies_during_its_handshake_fails_whoever_waits(lead: Lead) -> None:
+def test_a_peer_that_dies_during_its_handshake_fails_what_waits(lead: Lead) -> None:
     call = connect(lead)
     lead._offer()
     lead.feed(PeerAnswered("p:1", P, endpoints(P)))
@@ -119,7 +119,7 @@ def test_a_peer_that_dies_during_its_handshake_fails_whoever_waits(lead: Lead) -
         lead.answer(call)
 
 
-def test_a_silent_peer_is_dialled_again_by_whoever_needs_it(lead: Lead) -> None:
+def test_a_silent_peer_is_dialled_again_by_the_next_move(lead: Lead) -> None:
     lead.admit(P)
     lead.feed(PeerSilent(key_of(P)))
     lead.pull(grant(P), 32, (0, 1))
@@ -158,7 +158,7 @@ def test_memory_that_was_registered_anew_is_mapped_anew_and_its_pulls_fail(lead:
 # -- the end of a life
 
 
-def test_the_end_of_our_life_refuses_whoever_waits_and_forgets_everybody(lead: Lead) -> None:
+def test_the_end_of_a_life_refuses_what_waits_and_forgets_all_peers(lead: Lead) -> None:
     lead.admit(P)
     calls = [connect(lead, "q:1"), introduce(lead, describe("r", 1))]
     done = lead.begin(describe("d", 3))

@@ -216,7 +216,7 @@ def test_a_target_that_was_brought_is_registered_when_its_request_arrives() -> N
     assert shell.take_asked() == [(GiveUp, "its request did not finish")]
 
 
-def test_whoever_waits_for_a_push_that_did_not_begin_is_told() -> None:
+def test_a_destination_that_waits_for_a_push_that_did_not_begin_is_told() -> None:
     shell = Shell()
     shell.arrived(PUSHED)
     assert shell.finish(outcome=ABORTED) == FREE

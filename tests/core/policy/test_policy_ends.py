@@ -131,7 +131,7 @@ def test_an_abort_of_what_was_handed_over_ends_that_too() -> None:
     assert len(made) == 0
 
 
-def test_hooks_of_requests_that_nobody_knows_change_nothing() -> None:
+def test_hooks_of_unknown_requests_change_nothing() -> None:
     made = policy()
     made.allocated(R, TABLE, 0, 64)
     made.computed(R, TABLE, 64, 1)

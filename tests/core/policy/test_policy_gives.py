@@ -79,7 +79,7 @@ def test_of_a_prefill_no_more_than_the_prompt_is_handed_over() -> None:
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])
-def test_what_did_not_finish_is_not_handed_over_and_whoever_waits_for_a_push_is_told(mode: Mode) -> None:
+def test_what_did_not_finish_is_not_handed_over_and_a_waiting_destination_is_told(mode: Mode) -> None:
     made = policy()
     made.arrived(prefill(mode))
     assert made.finished(R, TABLE, 64, ABORTED) == FREE

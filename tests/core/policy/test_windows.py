@@ -227,7 +227,7 @@ def test_a_lease_serves_a_shorter_prompt_only_where_its_window_begins_in_the_sam
     assert [ids.tolist() for _, ids in row.blocks] == [[*range(7)], [5, 6]]
 
 
-def test_whoever_lists_more_or_less_than_the_window_is_refused() -> None:
+def test_a_list_of_more_or_less_than_the_window_is_refused() -> None:
     pool = pool_of(FULL, WINDOW, window=40)
     source, lead = describe("p", 1, pool=pool), Lead(describe("d", 2, pool=pool))
     lead.admit(source)

@@ -123,7 +123,7 @@ def test_the_ttl_of_what_was_freed_before_ends_nothing(lead: Lead) -> None:
     assert lead.state.allocator.known(other.allocation_id)
 
 
-def test_allocations_that_nobody_frees_are_bounded_and_one_that_ends_makes_room() -> None:
+def test_allocations_that_are_not_freed_are_bounded_and_one_that_ends_makes_room() -> None:
     pool = describe("p", 1, pool=hybrid(), pool_kind=PoolKind.SERVER_MANAGED)
     lead = Lead(pool, Limits(allocations=3))
     made = [allocate(lead, (0, 2), ttl_s=5.0) for _ in range(3)]

@@ -41,7 +41,7 @@ def test_the_end_of_a_process_whose_bytes_may_still_land_is_the_end_of_its_life_
     assert lead.answer(call) == actions.QuarantineReleased(2, 0, 1)
 
 
-def test_a_life_that_nobody_knows_proves_nothing_by_its_end() -> None:
+def test_an_unknown_life_proves_nothing_by_its_end() -> None:
     lead = Written()
     lead.push(3, 4)
     lead.exit(life="p@7")
@@ -89,7 +89,7 @@ def test_force_needs_a_reason_and_known_transfers_and_ids_need_force() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_at_somebody_s_word_blocks_come_back_of_all_transfers_or_of_those_named(named: bool) -> None:
+def test_an_operators_release_brings_back_blocks_of_all_transfers_or_of_those_named(named: bool) -> None:
     lead = Written()
     lead.push(3, 4)
     first = lead.transfer_id
@@ -101,7 +101,7 @@ def test_at_somebody_s_word_blocks_come_back_of_all_transfers_or_of_those_named(
     assert not lead.state.rekeying
 
 
-def test_what_comes_after_somebody_s_word_changes_nothing() -> None:
+def test_what_comes_after_an_operators_release_changes_nothing() -> None:
     lead = Written()
     lead.push(3, 4)
     lead.release(force=True, why=FORCE)
@@ -119,7 +119,7 @@ def test_what_comes_after_somebody_s_word_changes_nothing() -> None:
     assert not len(lead.state.pins)
 
 
-def test_at_somebody_s_word_our_own_postings_count_no_more_whatever_they_report_later() -> None:
+def test_after_an_operators_release_own_postings_count_no_more_whatever_they_report() -> None:
     pair = Pair(WRITING)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))

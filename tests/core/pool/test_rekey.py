@@ -159,7 +159,7 @@ def test_of_a_posting_that_was_lost_a_later_end_is_the_proof() -> None:
     lead.rekeyed()
 
 
-def test_whoever_asks_while_a_rekey_goes_on_gets_its_answer_and_who_asks_too_soon_after_is_told_when() -> None:
+def test_calls_during_a_rekey_get_its_answer_and_calls_too_soon_after_are_told_when() -> None:
     lead = Written(rekey_interval_s=60.0)
     lead.push(3, 4)
     calls = [lead.release(), lead.release()]
@@ -276,7 +276,7 @@ def test_a_rekey_that_proved_nothing_is_not_repeated_for_the_same_blocks() -> No
         assert not lead.state.rekeying
 
 
-def test_an_engine_that_cannot_set_blocks_aside_lets_nobody_write_and_has_every_quarantine_ended() -> None:
+def test_an_engine_that_cannot_set_blocks_aside_admits_no_writes_and_ends_quarantines() -> None:
     lead = Written(sets_aside=False)
     key = b"k" * 16
     reserved = lead.call(lambda c: events.ReserveBlocks(c, key, lists((3, 4)), content=content(32)))

@@ -117,7 +117,7 @@ def test_a_block_that_is_larger_than_what_may_be_in_flight_is_summed_up_when_all
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
-def test_a_difference_fails_the_pull_whoever_is_first(first: str) -> None:
+def test_a_difference_fails_the_pull_whichever_side_is_first(first: str) -> None:
     lead = Comparing(ranks=2)
     theirs = (sums(1, 2), sums(3, 4))
     if first == "there":

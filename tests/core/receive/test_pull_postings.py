@@ -77,7 +77,7 @@ def test_late_news_of_a_posting_changes_no_outcome(lead: Lead, done: bool) -> No
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_a_posting_of_which_nobody_knows_whether_it_is_at_rest_keeps_its_blocks(lead: Lead, done: bool) -> None:
+def test_a_posting_without_proof_of_rest_keeps_its_blocks(lead: Lead, done: bool) -> None:
     pull = at_stage(lead, "wire")
     lost = PostingEnded(f"{pull.id}/0", done, message="the transport broke", quiesced=False)
     lead.feed(lost)

@@ -205,7 +205,7 @@ def test_the_engine_is_told_of_its_own_pulls_only(lead: Lead) -> None:
     assert lead.transfer(pull.id).state is State.SUCCEEDED
 
 
-def test_an_access_id_is_drawn_by_whoever_makes_the_event(lead: Lead) -> None:
+def test_an_access_id_is_drawn_by_the_maker_of_the_event(lead: Lead) -> None:
     with pytest.raises(AssertionError):
         lead.call(lambda c: events.PullBlocks(c, TOKEN, content(32), b"short"))
 

@@ -56,7 +56,7 @@ def test_ids_that_the_lead_mints_differ(lead: Lead) -> None:
     assert lead.finish(key=key(2)).lease.id != first
 
 
-def test_nobody_is_one_consumer(lead: Lead) -> None:
+def test_no_consumer_counts_as_one(lead: Lead) -> None:
     assert lead.finish(consumers=0).lease.consumers == 1
 
 
@@ -192,7 +192,7 @@ def test_a_grant_of_a_lease_makes_no_transfer_and_may_share_a_key(lead: Lead) ->
 # -- refused hand-overs
 
 
-def test_whoever_waits_for_a_lease_fails_at_once_when_its_hand_over_is_refused(lead: Lead) -> None:
+def test_openings_that_wait_for_a_lease_fail_at_once_when_its_hand_over_is_refused(lead: Lead) -> None:
     lead.admit(D)
     call = lead.open(D, Opening(access_id(), grant(lead.me, lease_id="l-mine"), claim(32)))
     assert lead.answer(call) is None
@@ -241,7 +241,7 @@ def test_what_may_pass_leaves_no_tombstone_for_a_client_that_repeats_its_call() 
 
 
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.DRAINING])
-def test_whoever_waits_for_a_lease_of_the_engine_fails_at_once_when_there_is_no_room_for_it(reason: Reason) -> None:
+def test_openings_of_an_engines_lease_fail_at_once_when_there_is_no_room_for_it(reason: Reason) -> None:
     """The engine has given the grant away before its lead looked at the hand-over, and does not repeat it."""
     lead = Lead(describe("p", 1), Limits(leases=1))
     lead.admit(D)

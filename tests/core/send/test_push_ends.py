@@ -40,7 +40,7 @@ def test_a_source_that_cannot_deliver_says_so_before_any_part(writers: frozenset
         pair.finish(32)
 
 
-def test_a_source_that_cannot_deliver_refuses_whoever_registers_later() -> None:
+def test_a_source_that_cannot_deliver_refuses_later_registrations() -> None:
     pair = Pair()
     token = pair.reserve(32).token
     assert pair.finish(failure="no", blocks=(), validate_only=True) == actions.GaveUp(None)

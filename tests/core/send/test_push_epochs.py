@@ -156,7 +156,7 @@ def test_parts_of_an_epoch_that_was_replaced_or_taken_back_are_refused(writers: 
     assert [t.state for t in pair.both()] == [State.SUCCEEDED] * 2
 
 
-def test_a_prefill_may_start_over_before_anybody_registered() -> None:
+def test_a_prefill_may_start_over_before_a_destination_registered() -> None:
     pair = Pair()
     pair.finish(32, (1,), last=False)
     start_over(pair, True)

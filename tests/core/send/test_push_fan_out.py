@@ -222,7 +222,7 @@ def test_a_push_is_given_up_only_by_destinations_of_it_that_speak_for_themselves
         assert len(list(pair.p.state.transfers)) == before, wrong
 
 
-def test_a_push_that_nobody_came_for_says_why_the_last_destination_failed() -> None:
+def test_a_push_without_a_destination_says_why_the_last_one_failed() -> None:
     pair = Pair()
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))

@@ -82,7 +82,7 @@ def test_other_orders_and_single_layers_are_summed_up_when_they_are_asked_for(fi
     assert lead.answer(call) == actions.Checksums((checksums(7, 8),))
 
 
-def test_whoever_asks_meanwhile_waits_for_what_is_under_way() -> None:
+def test_a_call_meanwhile_waits_for_what_is_under_way() -> None:
     lead = Source()
     handed = lead.hand_over()
     asked = lead.one(actions.ComputeChecksums)
@@ -135,7 +135,7 @@ def test_what_is_asked_for_before_its_turn_is_summed_up_at_once_and_then_only() 
     assert lead.node.state.prefetch.idle
 
 
-def test_whoever_waits_is_refused_when_the_ranks_take_too_long_or_the_lease_ends() -> None:
+def test_calls_are_refused_when_the_ranks_take_too_long_or_the_lease_ends() -> None:
     lead = Source()
     first = lead.hand_over(ttl_s=60.0)
     lead.open_it(first)
@@ -163,7 +163,7 @@ def test_sums_that_a_rank_could_not_give_are_asked_for_again_by_who_needs_them()
     assert lead.answer(call) == actions.Checksums((checksums(1),))
 
 
-def test_sums_that_nobody_asked_for_are_bounded_and_go_with_their_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_checksums_are_bounded_and_go_with_their_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum_prefetch, "AHEAD_BYTES_MAX", 2 * 3 * 4)
     lead = Source()
     handed = []

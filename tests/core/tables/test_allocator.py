@@ -48,7 +48,7 @@ def test_a_refusal_says_what_is_free_and_when_to_come_back() -> None:
     assert caught.value.retry_delay_s == RETRY_DELAY_S
 
 
-def test_a_block_that_nobody_has_but_something_pins_is_not_given_out() -> None:
+def test_a_free_block_that_is_pinned_is_not_given_out() -> None:
     allocator, pins = make(4)
     pins.add("q", PinKind.TARGET, (ids(0, 2),), 0.0)
     assert allocator.free_count(0) == 2

@@ -50,7 +50,7 @@ def test_one_that_comes_when_there_is_room_does_not_overtake_those_that_wait() -
     assert turns.next() == "c"
 
 
-def test_one_that_leaves_waits_no_more_and_keeps_nobody_waiting() -> None:
+def test_a_move_that_leaves_waits_no_more_and_keeps_no_other_waiting() -> None:
     turns = Turns(10)
     turns.began("a", 10)
     for name in "bc":

@@ -77,7 +77,7 @@ def test_other_weights_are_never_bridged() -> None:
         check_compatible(HERE, replace(HERE, weights_revision="other"))
 
 
-def test_weights_that_nobody_states_are_taken_for_the_same_and_that_is_told() -> None:
+def test_unstated_weights_count_as_the_same_and_that_is_told() -> None:
     here = replace(HERE, weights_revision="")
     (found,) = compare(here, replace(here, engine_id="b"))
     assert (found.field, found.bridgeable) == ("weights_revision", True)
