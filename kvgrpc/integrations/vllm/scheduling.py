@@ -113,6 +113,8 @@ class SchedulerSide:
         except LeadDied:
             raise
         except KVGrpcError as error:
+            if request.abort_immediately:  # it names nothing that could be freed, and was counted if it came before
+                return True
             self.stats.refused()
             _log.warning("request %s moves no KV: %s", request.request_id, error)
             return False
