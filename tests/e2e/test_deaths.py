@@ -2,14 +2,13 @@
 
 import signal
 import time
-from collections.abc import Callable
 
 import pytest
 
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
 from tests.e2e.slow_pulls import ACTIVE, BLOCKS, LIMITS, SLOW, TOKENS, begin_slow_pull, check_a_good_pull
 from tests.service.conftest import Start
-from tests.service.engines import FAILED, QUARANTINED, RETURNED, SUCCEEDED, Engine, ServeProcess, wait_until
+from tests.service.engines import FAILED, QUARANTINED, RETURNED, SUCCEEDED, Engine, wait_until
 
 DEAD = handshake_pb2.PEER_STATE_DEAD
 CONNECTED = handshake_pb2.PEER_STATE_CONNECTED
@@ -220,20 +219,6 @@ def test_a_consumer_that_stood_still_beyond_the_grace_never_gets_a_valid_verdict
     end = destination.wait(pulled.transfer_id)
     assert (end.state, end.memory) == (FAILED, RETURNED)
     check_a_good_pull(source, destination)
-
-
-def test_a_short_stand_still_costs_nothing_but_time(start: Start) -> None:
-    source, destination = start((), SLOW, settings=PATIENT)
-    for victim in (source.process, destination.process):
-        _, pulled = begin_slow_pull(source, destination)
-        _pause(victim, lambda: None)
-        assert destination.wait(pulled.transfer_id).state == SUCCEEDED
-
-
-def _pause(process: ServeProcess, then: Callable[[], None]) -> None:
-    process.signal(signal.SIGSTOP)
-    then()
-    process.signal(signal.SIGCONT)
 
 
 def test_a_server_that_is_told_to_end_lets_a_transfer_finish_and_exits_with_0(start: Start) -> None:
