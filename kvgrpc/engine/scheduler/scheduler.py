@@ -45,11 +45,11 @@ from kvgrpc.engine.transfers.pushes import Push
 from kvgrpc.errors import DeadlineExceeded, InvalidRequest, Reason
 
 TAKEN_BACK_S = 5.0
-"""So long a preemption waits for blocks that cannot be taken back at once: a lead answers in a millisecond, unless its
+"""How long a preemption waits for blocks that cannot be taken back at once. A lead answers in a millisecond, unless its
 own postings still read them.
 """
 CANCEL_S = 0.05
-"""So long a step waits for the names of transfers that are to be cancelled: a lead answers in a millisecond."""
+"""How long a step waits for the ids of transfers that are to be cancelled. A lead answers in a millisecond."""
 _UNKNOWN = b"unknown"
 """In place of the content of a prompt that is not known: nothing that a source has is of it."""
 
@@ -63,7 +63,7 @@ class _Request(DrivenRequest[ScheduledRequest, Sequence[int], Handle]):
 
 
 class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
-    """Of one engine. Not for several threads at once."""
+    """The policy of one engine on its own session. Not for several threads at once."""
 
     def __init__(self, engine: Engine, rules: Rules | None = None, *, taken_back_s: float = TAKEN_BACK_S) -> None:
         """`rules`: the groups are the engine's own in any case."""
@@ -71,7 +71,7 @@ class Scheduler(Driver[ScheduledRequest, _Request, Handle]):
         self.taken_back_s = taken_back_s
         self._news: list[News] = []
         self._cancels: list[Handle] = []
-        """Of transfers that the lead has not named yet."""
+        """Transfers that are to be cancelled, and have no id yet."""
         super().__init__(replace(rules or Rules(()), groups=engine.pool.groups), self._news.append)
 
     # -- hooks: see Policy

@@ -51,10 +51,10 @@ class _Request(DrivenRequest[NamedRequest, Content, str]):
     grant: bytes = b""
     """The READ grant of what was handed over."""
     lease_id: str = ""
-    """Of the parts of a push, in this epoch."""
+    """The lease of a push's parts in this epoch."""
     part_epoch: int = 0
     provisional: Provisional | None = None
-    """As last told."""
+    """The last one that was told."""
 
 
 class Scheduling(Driver[NamedRequest, _Request, str]):

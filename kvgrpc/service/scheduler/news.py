@@ -12,13 +12,13 @@ NEWS_MAX = 65_536
 
 
 class NewsLog:
-    """Of one life of the engine after the other."""
+    """The news of one life of the engine; `begin` starts the next one."""
 
     def __init__(self) -> None:
         self._rows: dict[int, News] = {}
         self._last = 0
         self._provisional: dict[str, int] = {}
-        """Of each request the number of its news about layers: the next one replaces it."""
+        """The number of each request's news about layers: the next one replaces it."""
         self._waiting: set[asyncio.Future[None]] = set()
         self._life = 0
 
