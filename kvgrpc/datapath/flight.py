@@ -93,7 +93,7 @@ class Flight:
         self._next = None
         try:
             if self._together is not None:
-                self._current = self.link.read_and_sum(*self._together, self.wake)
+                self._current = self.link.read_and_checksum(*self._together, self.wake)
             elif self._summed is not None and self._pace is None:
                 self._current = self.link.read_slices(self._summed, self.wake)
             else:

@@ -20,7 +20,7 @@ from kvgrpc.datapath.base import (
     WritableRemote,
     WrittenByPeers,
 )
-from kvgrpc.datapath.copy.checksums import Arrival, Job, Slices, SummingRemote, Work
+from kvgrpc.datapath.copy.checksums import Arrival, ChecksummingRemote, Job, Slices, Work
 from kvgrpc.datapath.host.memory import memory_bytes
 from kvgrpc.datapath.questions import Answer, Question
 from kvgrpc.datapath.reports import Disconnected, Rejected, Report
@@ -90,12 +90,12 @@ class Link:
 
     def together(self, arrival: Arrival, runs: Runs) -> tuple[Job, list[Work]] | None:
         """What reads these runs and sums them up; None where they are to be summed up when they are there."""
-        return arrival.together(runs, self._remote.source) if isinstance(self._remote, SummingRemote) else None
+        return arrival.together(runs, self._remote.source) if isinstance(self._remote, ChecksummingRemote) else None
 
-    def read_and_sum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
+    def read_and_checksum(self, job: Job, works: list[Work], wake: Callable[[], None]) -> Posting:
         """Does what `together` returned."""
-        assert isinstance(self._remote, SummingRemote)
-        return self._remote.read_and_sum(job, works, wake)
+        assert isinstance(self._remote, ChecksummingRemote)
+        return self._remote.read_and_checksum(job, works, wake)
 
     def take_process(self) -> PeerProcess | None:
         """The process of the peer, for a caller that waits for its end and closes it then; once."""

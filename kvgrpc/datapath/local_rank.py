@@ -10,7 +10,7 @@ from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.endpoints import RankEndpoint
 from kvgrpc.datapath.base import DataPath, DataPathUnavailable
-from kvgrpc.datapath.copy.checksums import Sums
+from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.host.memory import PrivateMemory, SharedMemory
 from kvgrpc.datapath.host.process_socket import ProcessSocket
 from kvgrpc.datapath.mover import Mover
@@ -89,7 +89,7 @@ class LocalRank:
         self._makes_progress = any(path.needs_polling for path in paths)
         self._mover = Mover(rank, memory, paths, self._report, bandwidth_limit_bytes_per_s)
         self._mover.start()
-        self._sums = Sums(rank, memory, copy_threads, self._report)
+        self._sums = ChecksumThreads(rank, memory, copy_threads, self._report)
         self._postings: dict[str, str] = {}
         """Those that may still access memory, and their peers."""
 

@@ -296,7 +296,7 @@ def _perform(rank: int, mover: LocalRank, command: rank_pb2.RankCommand) -> None
         case "post":
             wire.check_peer_rank(rank, command.post)
             post = command.post
-            summing = wire.summing_of(rank, post)
+            summing = wire.checksumming_of(rank, post)
             mover.post(post.posting_id, post.peer, wire.runs_of(post), wire.operation_of(post), summing)
         case "expect":
             operation = Operation.WRITE if command.expect.writes else Operation.READ

@@ -12,7 +12,7 @@ from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason, note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.packed import packed_sums, put_runs, unpacked_sums
+from kvgrpc.wire.packed import packed_checksums, put_runs, unpacked_checksums
 from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
@@ -91,13 +91,13 @@ def checksums(reply: peer_pb2.ChecksumBlocksResponse) -> tuple[bytes, ...]:
     """Of each rank. Raises what is wrong with the answer."""
     if [row.rank for row in reply.ranks] != list(range(len(reply.ranks))):
         raise PreconditionFailed(Reason.PEER_FAILED, "the peer's checksums are not those of its ranks in their order")
-    return tuple(packed_sums(row.values) for row in reply.ranks)
+    return tuple(packed_checksums(row.values) for row in reply.ranks)
 
 
 def put_checksums(by_rank: Sequence[bytes], reply: peer_pb2.ChecksumBlocksResponse) -> None:
     """The inverse of `checksums`."""
     for rank, values in enumerate(by_rank):
-        reply.ranks.add(rank=rank, values=unpacked_sums(values))
+        reply.ranks.add(rank=rank, values=unpacked_checksums(values))
 
 
 def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer[peer_pb2.ReadyPart]) -> None:

@@ -30,13 +30,13 @@ def put_runs(ids: Ids, into: common_pb2.BlockRuns) -> None:
         into.MergeFromString(packed_field(1, first) + packed_field(2, length))
 
 
-def packed_sums(values: Sequence[int]) -> bytes:
+def packed_checksums(values: Sequence[int]) -> bytes:
     """Checksums as the core has them: uint32, little-endian, one after the other."""
     return np.array(values, dtype="<u4").tobytes()
 
 
-def unpacked_sums(values: bytes) -> list[int]:
-    """The inverse of `packed_sums`."""
+def unpacked_checksums(values: bytes) -> list[int]:
+    """The inverse of `packed_checksums`."""
     found: list[int] = np.frombuffer(values, dtype="<u4").tolist()
     return found
 

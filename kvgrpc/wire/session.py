@@ -14,7 +14,7 @@ from kvgrpc.errors import Reason, Unimplemented, note
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
 from kvgrpc.wire.description import endpoint_from_proto, endpoint_to_proto
-from kvgrpc.wire.packed import FEW, packed_field, packed_sums, unpacked_sums
+from kvgrpc.wire.packed import FEW, packed_checksums, packed_field, unpacked_checksums
 from kvgrpc.wire.values import duration, failure, layer_ranges
 
 _News: TypeAlias = (
@@ -152,7 +152,7 @@ def runs_of(command: rank_pb2.PostCommand) -> Runs:
     return Runs(_ids(command.src), _ids(command.dst), _ids(command.nbytes))
 
 
-def summing_of(rank: int, command: rank_pb2.PostCommand) -> ComputeChecksums | None:
+def checksumming_of(rank: int, command: rank_pb2.PostCommand) -> ComputeChecksums | None:
     """What is summed up of what a posting brings."""
     return ComputeChecksums(rank, command.sum.name, pieces_of(command.sum)) if command.HasField("sum") else None
 
@@ -196,7 +196,7 @@ def report_to_event(rank: int, report: rank_pb2.RankReport) -> events.Event | No
             event = events.Rekeyed(rank, note(report.rekey.message))
         case "sum":
             event = events.ChecksumsComputed(
-                rank, report.sum.name, packed_sums(report.sum.values), note(report.sum.message)
+                rank, report.sum.name, packed_checksums(report.sum.values), note(report.sum.message)
             )
     return event
 
@@ -251,7 +251,7 @@ def event_to_report(event: events.Event) -> rank_pb2.RankReport:
         case events.Rekeyed():
             report.rekey.CopyFrom(rank_pb2.RekeyReport(message=event.message))
         case events.ChecksumsComputed():
-            values = unpacked_sums(event.values)
+            values = unpacked_checksums(event.values)
             report.sum.CopyFrom(rank_pb2.SumReport(name=event.name, values=values, message=event.message))
         case _:
             raise TypeError(f"{type(event).__name__} is no report of a rank")

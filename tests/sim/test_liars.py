@@ -32,7 +32,7 @@ def test_every_rule_holds_for_all_others(seen: Outcome) -> None:
 def test_much_that_is_said_is_false_and_much_goes_on_all_the_same(seen: Outcome) -> None:
     for kind in ("false_request", "false_answer", "invented", "said_again", "meddled", "other_life"):
         assert seen.faults[kind] > SEEDS, kind
-    assert seen.faults["false_sums"] > 0
+    assert seen.faults["false_checksums"] > 0
     assert seen.ends["receive succeeded"] > 10 * SEEDS
     assert set(seen.reasons) >= {
         "ACCESS_CLOSED", "BLOCK_OUT_OF_RANGE", "CHECKSUM_MISMATCH", "CONTENT_MISMATCH", "GRANT_INVALID",

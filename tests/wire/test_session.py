@@ -84,7 +84,7 @@ def test_runs_and_operation_of_a_posting_come_back(rows: list[tuple[int, int, in
     columns = np.array(rows, dtype=np.int64).reshape(len(rows), 3).T
     command = session.post_command("p", "peer", Runs(*columns), operation, None)
     post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
-    assert session.summing_of(0, post) is None
+    assert session.checksumming_of(0, post) is None
     found = session.runs_of(post)
     assert [found.src.tolist(), found.dst.tolist(), found.nbytes.tolist()] == columns.tolist()
     assert session.operation_of(post) is operation
@@ -99,7 +99,7 @@ def test_many_runs_are_written_as_protobuf_writes_them(count: int) -> None:
     post = rank_pb2.RankCommand.FromString(command.SerializeToString()).post
     usual = rank_pb2.PostCommand(src=columns[0].tolist(), dst=columns[1].tolist(), nbytes=columns[2].tolist())
     assert (post.src, post.dst, post.nbytes) == (usual.src, usual.dst, usual.nbytes)
-    found = session.summing_of(0, post)
+    found = session.checksumming_of(0, post)
     assert found is not None
     for name, column in zip(("offsets", "nbytes", "counts"), columns % (1 << 31), strict=True):
         assert getattr(found.pieces, name).tolist() == column.tolist()
@@ -109,7 +109,7 @@ def test_the_checksums_of_a_posting_come_back_as_they_went() -> None:
     runs = Runs(*np.zeros((3, 0), dtype=np.int64))
     pieces = Pieces(*(np.array(column, dtype=np.int64) for column in ([5, 6, 7], [1, 2, 3], [2, 1])))
     command = session.post_command("p", "peer", runs, Operation.READ, ComputeChecksums(2, "s", pieces))
-    found = session.summing_of(2, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
+    found = session.checksumming_of(2, rank_pb2.RankCommand.FromString(command.SerializeToString()).post)
     assert found is not None
     assert (found.rank, found.name) == (2, "s")
     for name in ("offsets", "nbytes", "counts"):

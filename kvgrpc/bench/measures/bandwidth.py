@@ -67,7 +67,7 @@ class Bandwidth:
         memcpy = pools.baseline.ask("copy", case=case.to_json(), threads=case.threads)["seconds"]
         ids = case.ids("source"), case.ids("destination")
         at_once = (await pools.caller.pull(*ids)).seconds if self._plan.checksum else None
-        ours = await pools.caller.pull(*ids, lambda: pools.source.ask("summed_ahead"))
+        ours = await pools.caller.pull(*ids, lambda: pools.source.ask("prefetched"))
         pools.check_path(case, ours)
         without = await self._without_checksums(case, pools) if self._plan.checksum else None
         nixl = {mode: pair.move(case) for mode, pair in pools.pairs.items()}

@@ -88,7 +88,7 @@ class Serving:
         self._server._node.state.checksums = on  # noqa: SLF001 - no setting changes while a server runs
         return {}, []
 
-    async def summed_ahead(self) -> Answer:
+    async def prefetched(self) -> Answer:
         """Waits until what was handed over is summed up, if it is to be."""
         assert self._server is not None
         while not self._server._node.state.prefetch.idle:  # noqa: ASYNC110, SLF001 - nobody else needs to know

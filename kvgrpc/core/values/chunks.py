@@ -44,7 +44,7 @@ PIECE_BYTES = 1_024
 
 @dataclass(eq=False)
 class RankChecksums:
-    """Sums that were asked of all ranks of this engine."""
+    """Checksums that were asked of all ranks of this engine."""
 
     left: set[int]
     """Ranks that have not answered."""

@@ -1,8 +1,8 @@
 """The threads that compute checksums of a rank's memory, beside those that move bytes: nothing else waits for them.
 
 What a posting brings (`Arrival`) is summed up while it is in the processor's cache. A data path that copies by itself
-sums up what it has just copied (`SummingRemote`). By others the posting moves in slices, if they can (`SlicingRemote`),
-each summed up beside the next.
+sums up what it has just copied (`ChecksummingRemote`). By others the posting moves in slices, if they can
+(`SlicingRemote`), each summed up beside the next.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.descriptors import Ids, Runs
 from kvgrpc.core.values.endpoints import Segment
 from kvgrpc.datapath.base import Memory, Posting
-from kvgrpc.datapath.copy.crc32c import Plan, Summer, Sums as Values
+from kvgrpc.datapath.copy.crc32c import Checksummer, Plan, Values
 from kvgrpc.errors import KVGrpcError
 
 Work = Callable[[], None]
@@ -40,7 +40,7 @@ def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
     """The same sums in the order of where they begin, and the place of each among those given.
 
     Blocks of a request lie anywhere in a pool. From there 16 KB blocks are summed up at 6 GB/s, and at 8 in order; at
-    20 where they are neighbours. Sums over different numbers of pieces keep their order.
+    20 where they are neighbours. Checksums over different numbers of pieces keep their order.
     """
     count = len(pieces.counts)
     each = len(pieces.offsets) // max(count, 1)
@@ -51,8 +51,8 @@ def in_order_of_addresses(pieces: Pieces) -> tuple[Pieces, Ids]:
     return Pieces(offsets[places].ravel(), nbytes[places].ravel(), pieces.counts), places
 
 
-class Sums:
-    """Sums up what it is asked for; `report` gets one ChecksumsComputed for each, from any thread."""
+class ChecksumThreads:
+    """Computes the checksums that it is asked for; `report` gets one ChecksumsComputed for each, from any thread."""
 
     def __init__(self, rank: int, memory: Memory, threads: int, report: Callable[[ChecksumsComputed], None]) -> None:
         self._rank = rank
@@ -60,15 +60,15 @@ class Sums:
         self._report = report
         self.width = threads
         self._threads = ThreadPoolExecutor(threads, f"kvgrpc-sum-{rank}")
-        self._summer: Summer | None = None
+        self._checksummer: Checksummer | None = None
 
     def start(self, name: str, pieces: Pieces) -> None:
         """Never blocks. Pieces that do not lie in the memory are an error of the report."""
         try:
-            summer = self._made()
+            checksummer = self._made()
             pieces, places = in_order_of_addresses(pieces)
             values = _zeros(pieces)
-            plan = summer.plan(pieces, values)
+            plan = checksummer.plan(pieces, values)
         except KVGrpcError as error:
             self._computed(name, b"", error.message)
             return
@@ -112,26 +112,26 @@ class Sums:
         """Ends the threads, after the slice that each is at; what is left is never reported. Idempotent."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _made(self) -> Summer:
-        self._summer = self._summer or Summer(self._memory.segments)
-        return self._summer
+    def _made(self) -> Checksummer:
+        self._checksummer = self._checksummer or Checksummer(self._memory.segments)
+        return self._checksummer
 
 
 class Arrival:
-    """Sums of the blocks that one posting brings. Used by the mover's thread only: one of `together` and `slices`."""
+    """Checksums of the blocks that one posting brings, used by the mover alone: one of `together` and `slices`."""
 
     def __init__(
         self,
         name: str,
         pieces: Pieces,
-        summer: Summer,
-        sums: Sums,
+        checksummer: Checksummer,
+        threads: ChecksumThreads,
         report: Computed,
     ) -> None:
         self._name = name
         self._pieces = pieces
-        self._summer = summer
-        self._sums = sums
+        self._checksummer = checksummer
+        self._threads = threads
         self._report = report
 
     def together(self, runs: Runs, source: Sequence[Segment]) -> "tuple[Job, list[Work]] | None":
@@ -143,20 +143,28 @@ class Arrival:
         if offsets is None:
             return None
         values = _zeros(self._pieces)
-        plan = self._summer.plan(self._pieces, values, offsets, source)
+        plan = self._checksummer.plan(self._pieces, values, offsets, source)
         works: list[Work] = [partial(plan.sum, first, end) for first, end in plan.slices]
         return Job(self._name, values, len(works), self._report), works
 
     def slices(self, runs: Runs) -> "Slices":
         """The same bytes in slices of whole sums. Raises DataPathFailed for pieces out of range."""
-        self._summer.check(self._pieces)
-        return Slices(self._name, self._pieces, runs, self._summer, self._sums, self._report)
+        self._checksummer.check(self._pieces)
+        return Slices(self._name, self._pieces, runs, self._checksummer, self._threads, self._report)
 
 
 class Slices:
     """A posting that moves slice by slice, each summed up beside the next. Made and used by the mover's thread only."""
 
-    def __init__(self, name: str, pieces: Pieces, runs: Runs, summer: Summer, sums: Sums, report: Computed) -> None:
+    def __init__(
+        self,
+        name: str,
+        pieces: Pieces,
+        runs: Runs,
+        checksummer: Checksummer,
+        threads: ChecksumThreads,
+        report: Computed,
+    ) -> None:
         sources, bounds = sources_of(pieces, runs), [0, len(pieces.counts)]
         self.runs = runs
         """What is to be moved, in this order."""
@@ -167,21 +175,21 @@ class Slices:
             self.runs, self.ends = _joined(Runs(sources, pieces.offsets, pieces.nbytes), pieces.counts, bounds)
         self._left = dict(enumerate(itertools.pairwise(bounds)))
         """The numbers of the sums of those slices that are not there yet."""
-        self._summer = summer
-        self._sums = sums
+        self._checksummer = checksummer
+        self._threads = threads
         self._pieces = pieces
         self._values = _zeros(pieces)
         self._plan: Plan | None = None
         self._planning = threading.Lock()
-        self._job = Job(name, self._values, len(self.ends) - 1 + sums.width, report)
+        self._job = Job(name, self._values, len(self.ends) - 1 + threads.width, report)
 
     def arrived(self, number: int) -> None:
         """That slice is there. The sums of the last one are for all threads: nothing moves beside them."""
         first, end = self._left.pop(number)
-        threads = self._sums.width if number == len(self.ends) - 1 else 1
+        threads = self._threads.width if number == len(self.ends) - 1 else 1
         bounds = [first + (end - first) * i // threads for i in range(threads + 1)]
         for some in itertools.pairwise(bounds):
-            self._sums.submit(self._job, partial(self._sum, *some))
+            self._threads.submit(self._job, partial(self._sum, *some))
 
     def all_there(self) -> None:
         """The posting is over: what was not reported has arrived, too."""
@@ -191,8 +199,8 @@ class Slices:
     def _sum(self, first: int, end: int) -> None:
         """Planned here, and once: the mover needs the interpreter for what it does between two slices."""
         with self._planning:
-            self._plan = self._plan or self._summer.plan(self._pieces, self._values)
-        self._plan.sum_numbers(first, end)
+            self._plan = self._plan or self._checksummer.plan(self._pieces, self._values)
+        self._plan.compute_numbers(first, end)
 
 
 def sources_of(pieces: Pieces, runs: Runs) -> Ids | None:
@@ -292,7 +300,7 @@ class Job:
 
 
 @runtime_checkable
-class SummingRemote(Protocol):
+class ChecksummingRemote(Protocol):
     """A `Remote` whose peer's memory this process can address: it sums up what it has just copied."""
 
     @property
@@ -300,6 +308,6 @@ class SummingRemote(Protocol):
         """The peer's memory, by addresses of this process."""
         ...
 
-    def read_and_sum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
+    def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> Posting:
         """As `Remote.read` of the runs that this was made of (`Arrival.together`), which copies them, too."""
         ...

@@ -2,8 +2,8 @@
 
 Its Python function sums up one run of bytes and holds the lock for as long as that takes: 0.1 ms a megabyte for which
 all other threads wait. Called directly from Python the C function lets go of the lock, but has to win it back after
-every run, which beside other threads takes longer than a run of 16 KB. So `kvgrpc_sum_rows` of `rows.c` calls it for
-many runs; where that was not built, Python does.
+every run, which beside other threads takes longer than a run of 16 KB. So `kvgrpc_checksum_rows` of `rows.c` calls it
+for many runs; where that was not built, Python does.
 
 The same loop copies what it sums up, where asked to: each byte is read once, so that what is summed up is what is
 written, though the source may write there meanwhile.
@@ -29,12 +29,12 @@ from kvgrpc.datapath.host import libc
 from kvgrpc.datapath.host.addresses import check_runs, to_rows
 from kvgrpc.datapath.host.memory import is_host, memory_bytes
 
-Sums = NDArray[np.uint32]
+Values = NDArray[np.uint32]
 Rows = NDArray[np.int64]
 """Shape [n, 4], contiguous: address, from where it is copied there before (0: nothing is), bytes, and the address of
 the uint32 sum that goes on with them.
 """
-SumRows = Callable[[Rows], None]
+ChecksumRows = Callable[[Rows], None]
 
 SLICE_BYTES = 4 << 20
 """Of blocks that one piece of work sums up: half a millisecond."""
@@ -52,38 +52,40 @@ _ALIGNED = 64
 class Plan:
     """What is to be summed up, as addresses."""
 
-    sum_rows: SumRows
+    checksum_rows: ChecksumRows
     rows: Rows
-    values: Sums
+    values: Values
     """What the rows point to."""
     slices: list[tuple[int, int]]
     """Ranges (first, end) of rows that are worth a thread's turn. No sum has rows in two of them."""
 
     def sum(self, first: int, end: int) -> None:
         """The sums of one slice."""
-        self.sum_rows(self.rows[first:end])
+        self.checksum_rows(self.rows[first:end])
 
-    def sum_numbers(self, first: int, end: int) -> None:
+    def compute_numbers(self, first: int, end: int) -> None:
         """The sums with these numbers."""
         begin, each = self.values.ctypes.data, self.values.itemsize
         rows = np.searchsorted(self.rows[:, 3], [begin + first * each, begin + end * each])
         self.sum(int(rows[0]), int(rows[1]))
 
 
-class Summer:
-    """Sums up blocks of one memory. Raises DataPathUnavailable when that cannot be done here."""
+class Checksummer:
+    """Values up blocks of one memory. Raises DataPathUnavailable when that cannot be done here."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         if not is_host(segments):
             raise DataPathUnavailable("checksums are of host memory only, and this rank's is on a device")
         self._segments = tuple(segments)
-        self._sum = summer()
+        self._sum = checksummer()
 
     def check(self, pieces: Pieces) -> None:
         """Raises DataPathFailed for pieces out of range."""
         check_runs(Runs(pieces.offsets, pieces.offsets, pieces.nbytes), total := memory_bytes(self._segments), total)
 
-    def plan(self, pieces: Pieces, into: Sums, sources: Ids | None = None, copied_from: Sequence[Segment] = ()) -> Plan:
+    def plan(
+        self, pieces: Pieces, into: Values, sources: Ids | None = None, copied_from: Sequence[Segment] = ()
+    ) -> Plan:
         """The sums are written to `into`, which is zeros. With `sources`, one for each piece: they are copied from
         these offsets of `copied_from` before.
 
@@ -118,7 +120,7 @@ def _slices(number: Ids, ends: Ids) -> list[tuple[int, int]]:
 
 
 @functools.cache
-def summer() -> SumRows:
+def checksummer() -> ChecksumRows:
     """The function that sums up rows. Raises DataPathUnavailable without google-crc32c."""
     try:
         import google_crc32c  # noqa: F401 - loads the library
@@ -126,11 +128,11 @@ def summer() -> SumRows:
         raise DataPathUnavailable("checksums need google-crc32c: pip install 'kvgrpc[server]'") from error
     library = re.search(r"/\S*/libcrc32c\b\S*", Path("/proc/self/maps").read_text())
     extend = library and ctypes.cast(ctypes.CDLL(library[0]).crc32c_extend, ctypes.c_void_p).value
-    sum_rows = row_function("kvgrpc_sum_rows", extend) if extend else None
-    return sum_rows if sum_rows is not None and sums_up(sum_rows) else sum_in_loop
+    checksum_rows = row_function("kvgrpc_checksum_rows", extend) if extend else None
+    return checksum_rows if checksum_rows is not None and computes_crc32c(checksum_rows) else checksum_in_loop
 
 
-def sum_in_loop(rows: Rows) -> None:
+def checksum_in_loop(rows: Rows) -> None:
     """Row by row, holding the interpreter lock."""
     import google_crc32c
 
@@ -141,14 +143,14 @@ def sum_in_loop(rows: Rows) -> None:
         so_far.value = google_crc32c.extend(so_far.value, ctypes.string_at(address, nbytes))
 
 
-def sums_up(sum_rows: SumRows) -> bool:
+def computes_crc32c(checksum_rows: ChecksumRows) -> bool:
     """Whether it makes of nine characters, whole and in parts, what every CRC-32C does, and copies what it sums up."""
     data = np.frombuffer(_CHECK * _TIMES, dtype=np.uint8)
     copy = np.zeros(len(data) + _ALIGNED, dtype=np.uint8)
     copy = copy[-copy.ctypes.data % _ALIGNED :][: len(data)]
-    found: Sums = np.zeros(4, dtype=np.uint32)
+    found: Values = np.zeros(4, dtype=np.uint32)
     at, end, to = data.ctypes.data, copy.ctypes.data, found.ctypes.data
     rows = [(at, 0, 9, to), (at, 0, 4, to + 4), (at + 4, 0, 0, to + 4), (at + 4, 0, 5, to + 4)]
     rows += [(at, 0, len(data), to + 8), (end, at, len(data), to + 12)]
-    sum_rows(np.array(rows, dtype=np.int64))
+    checksum_rows(np.array(rows, dtype=np.int64))
     return bool((found[:2] == _CHECK_CRC).all() and found[2] == found[3] and (copy == data).all())

@@ -26,7 +26,7 @@ typedef struct {
     int64_t from; /* 0: the bytes lie at `at` already */
     int64_t nbytes;
     int64_t checksum; /* where the uint32 stands that goes on with these bytes */
-} kvgrpc_sum;
+} kvgrpc_checksum;
 
 typedef uint32_t (*kvgrpc_extend)(uint32_t, const void *, size_t);
 
@@ -78,8 +78,8 @@ void kvgrpc_copy_rows(const kvgrpc_copy *rows, size_t count) {
 
 /* Where the rows go on that are fetched ahead. */
 typedef struct {
-    const kvgrpc_sum *row;
-    const kvgrpc_sum *end;
+    const kvgrpc_checksum *row;
+    const kvgrpc_checksum *end;
     int64_t offset;
 } ahead;
 
@@ -87,7 +87,7 @@ typedef struct {
 static void fetch(ahead *next) {
     if (next->row == next->end)
         return;
-    const kvgrpc_sum *row = next->row;
+    const kvgrpc_checksum *row = next->row;
     const char *from = (const char *)(row->from ? row->from : row->at) + next->offset;
     int64_t left = row->nbytes - next->offset;
     if (left > STEP_BYTES) {
@@ -107,7 +107,7 @@ static void fetch(ahead *next) {
  * A kilobyte a step: CRC libraries go over three streams side by side, which in more than that lie too far from each
  * other. What is copied goes by way of a kilobyte on the stack and past the cache. Read again where it goes, it would
  * have to be fetched there first. */
-void kvgrpc_sum_rows(const kvgrpc_sum *rows, size_t count, kvgrpc_extend extend) {
+void kvgrpc_checksum_rows(const kvgrpc_checksum *rows, size_t count, kvgrpc_extend extend) {
     char step[STEP_BYTES] __attribute__((aligned(LINE_BYTES)));
     ahead next = {rows, rows + count, 0};
     fetch(&next);

@@ -153,7 +153,7 @@ class ShmRemote:
         self._crew.start(posting)
         return posting
 
-    def read_and_sum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
+    def read_and_checksum(self, job: Job, works: Sequence[Work], wake: Callable[[], None]) -> PiecesPosting:
         def copy_piece(i: int) -> None:
             job.run(works[i])
             if job.error:

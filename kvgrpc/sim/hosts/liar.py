@@ -67,18 +67,18 @@ class LyingLead(Lead, Protocol):
 
 class Liar:
     """`odds`: so many of its messages are false; `other_lives`: of so many accesses for its pushes it speaks in the
-    name of other lives; `false_sums`: so many of its answers about checksums are false.
+    name of other lives; `false_checksums`: so many of its answers about checksums are false.
     """
 
     def __init__(
-        self, host: LyingLead, world: Surroundings, rng: Random, odds: float, other_lives: float, false_sums: float
+        self, host: LyingLead, world: Surroundings, rng: Random, odds: float, other_lives: float, false_checksums: float
     ) -> None:
         self._host = host
         self._world = world
         self._rng = rng
         self._odds = odds
         self._other_lives = other_lives
-        self._false_sums = false_sums
+        self._false_checksums = false_checksums
         known = self._known = Known(host.address, world, rng)
         self._requests = FalseRequests(known)
         self._answers = FalseAnswers(known, world)
@@ -134,8 +134,8 @@ class Liar:
             return heard[0]
 
         def told(result: Result) -> None:
-            if isinstance(heard[0], ChecksumBlocks) and self._often(self._false_sums):
-                self._world.seen["false_sums"] += 1
+            if isinstance(heard[0], ChecksumBlocks) and self._often(self._false_checksums):
+                self._world.seen["false_checksums"] += 1
                 if self._rng.random() >= UNANSWERED:
                     give(self._answers.bend(heard[0], result))
                 return

@@ -71,13 +71,13 @@ class World:
         """The event that a node handled last."""
         return self._around.handled
 
-    def lie(self, odds: float, rate_per_s: float, other_lives: float, false_sums: float) -> None:
+    def lie(self, odds: float, rate_per_s: float, other_lives: float, false_checksums: float) -> None:
         """So many messages of each liar are false, and it says so much unasked, until the world closes; of so many
         accesses for its pushes it speaks in the name of other lives, and so many checksums are false.
         """
         for host in self.hosts:
             if host.lies:
-                liar = Liar(host, self._around, self.rng(f"liar/{host.address}"), odds, other_lives, false_sums)
+                liar = Liar(host, self._around, self.rng(f"liar/{host.address}"), odds, other_lives, false_checksums)
                 if rate_per_s > 0:
                     liar.keep_on(rate_per_s)
 

@@ -74,7 +74,7 @@ def run(setup: Setup, watcher: Watcher | None = None) -> Outcome:
     traffic = Traffic(world, habits.meddling, habits.pushes, habits.mistakes, habits.turns, setup.left_out)
 
     def live() -> None:
-        world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_sums)
+        world.lie(setup.lies, setup.inventions_per_s, setup.other_lives, setup.false_checksums)
         traffic.keep_on(setup.rate_per_s)
         Chaos(world).keep_on(setup.mishaps)
         world.run_steps(setup.steps)

@@ -72,7 +72,7 @@ OTHER_LIVES = 0.5
 """of so many of its accesses the liar speaks in the name of other lives."""
 SUMMED = 0.2
 """Of them are about checksums, of whose answers"""
-FALSE_SUMS = 0.3
+FALSE_CHECKSUMS = 0.3
 """so many are false, or never come."""
 
 QUICK_S = (0.0001, 0.002)
@@ -108,7 +108,7 @@ class Setup:
     """and so much they say unasked;"""
     other_lives: float = 0.0
     """of so many accesses for their pushes they speak in the name of other lives;"""
-    false_sums: float = 0.0
+    false_checksums: float = 0.0
     """so many of their answers to who asks for checksums are false, or never come."""
     rate_per_s: float = 5.0
     """How often requests come."""
@@ -166,7 +166,9 @@ def _focused(setup: Setup) -> Setup:
 
 def _summed(setup: Setup) -> Setup:
     """The same world, in which what arrives is compared with its source."""
-    return replace(setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT), false_sums=FALSE_SUMS)
+    return replace(
+        setup, checksums=True, faults=replace(setup.faults, corrupt=CORRUPT), false_checksums=FALSE_CHECKSUMS
+    )
 
 
 def _honest(seed: int, steps: int) -> Setup:

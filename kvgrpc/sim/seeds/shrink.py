@@ -101,7 +101,7 @@ def _fewer() -> Iterator[Callable[[Setup], Setup]]:
     yield lambda setup: replace(setup, liars=0)
     yield lambda setup: replace(setup, inventions_per_s=0.0)
     yield lambda setup: replace(setup, other_lives=0.0)
-    yield lambda setup: replace(setup, false_sums=0.0)
+    yield lambda setup: replace(setup, false_checksums=0.0)
     yield lambda setup: replace(setup, rate_per_s=min(setup.rate_per_s, 2.0))
 
 

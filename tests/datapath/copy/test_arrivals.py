@@ -147,7 +147,7 @@ def test_bytes_of_an_earlier_posting_count_in_the_checksum(case: Case, peer: Pee
 
 
 def test_without_the_compiled_loop_too(case: Case, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crc32c, "summer", lambda: crc32c.sum_in_loop)
+    monkeypatch.setattr(crc32c, "checksummer", lambda: crc32c.checksum_in_loop)
     check(Rank(case, peer), peer, *moved())
 
 
@@ -196,7 +196,7 @@ def test_a_rank_that_cannot_compute_checksums_says_so_and_moves_the_bytes(monkey
     held = Held()
     held.state = PostingState.DONE
     rank = held_rank(held, events)
-    monkeypatch.setattr(checksums, "Summer", lambda _: crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
+    monkeypatch.setattr(checksums, "Checksummer", lambda _: crc32c.Checksummer([Segment(1 << 20, 64, MemoryKind.CUDA)]))
     rank.post("a", "p", runs_of((0, 0, 4096)), Operation.READ, ComputeChecksums(0, "s", one_block()))
     said, ended = (events.get(timeout=DEADLINE_S) for _ in range(2))
     assert isinstance(said, ChecksumsComputed)

@@ -14,7 +14,7 @@ from kvgrpc.core.values.chunks import Pieces
 from kvgrpc.core.values.endpoints import MemoryKind, Segment
 from kvgrpc.datapath.base import DataPathUnavailable
 from kvgrpc.datapath.copy import crc32c
-from kvgrpc.datapath.copy.checksums import Sums
+from kvgrpc.datapath.copy.checksums import ChecksumThreads
 from kvgrpc.datapath.copy.rows import row_function
 from kvgrpc.datapath.host.memory import PrivateMemory
 from tests.datapath.peers import DEADLINE_S, GUARD, content
@@ -55,14 +55,14 @@ def reports() -> Reports:
 
 
 @pytest.fixture
-def sums(reports: Reports) -> Iterator[Sums]:
-    made = Sums(0, PrivateMemory.of(FIRST, SECOND), 2, reports.put)
+def sums(reports: Reports) -> Iterator[ChecksumThreads]:
+    made = ChecksumThreads(0, PrivateMemory.of(FIRST, SECOND), 2, reports.put)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_checksum_is_of_its_pieces_in_order(sums: Sums, reports: Reports, case: str) -> None:
+def test_each_checksum_is_of_its_pieces_in_order(sums: ChecksumThreads, reports: Reports, case: str) -> None:
     sums.start(case, pieces(*CASES[case]))
     found = reports.get(timeout=DEADLINE_S)
     assert (found.name, found.message) == (case, "")
@@ -71,11 +71,14 @@ def test_each_checksum_is_of_its_pieces_in_order(sums: Sums, reports: Reports, c
 
 def test_a_loop_in_python_makes_the_same_sums() -> None:
     """Where the package was installed without a C compiler."""
-    assert crc32c.sums_up(crc32c.sum_in_loop)
-    assert crc32c.sums_up(crc32c.summer())
+    assert crc32c.computes_crc32c(crc32c.checksum_in_loop)
+    assert crc32c.computes_crc32c(crc32c.checksummer())
 
 
-SUMMERS: dict[str, Callable[[], crc32c.SumRows]] = {"compiled": crc32c.summer, "loop": lambda: crc32c.sum_in_loop}
+SUMMERS: dict[str, Callable[[], crc32c.ChecksumRows]] = {
+    "compiled": crc32c.checksummer,
+    "loop": lambda: crc32c.checksum_in_loop,
+}
 
 
 @pytest.mark.parametrize("by", SUMMERS)
@@ -126,20 +129,20 @@ def test_a_checksum_is_written_once_its_row_is_whole() -> None:
     function = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)(extend)
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    sum_rows = row_function("kvgrpc_sum_rows", address)
-    if sum_rows is None:
+    checksum_rows = row_function("kvgrpc_checksum_rows", address)
+    if checksum_rows is None:
         pytest.skip("there was no C compiler")
     rows = [(FIRST.ctypes.data, 0, nbytes, values.ctypes.data) for nbytes in (3000, 100)]
-    sum_rows(np.array(rows, dtype=np.int64))
+    checksum_rows(np.array(rows, dtype=np.int64))
     assert (seen, values[0]) == ([0, 0, 0, 3000], 3100)
 
 
 def test_a_function_with_wrong_checksums_is_not_used() -> None:
-    assert not crc32c.sums_up(lambda _: None)
+    assert not crc32c.computes_crc32c(lambda _: None)
 
 
 @pytest.mark.parametrize("bad", [(-1, 1), (len(WHOLE), 1), (0, len(WHOLE) + 1), (0, -1)])
-def test_pieces_out_of_range_are_refused(sums: Sums, reports: Reports, bad: tuple[int, int]) -> None:
+def test_pieces_out_of_range_are_refused(sums: ChecksumThreads, reports: Reports, bad: tuple[int, int]) -> None:
     sums.start("bad", pieces((bad,)))
     found = reports.get(timeout=DEADLINE_S)
     assert found.message
@@ -148,10 +151,10 @@ def test_pieces_out_of_range_are_refused(sums: Sums, reports: Reports, bad: tupl
 
 def test_memory_of_a_device_has_no_checksums() -> None:
     with pytest.raises(DataPathUnavailable, match="device"):
-        crc32c.Summer([Segment(1 << 20, 64, MemoryKind.CUDA)])
+        crc32c.Checksummer([Segment(1 << 20, 64, MemoryKind.CUDA)])
 
 
-def test_after_the_end_nothing_is_reported_and_nothing_breaks(sums: Sums, reports: Reports) -> None:
+def test_after_the_end_nothing_is_reported_and_nothing_breaks(sums: ChecksumThreads, reports: Reports) -> None:
     sums.close()
     sums.start("late", pieces(((0, 1),)))
     assert reports.empty()
