@@ -102,7 +102,7 @@ PARTS: dict[str, Row] = {
     "content of the chunk": case(NOT_NOW, "CONTENT_MISMATCH", "whole prompt", 1, content=content(TOKENS[:32])),
     "a lower epoch": case(NOT_NOW, "PREEMPTED", "part_epoch", 1, part_epoch=0),
     "another lease": case(BAD, "INVALID_FIELD", "lease", 1, lease_id="l-of-another"),
-    "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate anew", 1, incarnation=7),
+    "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate again", 1, incarnation=7),
     "4 million consumers": case(BAD, "INVALID_FIELD", "consumers", 1, consumers=4_000_000),
     "a label like a novel": case(BAD, "INVALID_FIELD", "request_id", 1, request_id="r" * 257),
     "readers of the same prompt": case(
@@ -234,7 +234,7 @@ RESERVATIONS: dict[str, Row] = {
     "a source off the dial list": case(
         "PERMISSION_DENIED", "DIAL_REFUSED", "dial_allow", source={"address": "169.254.169.254:80"}
     ),
-    "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate anew", incarnation=7),
+    "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate again", incarnation=7),
 }
 
 
