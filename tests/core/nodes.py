@@ -87,7 +87,7 @@ def ids(*blocks: int) -> Any:
     return np.array(blocks, dtype=np.int64)
 
 
-def checksums(*values: int) -> bytes:
+def crcs(*values: int) -> bytes:
     return np.array(values, dtype="<u4").tobytes()
 
 

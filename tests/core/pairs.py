@@ -22,7 +22,9 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import KVGrpcError, Reason, Unavailable
 from tests.core.nodes import KEY, Lead, access_id, content, describe, key_of, lists
 
-READING = frozenset[str]()
+Writers = frozenset[str]
+"""The data paths by which a source may write."""
+READING: Writers = frozenset()
 WRITING = frozenset({"loopback"})
 MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
 
@@ -30,7 +32,7 @@ MODES = pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination
 class Pair:
     """`writers` are the data paths over which a source writes."""
 
-    def __init__(self, writers: frozenset[str] = READING, p: EngineDescription | None = None, **limits: Any) -> None:
+    def __init__(self, writers: Writers = READING, p: EngineDescription | None = None, **limits: Any) -> None:
         self.p = self._lead(p or describe("p", 1), writers, **limits)
         self.d = self._lead(describe("d", 2, pool=self.p.me.pool), writers, **limits)
         self.e = self._lead(describe("e", 3, pool=self.p.me.pool), writers, **limits)
@@ -54,7 +56,7 @@ class Pair:
         for here, there in meetings:
             here.node.state.peers[key_of(there.me)].dialled = there.me.address
 
-    def replace_destination(self, writers: frozenset[str] = READING) -> None:
+    def replace_destination(self, writers: Writers = READING) -> None:
         """Another engine comes in the place of the first destination."""
         self.d = self._lead(describe("f", 4, pool=self.p.me.pool), writers)
         self.leads.append(self.d)
@@ -146,7 +148,7 @@ class Pair:
 
     # -- the wire
 
-    def _lead(self, me: EngineDescription, writers: frozenset[str], **limits: Any) -> Lead:
+    def _lead(self, me: EngineDescription, writers: Writers, **limits: Any) -> Lead:
         lead = Lead(me)
         lead.node = Node(Limits(**limits), writers)
         lead.begin(me)

@@ -231,9 +231,7 @@ def test_a_refused_call_changes_nothing_and_is_answered_once(lead: Lead, name: s
 
 @pytest.mark.parametrize("key", ["", "k"], ids=["without a key", "with a key"])
 @pytest.mark.parametrize("name", ["FinishedBlocks", "PullBlocks", "GiveDestination", "FreeBlocks"])
-def test_block_ids_of_another_life_are_refused_before_anything_else_is_looked_at(
-    lead: Lead, name: str, key: str
-) -> None:
+def test_block_ids_of_another_life_are_refused_before_anything_else(lead: Lead, name: str, key: str) -> None:
     before = snapshot(lead.node)
     with refused(Reason.INCARNATION_CHANGED, Aborted):
         lead.call(calls()[name], key=key, method=name, body=b"b", incarnation=lead.state.incarnation + 1)

@@ -42,7 +42,7 @@ def test_what_a_source_settles_arrives_as_it_was_sent() -> None:
     assert heard == settling
 
 
-def test_a_closing_says_why() -> None:
+def test_a_close_says_why() -> None:
     closing = events.Closing(ACCESS, False, True, b"token", "the prefill was aborted")
     (heard,) = requests.close_access(accesses.close_request(CALLER, closing), CALL).closings
     assert heard == closing

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.access import checksums as core_sums
+from kvgrpc.core.access import checksums
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values import chunks
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, access_id, checksums, claim, describe, full, ids, key_of, lists, refused
+from tests.core.nodes import Lead, access_id, claim, crcs, describe, full, ids, key_of, lists, refused
 
 
 class Source(Lead):
@@ -30,20 +30,20 @@ class Source(Lead):
         )
 
 
-def test_a_peer_gets_the_sums_of_every_rank_in_their_order() -> None:
+def test_a_peer_gets_the_checksums_of_every_rank_in_their_order() -> None:
     lead = Source(ranks=2)
     call = lead.ask_sums(9, 8)
     asked = lead.seen(actions.ComputeChecksums)
     assert [action.rank for action in asked] == [0, 1]
     assert asked[0].pieces.counts.tolist() == [2, 2]
-    lead.feed(events.ChecksumsComputed(1, asked[0].name, checksums(3, 4)))
+    lead.feed(events.ChecksumsComputed(1, asked[0].name, crcs(3, 4)))
     assert lead.answer(call) is None
-    lead.feed(events.ChecksumsComputed(0, asked[0].name, checksums(1, 2)))
-    assert lead.answer(call) == actions.Checksums((checksums(1, 2), checksums(3, 4)))
-    lead.feed(events.ChecksumsComputed(0, asked[0].name, checksums(1, 2)))
+    lead.feed(events.ChecksumsComputed(0, asked[0].name, crcs(1, 2)))
+    assert lead.answer(call) == actions.Checksums((crcs(1, 2), crcs(3, 4)))
+    lead.feed(events.ChecksumsComputed(0, asked[0].name, crcs(1, 2)))
 
 
-def test_only_blocks_of_a_valid_access_of_ones_own_are_summed_up() -> None:
+def test_only_blocks_of_a_peers_own_valid_access_have_checksums() -> None:
     lead = Source()
     stranger = describe("e", 3)
     lead.admit(stranger)
@@ -63,7 +63,7 @@ def test_only_blocks_of_a_valid_access_of_ones_own_are_summed_up() -> None:
         lead.answer(lead.ask_sums(8))
 
 
-def test_a_rank_that_cannot_sum_up_or_takes_too_long_fails_the_call() -> None:
+def test_a_rank_that_cannot_compute_checksums_or_takes_too_long_fails_the_call() -> None:
     lead = Source()
     call = lead.ask_sums(8)
     lead.feed(events.ChecksumsComputed(0, lead.one(actions.ComputeChecksums).name, b"", "no library"))
@@ -77,10 +77,10 @@ def test_a_rank_that_cannot_sum_up_or_takes_too_long_fails_the_call() -> None:
 
 
 @pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_OF_PEER_MAX", "WAITING_OF_ACCESS_MAX"])
-def test_calls_that_wait_for_sums_are_bounded_and_end_with_the_life(
+def test_calls_that_wait_for_checksums_are_bounded_and_end_with_the_life(
     monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(core_sums, bound, 3)
+    monkeypatch.setattr(checksums, bound, 3)
     lead = Source()
     calls = [lead.ask_sums(8) for _ in range(3)]
     with refused(Reason.LIMIT_EXCEEDED):
@@ -101,7 +101,7 @@ def test_calls_that_wait_for_sums_are_bounded_and_end_with_the_life(
         ([((8, 9), (1, 1)), ((8, 9), (0, 1))], True),
     ],
 )
-def test_nothing_is_summed_up_twice_in_one_call(rows: Any, fine: bool) -> None:
+def test_no_checksum_is_computed_twice_in_one_call(rows: Any, fine: bool) -> None:
     lead = Source()
     asked = tuple((lists(blocks), layers) for blocks, layers in rows)
     call = lead.ask(lambda c: events.ChecksumBlocks(c, "d", 2, access_id(), asked), "peer")
@@ -116,7 +116,7 @@ def test_nothing_is_summed_up_twice_in_one_call(rows: Any, fine: bool) -> None:
 def in_portions(monkeypatch: pytest.MonkeyPatch, running: int = 1) -> None:
     """A block a portion, so many at once."""
     monkeypatch.setattr(chunks, "PORTION_BYTES", 1)
-    monkeypatch.setattr(core_sums, "RUNNING_MAX", running)
+    monkeypatch.setattr(checksums, "RUNNING_MAX", running)
 
 
 def test_the_ranks_get_what_one_call_asks_for_portion_by_portion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +129,12 @@ def test_the_ranks_get_what_one_call_asks_for_portion_by_portion(monkeypatch: py
         assert [(action.rank, len(action.pieces.counts)) for action in asked] == [(0, 1), (1, 1)]
         names.add(asked[0].name)
         for rank, value in enumerate(values):
-            lead.feed(events.ChecksumsComputed(rank, asked[0].name, checksums(value)))
+            lead.feed(events.ChecksumsComputed(rank, asked[0].name, crcs(value)))
     assert len(names) == 2
-    assert lead.answer(call) == actions.Checksums((checksums(1, 2), checksums(3, 4)))
+    assert lead.answer(call) == actions.Checksums((crcs(1, 2), crcs(3, 4)))
 
 
-def test_no_blocks_have_no_sums_and_cost_the_ranks_nothing() -> None:
+def test_no_blocks_have_no_checksums_and_cost_the_ranks_nothing() -> None:
     lead = Source(ranks=2)
     assert lead.answer(lead.ask_sums()) == actions.Checksums((b"", b""))
     assert not lead.seen(actions.ComputeChecksums)
@@ -154,9 +154,7 @@ def test_portions_are_of_whole_blocks_and_bounded_in_bytes_and_rows(monkeypatch:
     assert portions() == []
 
 
-def test_peers_have_their_turns_one_after_the_other_however_many_calls_one_of_them_makes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_peers_take_turns_however_many_calls_one_of_them_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     in_portions(monkeypatch)
     lead = Source()
     other = describe("e", 3)
@@ -170,7 +168,7 @@ def test_peers_have_their_turns_one_after_the_other_however_many_calls_one_of_th
     order = []
     while asked:
         order.append(int(asked[0].pieces.offsets[0]) // 8)
-        lead.feed(events.ChecksumsComputed(0, asked[0].name, checksums(1)))
+        lead.feed(events.ChecksumsComputed(0, asked[0].name, crcs(1)))
         asked = lead.seen(actions.ComputeChecksums)
     assert order == [8, 8, 10, 9, 11, 9]
 
@@ -187,15 +185,15 @@ def test_checksums_that_are_not_waited_for_are_not_computed(monkeypatch: pytest.
             lead.answer(call)
     lead.feed(events.CallAbandoned(first))
     assert not lead.seen(actions.ComputeChecksums), "the ranks are at the first portion yet"
-    lead.feed(events.ChecksumsComputed(0, under_way.name, checksums(1)))
+    lead.feed(events.ChecksumsComputed(0, under_way.name, crcs(1)))
     assert not lead.seen(actions.ComputeChecksums)
     call = lead.ask_sums(9)
-    lead.feed(events.ChecksumsComputed(0, lead.one(actions.ComputeChecksums).name, checksums(2)))
-    assert lead.answer(call) == actions.Checksums((checksums(2),))
+    lead.feed(events.ChecksumsComputed(0, lead.one(actions.ComputeChecksums).name, crcs(2)))
+    assert lead.answer(call) == actions.Checksums((crcs(2),))
 
 
 @pytest.mark.parametrize("end", ["closed", "lease", "dead"])
-def test_an_access_that_is_over_is_not_summed_up_further(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_no_further_checksums_are_computed_for_an_ended_access(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     in_portions(monkeypatch)
     lead = Source()
     calls = [lead.ask_sums(8, 9)]
@@ -208,7 +206,7 @@ def test_an_access_that_is_over_is_not_summed_up_further(monkeypatch: pytest.Mon
     else:
         lead.feed(events.PeerSilent(key_of(lead.peer)))
         lead.tick(20.0)
-    lead.feed(events.ChecksumsComputed(0, under_way.name, checksums(1)))
+    lead.feed(events.ChecksumsComputed(0, under_way.name, crcs(1)))
     assert not lead.seen(actions.ComputeChecksums)
     for call in calls:
         with refused(Reason.LEASE_RELEASED if end == "lease" else Reason.ACCESS_CLOSED):

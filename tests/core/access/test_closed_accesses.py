@@ -42,7 +42,7 @@ def test_closing_a_waiting_access_refuses_its_opening(lead: Lead) -> None:
     assert isinstance(late, KVGrpcError)
 
 
-def test_a_closing_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> None:
+def test_a_close_that_overtakes_its_opening_leaves_a_tombstone(lead: Lead) -> None:
     made = lead.finish(consumers=2)
     assert not lead.close(D, token=made.token)
     (row,) = lead.opened(D, Opening(access_id(), made.token, None))
@@ -78,7 +78,7 @@ def test_an_early_failure_leaves_the_lease_alone(lead: Lead) -> None:
     assert lease_state(lead, lead.finish(lease_id="l-late")) is LeaseState.LIVE
 
 
-def test_early_closings_are_forgotten_with_their_tombstones(lead: Lead) -> None:
+def test_early_closes_are_forgotten_with_their_tombstones(lead: Lead) -> None:
     for number in (1, 2):
         lead.close(D, number, dropped=True, token=grant(lead.me, lease_id="l-late"))
         lead.tick(60.0)
@@ -99,7 +99,7 @@ def test_early_closings_are_forgotten_with_their_tombstones(lead: Lead) -> None:
     ],
     ids=["malformed id", "no grant", "foreign grant", "grant of another life"],
 )
-def test_a_closing_that_proves_nothing_leaves_nothing(lead: Lead, closing: Closing) -> None:
+def test_a_close_that_proves_nothing_leaves_nothing(lead: Lead, closing: Closing) -> None:
     lead.finish()
     before = snapshot(lead.node)
     answer = lead.call(lambda c: events.CloseAccess(c, "d", 2, (closing,)), principal="d")
@@ -141,7 +141,7 @@ def test_rows_are_answered_in_their_order(lead: Lead) -> None:
     assert answer.rows == (True, False, False)
 
 
-def test_an_access_outlives_the_memory_of_how_its_lease_ended() -> None:
+def test_an_access_lasts_longer_than_the_record_of_how_its_lease_ended() -> None:
     lead = Lead(describe("p", 1), Limits(ended_leases=1))
     lead.admit(D)
     made = lead.finish(key=b"1" * 16)
@@ -156,7 +156,7 @@ def test_an_access_outlives_the_memory_of_how_its_lease_ended() -> None:
     assert not lead.node.state.openings.early
 
 
-def test_an_access_outlives_the_memory_of_its_peer(lead: Lead) -> None:
+def test_an_access_lasts_longer_than_the_record_of_its_peer(lead: Lead) -> None:
     made = lead.finish(consumers=2)
     lead.close(D, token=made.token)
     for incarnation in range(3, DEAD_KEPT + 5):

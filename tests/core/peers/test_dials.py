@@ -49,9 +49,7 @@ KINDS = pytest.mark.parametrize(
 
 
 @KINDS
-def test_a_connection_causes_so_many_handshakes_in_a_while_and_one_more_is_refused_and_changes_nothing(
-    lead: Lead, ask: Ask
-) -> None:
+def test_a_connection_causes_so_many_handshakes_in_a_while_and_one_more_is_refused(lead: Lead, ask: Ask) -> None:
     for number in range(EACH):
         connect(lead, f"silent-{number}:1")
     before = snapshot(lead.node)
@@ -121,7 +119,7 @@ def test_a_caller_that_leaves_ends_its_own_wait_and_no_other_address_s(lead: Lea
     assert [list(dial.calls) for dial in lead.node.state.dials.values()] == [[stays], []]
 
 
-def test_of_connections_that_caused_none_of_late_nothing_is_kept(lead: Lead) -> None:
+def test_connections_without_recent_handshakes_are_forgotten(lead: Lead) -> None:
     for number in range(100):
         connect(lead, f"silent-{number}:1", f"caller-{number}")
     budget = lead.state.dial_budget

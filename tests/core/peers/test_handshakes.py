@@ -118,7 +118,7 @@ def test_a_failed_dial_fails_what_waits_and_the_next_dials_again(lead: Lead, err
         (P, (endpoint(-1),), Reason.INVALID_FIELD),
     ],
 )
-def test_what_cannot_be_used_is_refused_on_both_ways(
+def test_an_unusable_peer_is_refused_on_both_ways(
     lead: Lead, peer: EngineDescription, where: Any, reason: Reason
 ) -> None:
     before = snapshot(lead.node)

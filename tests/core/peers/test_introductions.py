@@ -66,7 +66,7 @@ def test_an_admission_ends_when_our_ranks_make_no_endpoint(lead: Lead) -> None:
     assert lead.feed(EndpointOffered(0, key, endpoint())) == []
 
 
-def test_an_address_is_never_taken_for_the_name_of_a_handshake(lead: Lead) -> None:
+def test_an_address_is_never_the_name_of_a_handshake(lead: Lead) -> None:
     """A grant names an address of its maker's choosing: whatever it is, other handshakes go on."""
     call = introduce(lead, P)
     key = lead.one(MakeOffer).key

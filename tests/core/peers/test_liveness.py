@@ -101,7 +101,7 @@ def test_a_message_of_the_older_life_that_was_long_under_way_is_refused(lead: Le
     assert snapshot(lead.node) == before
 
 
-def test_a_life_that_was_taken_for_the_older_comes_back_when_the_other_does_not_stream(lead: Lead) -> None:
+def test_a_life_believed_to_be_older_comes_back_when_the_other_does_not_stream(lead: Lead) -> None:
     new, old = describe("p", 9), P
     lead.admit(new)
     introduce(lead, old)

@@ -21,9 +21,7 @@ def introduce(lead: Lead, peer: EngineDescription) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("shm", ""), ("", "shm")])
-def test_the_answer_of_a_mapping_that_was_let_go_says_nothing_of_the_next_one(
-    lead: Lead, first: str, second: str
-) -> None:
+def test_the_answer_of_a_mapping_that_ended_says_nothing_of_the_next(lead: Lead, first: str, second: str) -> None:
     introduce(lead, P)
     before = lead.one(MapPeer)
     anew = describe("p", 1, memory_generation=1)

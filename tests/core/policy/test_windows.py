@@ -19,7 +19,7 @@ from kvgrpc.core.values.content import chain
 from kvgrpc.core.values.layout import WHOLE, Group, GroupKind, PoolLayout, Region
 from kvgrpc.errors import InvalidRequest, OutOfRange, Reason
 from tests.core.nodes import KEY, Lead, access_id, claim, content, describe, grant, lists, refused
-from tests.core.pairs import READING, WRITING, Pair
+from tests.core.pairs import READING, WRITING, Pair, Writers
 
 R = "r1"
 BLOCKS, BLOCK_BYTES, LAYERS = 64, 4, 2
@@ -60,7 +60,7 @@ def worn(pool: PoolLayout, table: list[list[int]], computed: int) -> list[list[i
 class Scene:
     """A prompt goes from p to d; the memory of both is here."""
 
-    def __init__(self, pool: PoolLayout, mode: Mode, writers: frozenset[str], **rules: Any) -> None:
+    def __init__(self, pool: PoolLayout, mode: Mode, writers: Writers, **rules: Any) -> None:
         self.pool, self.mode = pool, mode
         self.pair = Pair(writers, p=describe("p", 1, pool=pool))
         self.p, self.d = (Policy(Rules(pool.groups, **rules)) for _ in range(2))
@@ -175,7 +175,7 @@ def test_exactly_the_blocks_that_are_read_and_missing_move(data: DataObject) -> 
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 150), st.integers(1, 33))
-def test_a_window_needs_the_blocks_of_its_tokens_and_a_longer_prompt_never_earlier_ones(
+def test_a_longer_prompt_never_needs_earlier_blocks_of_a_window(
     tokens: int, have: int, window: int, block_tokens: int
 ) -> None:
     group = Group("w", WINDOW, 1, block_tokens, 64, 1, 1, "uint8", window_tokens=window)
@@ -243,7 +243,7 @@ def test_a_list_of_more_or_less_than_the_window_is_refused() -> None:
 
 
 @BOTH
-def test_a_push_serves_a_shorter_prompt_only_where_its_window_begins_in_the_same_block(writers: frozenset[str]) -> None:
+def test_a_push_serves_a_shorter_prompt_only_where_its_window_begins_in_the_same_block(writers: Writers) -> None:
     for use, served in ((112, True), (48, False)):
         pair = Pair(writers, p=describe("p", 1, pool=pool_of(FULL, WINDOW, window=40)))
         blocks = range(-(-use // 16)), range(2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.moves import course as move_steps
+from kvgrpc.core.moves import course
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.transfers import Disposition, State
@@ -35,7 +35,7 @@ class Comparing(Lead):
         self.feed(events.AccessAnswered(access_id(), answer_of(self.source, 32, (3, 4))))
         self.posted = self.seen(actions.Post)
         assert not self.seen(actions.SendChecksums), "nothing holds up the first bytes"
-        self.tick(move_steps.ASK_DELAY_MAX_S)
+        self.tick(course.ASK_DELAY_MAX_S)
         self.asked = self.one(actions.SendChecksums)
 
     def move(self) -> None:
@@ -75,7 +75,7 @@ def test_the_source_is_asked_while_the_bytes_move_and_settled_with_when_both_agr
     assert lead.one(actions.SendSettle)
 
 
-def test_sums_that_are_known_before_a_rank_has_said_that_its_posting_is_over_wait_for_that() -> None:
+def test_checksums_that_come_before_the_end_of_a_posting_wait_for_it() -> None:
     lead = Comparing(ranks=2)
     lead.there((sums(1, 2), sums(3, 4)))
     lead.here(1, 2)
@@ -85,7 +85,7 @@ def test_sums_that_are_known_before_a_rank_has_said_that_its_posting_is_over_wai
     assert lead.one(actions.SendSettle)
 
 
-def test_what_may_be_in_flight_at_once_is_summed_up_by_itself() -> None:
+def test_what_may_be_in_flight_at_once_has_checksums_of_its_own() -> None:
     """Each of the two blocks has 8 bytes in each of its two layers."""
     lead = Comparing(in_flight_bytes=16)
     (first,) = lead.posted
@@ -105,7 +105,7 @@ def test_what_may_be_in_flight_at_once_is_summed_up_by_itself() -> None:
     assert lead.one(actions.SendSettle)
 
 
-def test_a_block_that_is_larger_than_what_may_be_in_flight_is_summed_up_when_all_of_it_moved() -> None:
+def test_the_checksum_of_a_block_larger_than_what_may_be_in_flight_comes_when_all_of_it_moved() -> None:
     lead = Comparing(in_flight_bytes=8)
     for moved in range(4):
         (post,) = lead.posted
@@ -159,7 +159,7 @@ def test_who_compares_is_not_written_to() -> None:
     assert pair.reasons()[0] is None, "another destination may come"
 
 
-def test_sums_that_cannot_be_had_or_compared_fail_the_pull() -> None:
+def test_checksums_that_cannot_be_had_or_compared_fail_the_pull() -> None:
     for there, message, reason in (
         ((sums(1, 2),), "no library", Reason.DATA_PATH_FAILED),
         ((sums(1),), "", Reason.PEER_FAILED),
@@ -197,7 +197,7 @@ def test_what_is_pushed_is_compared_round_by_round() -> None:
     for number, block in enumerate((1, 2)):
         pair.finish(32, (block,), last=number == 1)
         pair.moved()
-        pair.tick(move_steps.ASK_DELAY_MAX_S)
+        pair.tick(course.ASK_DELAY_MAX_S)
         names = {action.name for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
         name = max(names)
         pair.feed(pair.d, events.ChecksumsComputed(0, f"{name}.0", sums(7)))
@@ -216,7 +216,7 @@ def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_cou
     pair.register(pair.reserve(16, (3,)).token)
     pair.finish(16, (1,))
     pair.moved()
-    pair.tick(move_steps.ASK_DELAY_MAX_S)
+    pair.tick(course.ASK_DELAY_MAX_S)
     ((name, _),) = {(action.name, 0) for _, action in pair.lost if isinstance(action, actions.SendChecksums)}
     pair.feed(pair.d, events.ChecksumsComputed(0, f"{name}.0", sums(7)))
     pair.feed(pair.d, events.ChecksumsAnswered(name, 0, (sums(8),)))
@@ -226,7 +226,7 @@ def test_a_push_that_arrived_as_something_else_fails_and_its_source_does_not_cou
 
 
 def test_the_answers_of_a_source_that_is_asked_in_turn_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(move_steps, "ANSWER_BYTES", 4)  # else it takes more than 16,384 blocks
+    monkeypatch.setattr(course, "ANSWER_BYTES", 4)  # else it takes more than 16,384 blocks
     lead = Comparing()
     assert [blocks[0].tolist() for blocks, _ in lead.asked.blocks] == [[3]]
     lead.there((sums(1),))
@@ -244,7 +244,7 @@ def test_the_answers_of_a_source_that_is_asked_in_turn_are_one(monkeypatch: pyte
 
 
 def test_answers_that_name_now_more_ranks_and_now_fewer_are_no_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(move_steps, "ANSWER_BYTES", 4)
+    monkeypatch.setattr(course, "ANSWER_BYTES", 4)
     lead = Comparing()
     lead.move()
     lead.posted = lead.seen(actions.Post)

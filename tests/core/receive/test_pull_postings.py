@@ -242,7 +242,7 @@ def test_several_broken_postings_map_the_peer_anew_once() -> None:
     assert lead.one(SendOpen).opening.access_id == access_id(9)
 
 
-def test_blocks_in_quarantine_outlive_the_source_and_our_life() -> None:
+def test_blocks_stay_in_quarantine_after_the_source_and_our_life_ended() -> None:
     source, lead = describe("p", 1, world_size=3), Lead(describe("d", 2, world_size=3))
     lead.admit(source)
     pull = lead.pull(TOKEN, 32, (4, 5))

@@ -4,10 +4,10 @@ from typing import Any
 
 from kvgrpc.core.actions import SendClose
 from kvgrpc.errors import Reason
-from tests.core.pairs import Pair
+from tests.core.pairs import Pair, Writers
 
 
-def started(writers: frozenset[str], **fields: Any) -> Pair:
+def started(writers: Writers, **fields: Any) -> Pair:
     """A push whose bytes are in flight."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)

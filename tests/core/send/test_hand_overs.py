@@ -18,6 +18,8 @@ from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, KVGrpcError,
 from tests.core.nodes import KEY, Lead, access_id, claim, content, describe, grant, hybrid, lists, refused, snapshot
 from tests.core.send.lent_blocks import LIMITS, D, key, release
 
+Error = tuple[Reason, type[KVGrpcError]]
+
 
 @pytest.fixture
 def lead() -> Lead:
@@ -68,31 +70,31 @@ def test_read_leases_share_blocks(lead: Lead) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason", "kind"),
+    ("fields", "error"),
     [
-        ({"key": b"k" * 15}, Reason.INVALID_FIELD, InvalidRequest),
-        ({"key": b"k" * 65}, Reason.INVALID_FIELD, InvalidRequest),
-        ({"ttl_s": 0.0}, Reason.TTL_INVALID, InvalidRequest),
-        ({"ttl_s": -1.0}, Reason.TTL_INVALID, InvalidRequest),
-        ({"content": None}, Reason.CONTENT_REQUIRED, InvalidRequest),
-        ({"lease_id": "l" * 65}, Reason.INVALID_FIELD, InvalidRequest),
-        ({"blocks": lists(())}, Reason.EMPTY_FINISH, PreconditionFailed),
-        ({"blocks": ()}, Reason.EMPTY_FINISH, PreconditionFailed),
-        ({"blocks": lists((0, 64))}, Reason.BLOCK_OUT_OF_RANGE, OutOfRange),
-        ({"blocks": lists((5, 5))}, Reason.BLOCK_DUPLICATE, InvalidRequest),
-        ({"blocks": lists((0,), (1,))}, Reason.GROUP_MISMATCH, InvalidRequest),
-        ({"blocks": (*lists((0,)), *lists((1,)))}, Reason.GROUP_MISMATCH, InvalidRequest),
-        ({"blocks": lists((0,))}, Reason.CONTENT_RANGE, PreconditionFailed),
-        ({"blocks": lists((0, 1, 2))}, Reason.CONTENT_RANGE, PreconditionFailed),
+        ({"key": b"k" * 15}, (Reason.INVALID_FIELD, InvalidRequest)),
+        ({"key": b"k" * 65}, (Reason.INVALID_FIELD, InvalidRequest)),
+        ({"ttl_s": 0.0}, (Reason.TTL_INVALID, InvalidRequest)),
+        ({"ttl_s": -1.0}, (Reason.TTL_INVALID, InvalidRequest)),
+        ({"content": None}, (Reason.CONTENT_REQUIRED, InvalidRequest)),
+        ({"lease_id": "l" * 65}, (Reason.INVALID_FIELD, InvalidRequest)),
+        ({"blocks": lists(())}, (Reason.EMPTY_FINISH, PreconditionFailed)),
+        ({"blocks": ()}, (Reason.EMPTY_FINISH, PreconditionFailed)),
+        ({"blocks": lists((0, 64))}, (Reason.BLOCK_OUT_OF_RANGE, OutOfRange)),
+        ({"blocks": lists((5, 5))}, (Reason.BLOCK_DUPLICATE, InvalidRequest)),
+        ({"blocks": lists((0,), (1,))}, (Reason.GROUP_MISMATCH, InvalidRequest)),
+        ({"blocks": (*lists((0,)), *lists((1,)))}, (Reason.GROUP_MISMATCH, InvalidRequest)),
+        ({"blocks": lists((0,))}, (Reason.CONTENT_RANGE, PreconditionFailed)),
+        ({"blocks": lists((0, 1, 2))}, (Reason.CONTENT_RANGE, PreconditionFailed)),
     ],
 )
 @pytest.mark.parametrize("validate_only", [False, True])
-def test_what_is_wrong_is_refused_and_changes_nothing(
-    lead: Lead, fields: dict[str, Any], reason: Reason, kind: type[KVGrpcError], validate_only: bool
+def test_a_wrong_hand_over_changes_nothing(
+    lead: Lead, fields: dict[str, Any], error: Error, validate_only: bool
 ) -> None:
     values = {"key": KEY, "blocks": lists((0, 1)), "content": content(32), "validate_only": validate_only, **fields}
     before = snapshot(lead.node)
-    with refused(reason, kind):
+    with refused(*error):
         lead.call(lambda c: events.FinishedBlocks(c, **values))
     assert snapshot(lead.node) == before
 

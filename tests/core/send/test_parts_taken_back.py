@@ -8,14 +8,12 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import Reason
 from tests.core.nodes import KEY, access_id
-from tests.core.pairs import MODES, WRITING, Pair
+from tests.core.pairs import MODES, WRITING, Pair, Writers
 from tests.core.send.epochs import lease_of, returned, start_over
 
 
 @MODES
-def test_the_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_start_over(
-    writers: frozenset[str],
-) -> None:
+def test_an_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_start_over(writers: Writers) -> None:
     pair = Pair(writers, registration_timeout_s=20.0)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -32,9 +30,7 @@ def test_the_engine_that_took_its_parts_back_has_the_time_of_a_registration_to_s
 
 @MODES
 @pytest.mark.parametrize("moved", [True, False])
-def test_an_engine_that_took_its_parts_back_may_say_that_it_cannot_deliver(
-    writers: frozenset[str], moved: bool
-) -> None:
+def test_an_engine_that_took_its_parts_back_may_say_that_it_cannot_deliver(writers: Writers, moved: bool) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -59,7 +55,7 @@ def test_a_pull_ends_when_its_blocks_are_taken_back() -> None:
     assert failure.reason is Reason.LEASE_VOIDED
 
 
-def reopening_lost(writers: frozenset[str]) -> Pair:
+def reopening_lost(writers: Writers) -> Pair:
     """A prefill started over, and the destination does not hear of it."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
@@ -72,9 +68,7 @@ def reopening_lost(writers: frozenset[str]) -> Pair:
 
 @MODES
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(
-    writers: frozenset[str], cancelled: bool
-) -> None:
+def test_a_source_that_gives_up_anew_proves_its_earlier_writes_at_rest(writers: Writers, cancelled: bool) -> None:
     pair = reopening_lost(writers)
     if cancelled:
         pair.call(pair.d, lambda c: events.CancelTransfer(c, pair.both()[1].id))

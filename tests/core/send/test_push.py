@@ -5,7 +5,7 @@ import pytest
 from kvgrpc.core import actions, events
 from kvgrpc.core.actions import Operation
 from kvgrpc.core.tables.transfers import Disposition, State
-from tests.core.pairs import MODES, Pair
+from tests.core.pairs import MODES, Pair, Writers
 
 
 def succeeded(pair: Pair) -> None:
@@ -20,7 +20,7 @@ def succeeded(pair: Pair) -> None:
 
 @MODES
 @pytest.mark.parametrize("first", ["registration", "part"])
-def test_a_whole_prompt_lands_whatever_comes_first(writers: frozenset[str], first: str) -> None:
+def test_a_whole_prompt_lands_whatever_comes_first(writers: Writers, first: str) -> None:
     pair = Pair(writers)
     token = pair.reserve(40, range(10, 13)).token
     if first == "part":
@@ -39,7 +39,7 @@ def test_a_whole_prompt_lands_whatever_comes_first(writers: frozenset[str], firs
 
 
 @MODES
-def test_only_what_the_destination_lacks_is_moved(writers: frozenset[str]) -> None:
+def test_only_what_the_destination_lacks_is_moved(writers: Writers) -> None:
     pair = Pair(writers)
     token = pair.reserve(40, (30,), have_tokens=32).token
     pair.register(token)
@@ -51,7 +51,7 @@ def test_only_what_the_destination_lacks_is_moved(writers: frozenset[str]) -> No
 
 
 @MODES
-def test_chunks_move_as_they_come_and_end_with_the_last(writers: frozenset[str]) -> None:
+def test_chunks_move_as_they_come_and_end_with_the_last(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(64, range(4)).token)
     pair.finish(64, (9,), last=False)
@@ -68,7 +68,7 @@ def test_chunks_move_as_they_come_and_end_with_the_last(writers: frozenset[str])
 
 
 @MODES
-def test_layers_are_usable_as_soon_as_all_their_blocks_are_there(writers: frozenset[str]) -> None:
+def test_layers_are_usable_as_soon_as_all_their_blocks_are_there(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, range(2)).token)
     pair.finish(32, (9, 8), last=False, layers=(0, 1))
@@ -86,7 +86,7 @@ def test_layers_are_usable_as_soon_as_all_their_blocks_are_there(writers: frozen
 
 
 @MODES
-def test_the_destinations_lead_registers_by_itself_where_it_knows_the_source(writers: frozenset[str]) -> None:
+def test_the_destinations_lead_registers_by_itself_where_it_knows_the_source(writers: Writers) -> None:
     pair = Pair(writers)
     pair.reserve(32, source=events.PushSource("p:1", "p"))
     pair.finish(32)

@@ -11,7 +11,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, access_id, describe, endpoints, key_of, lists, refused
-from tests.core.pairs import MODES, UNREACHABLE, WRITING, Pair
+from tests.core.pairs import MODES, UNREACHABLE, WRITING, Pair, Writers
 from tests.core.send.started_pushes import started, waits_for_another
 
 
@@ -26,7 +26,7 @@ def ended(pair: Pair, source: State, destination: State) -> None:
 
 
 @MODES
-def test_a_source_that_cannot_deliver_says_so_before_any_part(writers: frozenset[str]) -> None:
+def test_a_source_that_cannot_deliver_says_so_before_any_part(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32).token)
     answer = pair.finish(failure="out of memory", blocks=(), content=None)
@@ -51,7 +51,7 @@ def test_a_source_that_cannot_deliver_refuses_later_registrations() -> None:
 
 @MODES
 @pytest.mark.parametrize("who", ["failure", "cancel", "release"])
-def test_what_the_source_ends_in_flight_comes_back_when_it_is_at_rest(writers: frozenset[str], who: str) -> None:
+def test_what_the_source_ends_in_flight_comes_back_when_it_is_at_rest(writers: Writers, who: str) -> None:
     pair = started(writers)
     sent, lease_id = pair.both()[0], pair.both()[0].lease_id
     if who == "failure":
@@ -73,7 +73,7 @@ def test_what_the_source_ends_in_flight_comes_back_when_it_is_at_rest(writers: f
 
 
 @MODES
-def test_what_the_destination_cancels_in_flight_comes_back_when_it_is_at_rest(writers: frozenset[str]) -> None:
+def test_what_the_destination_cancels_in_flight_comes_back_when_it_is_at_rest(writers: Writers) -> None:
     pair = started(writers)
     landing = pair.both()[1]
     answer = pair.call(pair.d, lambda c: events.CancelTransfer(c, landing.id))
@@ -86,7 +86,7 @@ def test_what_the_destination_cancels_in_flight_comes_back_when_it_is_at_rest(wr
 
 
 @MODES
-def test_a_source_that_was_declared_dead_is_told_of_the_end_when_it_is_back(writers: frozenset[str]) -> None:
+def test_a_source_that_was_declared_dead_is_told_of_the_end_when_it_is_back(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)
@@ -107,7 +107,7 @@ def test_a_source_that_was_declared_dead_is_told_of_the_end_when_it_is_back(writ
 
 
 @MODES
-def test_a_destination_that_dies_ends_the_push(writers: frozenset[str]) -> None:
+def test_a_destination_that_dies_ends_the_push(writers: Writers) -> None:
     pair = started(writers)
     pair.deaf = {SendClose}
     pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
@@ -122,7 +122,7 @@ def test_a_destination_that_dies_ends_the_push(writers: frozenset[str]) -> None:
 
 @MODES
 @pytest.mark.parametrize("quiesced", [True, False])
-def test_a_posting_that_fails_ends_what_lands_there(writers: frozenset[str], quiesced: bool) -> None:
+def test_a_posting_that_fails_ends_what_lands_there(writers: Writers, quiesced: bool) -> None:
     pair = started(writers)
     ((_, post),) = pair.posts
     pair.moved(done=False, message="broken", quiesced=quiesced)
@@ -145,7 +145,7 @@ def test_a_destination_settles_only_parts_that_it_was_told_of() -> None:
 
 
 @MODES
-def test_a_push_that_lost_its_peers_memory_of_it_starts_no_byte(writers: frozenset[str]) -> None:
+def test_a_push_that_lost_its_peers_memory_of_it_starts_no_byte(writers: Writers) -> None:
     pair = Pair(writers)
     token = pair.reserve(32).token
     pair.deaf = {SendOpen}
@@ -163,7 +163,7 @@ def test_a_push_that_lost_its_peers_memory_of_it_starts_no_byte(writers: frozens
 
 
 @MODES
-def test_the_end_of_an_engine_ends_its_pushes(writers: frozenset[str]) -> None:
+def test_the_end_of_an_engine_ends_its_pushes(writers: Writers) -> None:
     for lead in ("p", "d"):
         pair = started(writers)
         me = getattr(pair, lead)
@@ -184,7 +184,7 @@ def test_an_engine_that_ends_with_a_registration_only_fails_it() -> None:
 
 
 @MODES
-def test_memory_registered_anew_moves_nothing(writers: frozenset[str]) -> None:
+def test_memory_registered_anew_moves_nothing(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32).token)
     pair.deaf = {SendOpen}
@@ -264,7 +264,7 @@ def test_what_a_source_says_of_layers_and_bytes_is_believed_only_where_it_can_be
 
 
 @MODES
-def test_a_push_of_which_the_destination_holds_all_moves_nothing(writers: frozenset[str]) -> None:
+def test_a_push_of_which_the_destination_holds_all_moves_nothing(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (), have_tokens=32).token)
     pair.finish(32)

@@ -11,7 +11,7 @@ from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, access_id, describe, refused
-from tests.core.pairs import MODES, READING, UNREACHABLE, WRITING, Pair
+from tests.core.pairs import MODES, READING, UNREACHABLE, WRITING, Pair, Writers
 from tests.core.send.epochs import lease_of, returned, start_over
 
 HOW = pytest.mark.parametrize("void", [False, True], ids=["replaced", "taken back"])
@@ -31,7 +31,7 @@ def succeeds(pair: Pair, *source_blocks: int) -> None:
 
 @MODES
 @HOW
-def test_a_part_of_a_higher_epoch_replaces_all_before(writers: frozenset[str], void: bool) -> None:
+def test_a_part_of_a_higher_epoch_replaces_all_before(writers: Writers, void: bool) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)
@@ -68,7 +68,7 @@ def test_a_destination_that_drops_the_parts_that_were_replaced_is_done_with_thos
 
 @MODES
 @HOW
-def test_layers_that_were_there_are_to_be_discarded(writers: frozenset[str], void: bool) -> None:
+def test_layers_that_were_there_are_to_be_discarded(writers: Writers, void: bool) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2), last=False, layers=(0, 1))
@@ -83,9 +83,7 @@ def test_layers_that_were_there_are_to_be_discarded(writers: frozenset[str], voi
 
 @MODES
 @HOW
-def test_nothing_is_posted_into_a_block_while_an_earlier_posting_may_write_there(
-    writers: frozenset[str], void: bool
-) -> None:
+def test_nothing_is_posted_into_a_block_while_an_earlier_posting_may_write_there(writers: Writers, void: bool) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -104,7 +102,7 @@ def test_nothing_is_posted_into_a_block_while_an_earlier_posting_may_write_there
 
 @MODES
 @pytest.mark.parametrize("done", [True, False], ids=["ends well", "breaks"])
-def test_an_old_posting_that_breaks_ends_nothing_but_one_that_is_lost_does(writers: frozenset[str], done: bool) -> None:
+def test_an_old_posting_that_breaks_ends_nothing_but_one_that_is_lost_does(writers: Writers, done: bool) -> None:
     for quiesced in (True, False):
         pair = Pair(writers)
         pair.register(pair.reserve(32, (3, 4)).token)
@@ -121,9 +119,7 @@ def test_an_old_posting_that_breaks_ends_nothing_but_one_that_is_lost_does(write
     [(READING, SendOpen), (READING, SendParts), (READING, SendSettle), (WRITING, SendOpen), (WRITING, SendSettle)],
 )
 @HOW
-def test_answers_to_what_was_replaced_change_nothing(
-    writers: frozenset[str], void: bool, step: type[actions.Action]
-) -> None:
+def test_answers_to_replaced_parts_change_nothing(writers: Writers, void: bool, step: type[actions.Action]) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     if step is SendParts:  # the first parts go with the opening
@@ -139,7 +135,7 @@ def test_answers_to_what_was_replaced_change_nothing(
 
 
 @MODES
-def test_parts_of_an_epoch_that_was_replaced_or_taken_back_are_refused(writers: frozenset[str]) -> None:
+def test_parts_of_an_epoch_that_was_replaced_or_taken_back_are_refused(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)
@@ -206,7 +202,7 @@ def test_a_destination_takes_a_higher_epoch_from_its_own_source_only() -> None:
 
 
 @MODES
-def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_after_them(writers: frozenset[str]) -> None:
+def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_after_them(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -222,9 +218,7 @@ def test_a_push_that_is_cancelled_while_old_postings_run_returns_its_blocks_afte
 
 
 @MODES
-def test_the_next_epoch_may_come_after_the_destination_learnt_that_the_last_was_taken_back(
-    writers: frozenset[str],
-) -> None:
+def test_the_next_epoch_may_come_after_the_destination_learnt_of_the_end_of_the_last(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -236,7 +230,7 @@ def test_the_next_epoch_may_come_after_the_destination_learnt_that_the_last_was_
 
 
 @MODES
-def test_of_epochs_that_follow_one_another_only_the_last_is_received(writers: frozenset[str]) -> None:
+def test_of_epochs_that_follow_one_another_only_the_last_is_received(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2))
@@ -249,7 +243,7 @@ def test_of_epochs_that_follow_one_another_only_the_last_is_received(writers: fr
 
 
 @MODES
-def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: frozenset[str]) -> None:
+def test_however_often_a_prefill_starts_over_the_cap_bounds_its_push(writers: Writers) -> None:
     pair = Pair(writers, lease_cap_s=300.0)
     pair.register(pair.reserve(32, (3, 4)).token)
     sent = pair.finish(32, (1,), last=False).transfer

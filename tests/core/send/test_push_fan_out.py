@@ -10,7 +10,7 @@ from kvgrpc.core.tables.transfers import State, Transfer
 from kvgrpc.core.values.grants import Access, OnAbort
 from kvgrpc.errors import Reason
 from tests.core.nodes import KEY, Lead, access_id, endpoints, grant, key_of, refused
-from tests.core.pairs import MODES, Pair
+from tests.core.pairs import MODES, Pair, Writers
 
 
 def sent(pair: Pair) -> Transfer:
@@ -23,7 +23,7 @@ def landed(lead: Lead) -> Transfer:
     return found
 
 
-def two(writers: frozenset[str], **fields: Any) -> Pair:
+def two(writers: Writers, **fields: Any) -> Pair:
     """Two destinations are registered, and the first part is moving to both."""
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
@@ -33,7 +33,7 @@ def two(writers: frozenset[str], **fields: Any) -> Pair:
 
 
 @MODES
-def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is_done(writers: frozenset[str]) -> None:
+def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is_done(writers: Writers) -> None:
     pair = two(writers)
     pair.moved(1)
     pair.finish(32, (2,))
@@ -51,7 +51,7 @@ def test_every_destination_gets_every_part_and_the_blocks_live_until_the_last_is
 
 
 @MODES
-def test_one_that_registers_late_gets_what_came_before(writers: frozenset[str]) -> None:
+def test_one_that_registers_late_gets_what_came_before(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False, consumers=2)
@@ -66,8 +66,8 @@ def test_one_that_registers_late_gets_what_came_before(writers: frozenset[str]) 
 
 @MODES
 @pytest.mark.parametrize("on_abort", OnAbort)
-def test_a_destination_that_is_cancelled_is_done_unless_the_hand_over_keeps_its_place(
-    writers: frozenset[str], on_abort: OnAbort
+def test_a_cancelled_destination_is_done_unless_the_hand_over_keeps_its_place(
+    writers: Writers, on_abort: OnAbort
 ) -> None:
     pair = two(writers, on_abort=on_abort)
     pair.call(pair.d, lambda c: events.CancelTransfer(c, landed(pair.d).id))
@@ -87,7 +87,7 @@ def test_a_destination_that_is_cancelled_is_done_unless_the_hand_over_keeps_its_
 
 
 @MODES
-def test_another_destination_takes_the_place_of_one_that_failed(writers: frozenset[str]) -> None:
+def test_another_destination_takes_the_place_of_one_that_failed(writers: Writers) -> None:
     pair = Pair(writers)
     token = pair.reserve(32, (3, 4)).token
     pair.register(token)
@@ -104,7 +104,7 @@ def test_another_destination_takes_the_place_of_one_that_failed(writers: frozens
 
 
 @MODES
-def test_more_destinations_than_declared_are_refused(writers: frozenset[str]) -> None:
+def test_more_destinations_than_declared_are_refused(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.register(pair.reserve(32, (8, 9), at=pair.e).token, number=40)
@@ -118,7 +118,7 @@ def test_more_destinations_than_declared_are_refused(writers: frozenset[str]) ->
 
 
 @MODES
-def test_all_who_came_for_a_push_that_is_done_when_its_first_part_comes_are_told(writers: frozenset[str]) -> None:
+def test_all_who_came_for_a_push_that_is_done_when_its_first_part_comes_are_told(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
@@ -141,7 +141,7 @@ def test_registrations_that_no_part_followed_are_bounded() -> None:
 
 
 @MODES
-def test_a_destination_that_dies_leaves_the_others_alone(writers: frozenset[str]) -> None:
+def test_a_destination_that_dies_leaves_the_others_alone(writers: Writers) -> None:
     pair = two(writers)
     pair.deaf = {SendClose}
     pair.feed(pair.p, events.PeerSilent(key_of(pair.d.me)))
@@ -155,7 +155,7 @@ def test_a_destination_that_dies_leaves_the_others_alone(writers: frozenset[str]
 
 
 @MODES
-def test_a_source_that_cannot_deliver_tells_every_destination(writers: frozenset[str]) -> None:
+def test_a_source_that_cannot_deliver_tells_every_destination(writers: Writers) -> None:
     pair = two(writers)
     pair.finish(failure="no", blocks=(), content=None)
     pair.moved()
@@ -167,9 +167,7 @@ def test_a_source_that_cannot_deliver_tells_every_destination(writers: frozenset
 
 
 @MODES
-def test_a_destination_that_gave_up_before_the_first_part_counts_when_the_hand_over_says_so(
-    writers: frozenset[str],
-) -> None:
+def test_a_destination_that_gave_up_before_the_first_part_counts_by_on_abort(writers: Writers) -> None:
     for on_abort in OnAbort:
         pair = Pair(writers)
         reserved = pair.reserve(32, (3, 4))
@@ -184,9 +182,7 @@ def test_a_destination_that_gave_up_before_the_first_part_counts_when_the_hand_o
 
 @pytest.mark.parametrize("parts_first", [False, True])
 @pytest.mark.parametrize("on_abort", list(OnAbort))
-def test_a_destination_that_gave_up_before_it_reached_its_source_counts_too(
-    parts_first: bool, on_abort: OnAbort
-) -> None:
+def test_a_destination_that_gave_up_before_it_met_its_source_counts_too(parts_first: bool, on_abort: OnAbort) -> None:
     pair = Pair()
     pair.d.state.peers[key_of(pair.p.me)].dialled = ""  # it has yet to reach its source
     pair.deaf = {Dial}
@@ -234,7 +230,7 @@ def test_a_push_without_a_destination_says_why_the_last_one_failed() -> None:
 
 
 @MODES
-def test_layers_move_as_soon_as_the_step_has_written_them(writers: frozenset[str]) -> None:
+def test_layers_move_as_soon_as_the_step_has_written_them(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1, 2), last=False, layers=(0, 1), after_step=5)

@@ -7,12 +7,12 @@ from kvgrpc.core.actions import SendClose, SendOpen
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import Reason
 from tests.core.nodes import access_id, describe, key_of, refused
-from tests.core.pairs import MODES, WRITING, Pair
+from tests.core.pairs import MODES, WRITING, Pair, Writers
 from tests.core.send.started_pushes import started
 
 
 @pytest.mark.parametrize("quiesced", [True, False])
-def test_a_closing_proves_what_was_written_to_be_at_rest_only_if_it_says_so(quiesced: bool) -> None:
+def test_a_close_proves_rest_only_if_it_says_so(quiesced: bool) -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
     landing = pair.both()[1]
@@ -64,7 +64,7 @@ def test_the_last_settling_of_a_push_that_is_over_proves_it_at_rest() -> None:
 
 
 @MODES
-def test_a_source_that_dies_leaves_a_quarantine_until_it_is_proved_at_rest(writers: frozenset[str]) -> None:
+def test_a_source_that_dies_leaves_a_quarantine_until_it_is_proved_at_rest(writers: Writers) -> None:
     pair = started(writers)
     pair.deaf = {SendClose}
     pair.feed(pair.d, events.PeerSilent(key_of(pair.p.me)))
@@ -100,7 +100,7 @@ def test_a_source_that_was_declared_dead_proves_itself_at_rest() -> None:
     assert pair.both()[1].memory is Disposition.RETURNED
 
 
-def test_a_closing_under_way_is_followed_by_the_one_that_proves_rest() -> None:
+def test_a_close_under_way_is_followed_by_the_one_that_proves_rest() -> None:
     pair = started(WRITING)
     pair.deaf = {SendClose}
     pair.finish(failure="no", blocks=())

@@ -28,7 +28,7 @@ from tests.core.nodes import (
     refused,
     snapshot,
 )
-from tests.core.pairs import MODES, WRITING, Pair
+from tests.core.pairs import MODES, WRITING, Pair, Writers
 
 
 def unchanged(pair: Pair, reason: Reason, do: Callable[[], Any]) -> None:
@@ -70,7 +70,7 @@ PARTS: dict[str, tuple[Reason, dict[str, Any]]] = {
 
 @MODES
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_is_wrong_changes_nothing(name: str, writers: frozenset[str]) -> None:
+def test_a_part_that_is_wrong_changes_nothing(name: str, writers: Writers) -> None:
     reason, fields = PARTS[name]
     pair = Pair(writers)
     pair.register(pair.reserve(48).token)
@@ -176,7 +176,7 @@ def test_a_registration_takes_a_write_grant_of_one_destination() -> None:
 
 @MODES
 @pytest.mark.parametrize("name", ["forged", "another target", "ended"])
-def test_a_grant_that_the_destination_does_not_know_brings_nothing_there(name: str, writers: frozenset[str]) -> None:
+def test_a_grant_that_the_destination_does_not_know_brings_nothing_there(name: str, writers: Writers) -> None:
     pair = Pair(writers)
     answer = pair.reserve(32)
     tokens = {
@@ -202,7 +202,7 @@ def test_a_grant_that_the_destination_does_not_know_brings_nothing_there(name: s
 
 
 @MODES
-def test_another_prompt_is_not_delivered(writers: frozenset[str]) -> None:
+def test_another_prompt_is_not_delivered(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32).token)
     sent = pair.finish(32, content=content(32, 5)).transfer
@@ -302,7 +302,7 @@ def test_a_reverse_access_has_a_new_random_id() -> None:
 
 
 @MODES
-def test_an_access_to_write_has_an_id_that_no_other_access_has(writers: frozenset[str]) -> None:
+def test_an_access_to_write_has_an_id_that_no_other_access_has(writers: Writers) -> None:
     """A source knows the ids of the accesses that were opened at it."""
     pair = Pair(writers)
     token = pair.reserve(32).token

@@ -5,12 +5,12 @@ from kvgrpc.core.actions import SendClose, SendParts, SendRegister, SendSettle
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.errors import Reason, Unavailable
 from tests.core.nodes import access_id, key_of
-from tests.core.pairs import MODES, UNREACHABLE, WRITING, Pair
+from tests.core.pairs import MODES, UNREACHABLE, WRITING, Pair, Writers
 from tests.core.send.started_pushes import started, waits_for_another
 
 
 @MODES
-def test_a_registration_without_parts_ends_at_both(writers: frozenset[str]) -> None:
+def test_a_registration_without_parts_ends_at_both(writers: Writers) -> None:
     pair = Pair(writers, registration_timeout_s=20.0)
     pair.register(pair.reserve(32).token)
     pair.tick(20.0)
@@ -29,7 +29,7 @@ def test_parts_without_a_registration_end() -> None:
 
 
 @MODES
-def test_each_part_starts_the_registrations_clock_anew_up_to_the_cap(writers: frozenset[str]) -> None:
+def test_each_part_starts_the_registrations_clock_anew_up_to_the_cap(writers: Writers) -> None:
     pair = Pair(writers, registration_timeout_s=20.0, lease_cap_s=70.0)
     pair.register(pair.reserve(160).token)
     for i in range(4):
@@ -45,7 +45,7 @@ def test_each_part_starts_the_registrations_clock_anew_up_to_the_cap(writers: fr
 
 
 @MODES
-def test_bytes_that_take_too_long_end_the_push_at_both(writers: frozenset[str]) -> None:
+def test_bytes_that_take_too_long_end_the_push_at_both(writers: Writers) -> None:
     pair = started(writers)
     pair.tick(31.0)
     pair.moved()
@@ -55,7 +55,7 @@ def test_bytes_that_take_too_long_end_the_push_at_both(writers: frozenset[str]) 
 
 
 @MODES
-def test_a_settling_that_is_not_answered_is_asked_again_and_given_up(writers: frozenset[str]) -> None:
+def test_a_settling_that_is_not_answered_is_asked_again_and_given_up(writers: Writers) -> None:
     pair = started(writers)
     pair.deaf = {SendSettle}
     pair.moved()
@@ -79,7 +79,7 @@ def test_a_settling_that_is_not_answered_is_asked_again_and_given_up(writers: fr
 
 
 @MODES
-def test_the_verdict_on_a_part_is_the_same_when_it_is_asked_for_again(writers: frozenset[str]) -> None:
+def test_the_verdict_on_a_part_is_the_same_when_it_is_asked_for_again(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(32, (3, 4)).token)
     pair.finish(32, (1,), last=False)
@@ -159,7 +159,7 @@ def test_a_registration_that_is_not_answered_is_sent_again() -> None:
 
 
 @MODES
-def test_parts_wait_for_the_engines_steps(writers: frozenset[str]) -> None:
+def test_parts_wait_for_the_engines_steps(writers: Writers) -> None:
     pair = Pair(writers)
     pair.register(pair.reserve(48).token)
     pair.finish(48, (1,), last=False, after_step=1)

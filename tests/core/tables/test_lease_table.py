@@ -109,7 +109,7 @@ def test_a_consumer_is_done_when_it_finished_and_reads_no_more() -> None:
     assert made.accesses == {}
 
 
-def test_closing_what_does_not_stand_on_it_changes_nothing() -> None:
+def test_closing_an_unknown_access_changes_nothing() -> None:
     made = lease()
     made.opened(b"1", "d")
     made.closed(b"2")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.moves import course as move_steps
+from kvgrpc.core.moves import course
 from kvgrpc.core.tables.accesses import Verdict
 from kvgrpc.core.tables.transfers import State
 from kvgrpc.core.tables.turns import Turns
@@ -18,7 +18,7 @@ from kvgrpc.core.values.descriptors import Runs
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
 from tests.core.nodes import Lead, answer_of, describe, endpoints, full, grant
-from tests.core.pairs import READING, WRITING, Pair
+from tests.core.pairs import READING, WRITING, Pair, Writers
 
 
 def test_higher_priority_goes_first_and_equals_go_in_the_order_of_asking() -> None:
@@ -256,10 +256,8 @@ def test_under_a_flood_an_important_transfer_takes_at_most_twice_its_time() -> N
 
 
 @pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
-def test_a_round_of_very_many_runs_is_planned_and_posted_slice_by_slice(
-    writers: frozenset[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(move_steps, "RUNS_MAX", 3)
+def test_a_round_of_many_runs_is_posted_slice_by_slice(writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "RUNS_MAX", 3)
     pair = Pair(writers)
     for layer in range(2):
         pair.finish(64, (9, 7, 5, 3), last=layer == 1, layers=(layer, 1))
@@ -277,9 +275,7 @@ def test_a_round_of_very_many_runs_is_planned_and_posted_slice_by_slice(
 
 
 @pytest.mark.parametrize("writers", [READING, WRITING], ids=["destination moves", "source moves"])
-def test_a_destination_that_comes_late_is_told_of_all_parts_and_gets_them_some_at_a_time(
-    writers: frozenset[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_destination_gets_all_parts_some_at_a_time(writers: Writers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "BATCH_PARTS", 2)
     pair = Pair(writers)
     for i in range(5):

@@ -7,7 +7,7 @@ from kvgrpc.core.values.layout import PoolLayout, Region, uniform_layout
 from tests.core.nodes import full, hybrid, ids
 
 
-def test_a_sum_is_over_the_regions_of_a_block_in_their_order_and_of_those_layers_only() -> None:
+def test_a_checksum_is_over_the_regions_of_a_block_in_their_order_and_of_those_layers_only() -> None:
     pool = uniform_layout(full(8, layers=3).groups[0], 8)
     regions = pool.regions
     found = pieces_of(pool, [((ids(5, 2),), None), ((ids(1),), (1, 1))])
@@ -18,7 +18,7 @@ def test_a_sum_is_over_the_regions_of_a_block_in_their_order_and_of_those_layers
     assert found.nbytes.tolist() == [regions[0].block_bytes] * (2 * len(regions) + 1)
 
 
-def test_nothing_is_summed_of_groups_without_blocks_or_without_those_layers() -> None:
+def test_groups_without_blocks_or_without_those_layers_have_no_checksums() -> None:
     pool = hybrid()
     found = pieces_of(pool, [((ids(), ids(3)), None), ((ids(), ids()), None)])
     assert found.counts.tolist() == [1]

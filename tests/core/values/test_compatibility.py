@@ -61,7 +61,7 @@ def test_kinds_are_shown_by_their_names() -> None:
     ("here", "there", "expected"),
     [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 2), (3, 4), None), ((3, 4), (1, 2), None)],
 )
-def test_the_newest_protocol_that_both_speak_is_used(
+def test_the_newest_common_protocol_is_used(
     here: tuple[int, int], there: tuple[int, int], expected: int | None
 ) -> None:
     a = replace(HERE, protocol_min=here[0], protocol_max=here[1])
@@ -212,7 +212,7 @@ def pools(draw: st.DrawFn) -> PoolLayout:
 
 
 @given(pools(), pools())
-def test_pools_have_one_fingerprint_exactly_if_nothing_stands_between_them(here: PoolLayout, there: PoolLayout) -> None:
+def test_pools_have_one_fingerprint_exactly_if_they_are_compatible(here: PoolLayout, there: PoolLayout) -> None:
     for one, other in ((here, there), (here, _renamed(here))):
         found = compare(describe("a", pool=one), describe("b", pool=other))
         blocking = [difference for difference in found if not difference.bridgeable]

@@ -11,6 +11,9 @@ from kvgrpc.errors import InvalidRequest, OutOfRange, PreconditionFailed, Reason
 from tests.core.nodes import refused
 from tests.core.values import vectors
 
+Items = list[tuple[bytes, int, int]]
+"""(digest, offset, length)."""
+
 CASES: list[dict[str, Any]] = json.loads((vectors.FOLDER / "content.json").read_text(encoding="utf-8"))["cases"]
 FORTY = list(range(100, 140))
 
@@ -56,9 +59,7 @@ def test_no_two_committed_cases_end_in_the_same_digest_unless_they_say_the_same(
     st.text(max_size=5),
     st.lists(st.tuples(st.binary(min_size=1, max_size=4), st.integers(0, 80), st.integers(1, 40)), max_size=4),
 )
-def test_the_chain_is_what_the_text_of_the_encoding_says(
-    token_ids: list[int], adapter: str, salt: str, items: list[tuple[bytes, int, int]]
-) -> None:
+def test_the_chain_is_what_the_text_says(token_ids: list[int], adapter: str, salt: str, items: Items) -> None:
     case = {
         "token_ids": token_ids,
         "adapter": adapter,

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from kvgrpc.core.values import parts as core
 from kvgrpc.core.values.calls import ReadyPart
 from kvgrpc.core.values.descriptors import to_runs
 from kvgrpc.core.values.layout import Group, GroupKind, PoolLayout, Region, uniform_layout
 from kvgrpc.core.values.parts import Part, Parts
 from kvgrpc.errors import Reason
 from tests.core.nodes import lists, refused
+
+HandedOver = tuple[list[tuple[list[int], tuple[int, int]]], int]
 
 MOST = 1_000
 
@@ -53,7 +54,7 @@ def moved(parts: Parts, target: Any, tokens: int) -> list[Any]:
 
 
 @st.composite
-def handed_over(draw: st.DrawFn) -> tuple[list[tuple[list[int], tuple[int, int]]], int]:
+def handed_over(draw: st.DrawFn) -> HandedOver:
     """Parts that an engine may hand over, of 8 blocks in 4 layers: (block ids, layers), and how many are taken."""
     order = draw(st.permutations(range(8)))
     done, found = [0] * 4, []
@@ -69,9 +70,7 @@ def handed_over(draw: st.DrawFn) -> tuple[list[tuple[list[int], tuple[int, int]]
 
 @settings(max_examples=200)
 @given(handed_over())
-def test_a_destination_takes_every_part_for_what_its_source_does_and_each_block_is_said_once(
-    made: tuple[list[tuple[list[int], tuple[int, int]]], int],
-) -> None:
+def test_both_sides_read_a_part_alike_and_each_block_is_said_once(made: HandedOver) -> None:
     rows, wanted = made
     source, destination = Parts(deep(), 128, MOST), Parts(deep(), 128, MOST)
     target = (np.arange(20, 20 + wanted),)
@@ -100,11 +99,11 @@ def test_one_call_or_round_takes_so_many_parts_and_rows_of_them(monkeypatch: pyt
     parts = Parts(two(), 96, MOST)
     for i in range(3):
         hand(parts, (i,), (i,))
-    monkeypatch.setattr(core, "BATCH_PARTS", 2)
+    monkeypatch.setattr("kvgrpc.core.values.parts.BATCH_PARTS", 2)
     assert [part.number for part in parts.batch(0)] == [0, 1]
     assert [part.number for part in parts.batch(2)] == [2]
     for most in (1, 3):
-        monkeypatch.setattr(core, "BATCH_SPANS", most)
+        monkeypatch.setattr("kvgrpc.core.values.parts.BATCH_SPANS", most)
         assert [part.number for part in parts.batch(0)] == [0]
     assert parts.batch(3) == []
 
@@ -165,7 +164,7 @@ def test_a_push_has_so_many_blocks() -> None:
 
 @pytest.mark.parametrize(("name", "most"), [("PARTS_MAX", 2), ("SPANS_MAX", 4)])
 def test_a_push_has_so_many_parts_and_rows_of_them(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, name, most)
+    monkeypatch.setattr(f"kvgrpc.core.values.parts.{name}", most)
     parts = Parts(two(), 64, MOST)
     hand(parts, (1,), (1,))
     hand(parts, (2,), (2,))

@@ -91,7 +91,7 @@ def test_answers_that_make_no_sense_keep_no_memory(victim: Engine, rogue: Rogue)
     assert resident_bytes(victim.process.pid) - before < 20_000_000
 
 
-def test_a_closing_whose_answer_cannot_be_read_is_sent_again(victim: Engine, rogue: Rogue) -> None:
+def test_a_close_whose_answer_cannot_be_read_is_sent_again(victim: Engine, rogue: Rogue) -> None:
     rogue.changes["SettleAccess"] = rogue.changes["CloseAccess"] = garbage
     assert pull_fails(victim, rogue) == ("PEER_FAILED", "settle")
     wait_until(lambda: rogue.calls.get("CloseAccess", 0) > 1)
@@ -308,7 +308,7 @@ def test_a_source_that_forgets_its_peer_again_and_again_is_given_up(victim: Engi
     assert reason in {"QUEUE_TIMEOUT", "NO_HANDSHAKE", "PEER_FAILED"}
 
 
-def test_a_closing_that_is_refused_or_unanswered_holds_nothing_up(victim: Engine, rogue: Rogue) -> None:
+def test_a_close_that_is_refused_or_unanswered_holds_nothing_up(victim: Engine, rogue: Rogue) -> None:
     rogue.changes["CloseAccess"] = abort(grpc.StatusCode.UNAVAILABLE)
     pulled = victim.pull(rogue.grant(40), TOKENS, None)
     wait_until(lambda: victim.get(pulled.transfer_id).waiting_for == "blocks")

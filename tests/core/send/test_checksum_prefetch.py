@@ -12,7 +12,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Reason
-from tests.core.nodes import Lead, access_id, checksums, claim, describe, hybrid, lists, refused
+from tests.core.nodes import Lead, access_id, claim, crcs, describe, hybrid, lists, refused
 
 
 class Source(Lead):
@@ -44,13 +44,13 @@ class Source(Lead):
         return self.ask(lambda c: events.ChecksumBlocks(c, "d", 2, access_id(number), rows), "peer")
 
     def say(self, asked: actions.ComputeChecksums, *found: int, rank: int = 0, message: str = "") -> None:
-        self.feed(events.ChecksumsComputed(rank, asked.name, checksums(*found), message))
+        self.feed(events.ChecksumsComputed(rank, asked.name, crcs(*found), message))
 
     def end(self, handed: Any) -> None:
         self.call(lambda c: events.ReleaseLease(c, events.LeaseRef(handed.lease.id)))
 
 
-def test_what_was_handed_over_is_summed_up_before_it_is_asked_for_on_every_rank() -> None:
+def test_checksums_of_a_hand_over_are_computed_before_a_call_on_every_rank() -> None:
     lead = Source(ranks=2)
     handed = lead.hand_over()
     asked = lead.seen(actions.ComputeChecksums)
@@ -59,27 +59,27 @@ def test_what_was_handed_over_is_summed_up_before_it_is_asked_for_on_every_rank(
     lead.say(asked[1], 4, 5, 6, rank=1)
     lead.open_it(handed)
     both = lead.answer(lead.ask_sums((8, 9), (3,)))
-    assert both == actions.Checksums((checksums(1, 2, 3), checksums(4, 5, 6)))
+    assert both == actions.Checksums((crcs(1, 2, 3), crcs(4, 5, 6)))
     some = lead.answer(lead.ask_sums((9,), (), (), (3,)))
-    assert some == actions.Checksums((checksums(2, 3), checksums(5, 6)))
+    assert some == actions.Checksums((crcs(2, 3), crcs(5, 6)))
     assert not lead.seen(actions.ComputeChecksums)
 
 
-def test_an_engine_that_does_not_compare_sums_up_what_it_is_asked_for_only() -> None:
+def test_an_engine_that_does_not_compare_computes_checksums_on_call_only() -> None:
     lead = Lead()
     lead.finish()
     assert not lead.seen(actions.ComputeChecksums)
 
 
 @pytest.mark.parametrize(("fine", "layers"), [((9, 8), None), ((8, 9), (0, 1))])
-def test_other_orders_and_single_layers_are_summed_up_when_they_are_asked_for(fine: Any, layers: Any) -> None:
+def test_checksums_of_other_orders_and_single_layers_are_computed_on_call(fine: Any, layers: Any) -> None:
     lead = Source()
     handed = lead.hand_over()
     lead.say(lead.one(actions.ComputeChecksums), 1, 2, 3)
     lead.open_it(handed)
     call = lead.ask_sums(fine, (), layers=layers)
     lead.say(lead.one(actions.ComputeChecksums), 7, 8)
-    assert lead.answer(call) == actions.Checksums((checksums(7, 8),))
+    assert lead.answer(call) == actions.Checksums((crcs(7, 8),))
 
 
 def test_a_call_meanwhile_waits_for_what_is_under_way() -> None:
@@ -91,13 +91,13 @@ def test_a_call_meanwhile_waits_for_what_is_under_way() -> None:
     assert not lead.seen(actions.ComputeChecksums)
     assert [lead.answer(call) for call in calls] == [None, None]
     lead.say(asked, 1, 2, 3)
-    assert [lead.answer(call) for call in calls] == [actions.Checksums((checksums(n),)) for n in (1, 3)]
+    assert [lead.answer(call) for call in calls] == [actions.Checksums((crcs(n),)) for n in (1, 3)]
     assert lead.state.timers.when(Timer.CHECKSUMS, asked.name) is None
     lead.say(asked, 1, 2, 3)
     assert not lead.done, "a rank that says it twice changes nothing"
 
 
-def test_nothing_is_summed_up_before_its_step_is_over() -> None:
+def test_no_checksum_is_computed_before_its_step_is_over() -> None:
     lead = Source()
     lead.hand_over(after_step=5)
     assert not lead.seen(actions.ComputeChecksums)
@@ -107,7 +107,7 @@ def test_nothing_is_summed_up_before_its_step_is_over() -> None:
     assert lead.one(actions.ComputeChecksums)
 
 
-def test_one_lease_is_summed_up_after_the_other_and_those_that_ended_are_not() -> None:
+def test_checksums_are_computed_lease_by_lease_and_not_for_those_that_ended() -> None:
     lead = Source()
     first = lead.hand_over()
     asked = lead.one(actions.ComputeChecksums)
@@ -121,7 +121,7 @@ def test_one_lease_is_summed_up_after_the_other_and_those_that_ended_are_not() -
     assert lead.one(actions.ComputeChecksums).pieces.offsets.tolist() == [12 * 8, 13 * 8, (64 + 5) * 8]
 
 
-def test_what_is_asked_for_before_its_turn_is_summed_up_at_once_and_then_only() -> None:
+def test_a_call_before_its_turn_is_answered_at_once_and_not_computed_again() -> None:
     lead = Source()
     lead.hand_over()
     first = lead.one(actions.ComputeChecksums)
@@ -129,7 +129,7 @@ def test_what_is_asked_for_before_its_turn_is_summed_up_at_once_and_then_only() 
     lead.open_it(second)
     call = lead.ask_sums((10,), ())
     lead.say(lead.one(actions.ComputeChecksums), 5)
-    assert lead.answer(call) == actions.Checksums((checksums(5),))
+    assert lead.answer(call) == actions.Checksums((crcs(5),))
     lead.say(first, 1, 2, 3)
     assert not lead.seen(actions.ComputeChecksums)
     assert lead.node.state.prefetch.idle
@@ -149,7 +149,7 @@ def test_calls_are_refused_when_the_ranks_take_too_long_or_the_lease_ends() -> N
         lead.answer(cut_off)
 
 
-def test_sums_that_a_rank_could_not_give_are_asked_for_again_by_who_needs_them() -> None:
+def test_checksums_that_a_rank_could_not_give_are_computed_again_on_call() -> None:
     lead = Source()
     handed = lead.hand_over()
     asked = lead.one(actions.ComputeChecksums)
@@ -160,7 +160,7 @@ def test_sums_that_a_rank_could_not_give_are_asked_for_again_by_who_needs_them()
         lead.answer(failed)
     call = lead.ask_sums((8,), ())
     lead.say(lead.one(actions.ComputeChecksums), 1)
-    assert lead.answer(call) == actions.Checksums((checksums(1),))
+    assert lead.answer(call) == actions.Checksums((crcs(1),))
 
 
 def test_prefetched_checksums_are_bounded_and_go_with_their_leases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_a_call_that_waits_for_a_lease_and_is_abandoned_is_over() -> None:
     with refused(Reason.DEADLINE):
         lead.answer(gone)
     lead.say(asked, 1, 2, 3)
-    assert lead.answer(stays) == actions.Checksums((checksums(2),))
+    assert lead.answer(stays) == actions.Checksums((crcs(2),))
 
 
 def test_calls_that_wait_for_a_lease_are_bounded_with_the_others_and_end_with_the_life() -> None:

@@ -1,4 +1,4 @@
-"""Closings are sent until answered, or until nobody is left to answer."""
+"""A CloseAccess is sent until it is answered, or until no peer is left to answer."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def closing(lead: Lead, number: int = 1) -> SendClose:
     return lead.one(SendClose)
 
 
-def test_a_closing_that_is_not_answered_is_sent_again(lead: Lead) -> None:
+def test_a_close_that_is_not_answered_is_sent_again(lead: Lead) -> None:
     first = closing(lead)
     for _ in range(3):
         assert lead.feed(CloseAnswered(access_id(), answered=False)) == []
@@ -251,7 +251,7 @@ def parted() -> Pair:
 
 @pytest.mark.parametrize("after_s", [0.0, 300.0])
 @pytest.mark.parametrize("before", [[], [False], [True]])
-def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_declared_dead_meanwhile(
+def test_a_source_that_settles_its_last_write_is_at_rest_though_declared_dead(
     before: list[bool], after_s: float
 ) -> None:
     """`before`: whether what it settled since then was the last part. In time its access is forgotten."""
@@ -270,7 +270,7 @@ def test_a_source_that_settles_the_last_of_its_write_is_at_rest_though_it_was_de
     assert pair.both()[1].memory is Disposition.RETURNED
 
 
-def test_the_late_answer_to_an_earlier_closing_is_none_to_the_word_that_a_write_is_at_rest() -> None:
+def test_the_late_answer_to_an_earlier_close_does_not_answer_the_one_that_proves_rest() -> None:
     """What was under way when the destination was declared dead is answered after it is back."""
     pair = parted()
     closed = next(iter(pair.p.node.state.closes.parked[key_of(pair.d.me)]))
@@ -326,7 +326,7 @@ def test_a_source_reaches_for_no_life_of_a_destination_that_is_known_to_be_over(
     assert not pair.p.node.state.dials
 
 
-def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:
+def test_closes_to_a_dead_peer_wait_for_it_to_come_back(lead: Lead) -> None:
     first = closing(lead)
     lead.feed(CloseAnswered(access_id(), answered=False))
     lead.feed(PeerSilent(key_of(P)))
@@ -341,7 +341,7 @@ def test_closings_to_the_dead_wait_for_them_to_come_back(lead: Lead) -> None:
     assert lead.tick(1.0) == [first]
 
 
-def test_closings_to_the_forgotten_are_forgotten(lead: Lead) -> None:
+def test_closes_to_a_forgotten_peer_are_forgotten(lead: Lead) -> None:
     closing(lead)
     for number in range(2, DEAD_KEPT + 3):
         lead.admit(describe("p", number))
@@ -351,7 +351,7 @@ def test_closings_to_the_forgotten_are_forgotten(lead: Lead) -> None:
     assert lead.seen(SendClose) == []
 
 
-def test_what_a_settle_closed_needs_no_closing(lead: Lead) -> None:
+def test_what_a_settle_closed_needs_no_close(lead: Lead) -> None:
     pull = lead.pull(TOKEN)
     lead.feed(AccessAnswered(access_id(), answer_of(P)))
     lead.give(pull.id)

@@ -104,7 +104,7 @@ def test_for_a_push_blocks_are_reserved_when_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("mode", [PULL, PUSH])
-def test_nothing_is_taken_for_a_request_that_needs_all_its_outputs_and_its_source_is_let_go(mode: Mode) -> None:
+def test_a_request_that_needs_all_its_outputs_takes_nothing_and_releases_its_source(mode: Mode) -> None:
     made = policy()
     made.arrived(decode(mode, needs_all_outputs=True))
     assert made.match(R, 0) == Match(0)
@@ -156,7 +156,7 @@ def test_states_are_taken_whole_or_not_at_all() -> None:
         (((1, 2, 3, 4), (5,)), 0, 64, Reason.GROUP_MISMATCH),
     ],
 )
-def test_blocks_that_do_not_fit_what_comes_are_refused_and_nothing_changed(
+def test_blocks_that_do_not_fit_are_refused_and_change_nothing(
     table: Any, computed: int, external: int, reason: Reason
 ) -> None:
     made = policy()
