@@ -22,46 +22,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Admission:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _AdmissionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Admission.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ADMISSION_UNSPECIFIED: _Admission.ValueType  # 0
-    """Read as DRAINING."""
-    ADMISSION_OPEN: _Admission.ValueType  # 1
-    """Yes."""
-    ADMISSION_DRAINING: _Admission.ValueType  # 2
-    """No: the server is on its way out."""
-    ADMISSION_OVERLOADED: _Admission.ValueType  # 3
-    """Not now: queues are full."""
-    ADMISSION_QUARANTINE_FULL: _Admission.ValueType  # 4
-    """No: too much memory is in quarantine."""
-    ADMISSION_WEDGED: _Admission.ValueType  # 5
-    """No: a data path makes no progress."""
-    ADMISSION_NO_ENGINE: _Admission.ValueType  # 6
-    """Not yet: no engine is attached."""
-
-class Admission(_Admission, metaclass=_AdmissionEnumTypeWrapper):
-    """Whether new work is taken."""
-
-ADMISSION_UNSPECIFIED: Admission.ValueType  # 0
-"""Read as DRAINING."""
-ADMISSION_OPEN: Admission.ValueType  # 1
-"""Yes."""
-ADMISSION_DRAINING: Admission.ValueType  # 2
-"""No: the server is on its way out."""
-ADMISSION_OVERLOADED: Admission.ValueType  # 3
-"""Not now: queues are full."""
-ADMISSION_QUARANTINE_FULL: Admission.ValueType  # 4
-"""No: too much memory is in quarantine."""
-ADMISSION_WEDGED: Admission.ValueType  # 5
-"""No: a data path makes no progress."""
-ADMISSION_NO_ENGINE: Admission.ValueType  # 6
-"""Not yet: no engine is attached."""
-Global___Admission: _TypeAlias = Admission  # noqa: Y015
-
 class _PinKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -127,10 +87,10 @@ class GetStatusResponse(_message.Message):
     OLDEST_TRANSFER_AGE_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    admission: Global___Admission.ValueType
+    admission: _handshake_pb2.Admission.ValueType
     """Whether it takes work."""
     admission_reason: _builtins.str
-    """Why not, as text."""
+    """Why not, to be read; empty when it does."""
     engine_attached: _builtins.bool
     """An engine is attached."""
     oldest_transfer_id: _builtins.str
@@ -161,7 +121,7 @@ class GetStatusResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        admission: Global___Admission.ValueType = ...,
+        admission: _handshake_pb2.Admission.ValueType = ...,
         admission_reason: _builtins.str = ...,
         uptime: _duration_pb2.Duration | None = ...,
         engine_attached: _builtins.bool = ...,
@@ -185,61 +145,135 @@ class Counts(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TRANSFERS_PENDING_FIELD_NUMBER: _builtins.int
-    TRANSFERS_ACTIVE_FIELD_NUMBER: _builtins.int
-    TRANSFERS_SUCCEEDED_FIELD_NUMBER: _builtins.int
-    TRANSFERS_FAILED_FIELD_NUMBER: _builtins.int
-    TRANSFERS_CANCELLED_FIELD_NUMBER: _builtins.int
-    LEASES_FIELD_NUMBER: _builtins.int
-    OPEN_ACCESSES_FIELD_NUMBER: _builtins.int
-    PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
-    QUARANTINED_BLOCKS_FIELD_NUMBER: _builtins.int
-    BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
-    DEFECTS_FIELD_NUMBER: _builtins.int
-    transfers_pending: _builtins.int
+    PENDING_TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    ACTIVE_TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    CANCELLED_TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_COUNT_FIELD_NUMBER: _builtins.int
+    PINNED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    DEFECT_COUNT_FIELD_NUMBER: _builtins.int
+    pending_transfer_count: _builtins.int
     """Transfers that wait."""
-    transfers_active: _builtins.int
+    active_transfer_count: _builtins.int
     """Transfers that run."""
-    transfers_succeeded: _builtins.int
+    succeeded_transfer_count: _builtins.int
     """Ended well."""
-    transfers_failed: _builtins.int
+    failed_transfer_count: _builtins.int
     """Failed."""
-    transfers_cancelled: _builtins.int
+    cancelled_transfer_count: _builtins.int
     """Cancelled."""
-    leases: _builtins.int
+    lease_count: _builtins.int
     """Live leases."""
-    open_accesses: _builtins.int
+    open_access_count: _builtins.int
     """Accesses open with peers, either way."""
-    pinned_blocks: _builtins.int
+    pinned_block_count: _builtins.int
     """Blocks with a pin."""
-    quarantined_blocks: _builtins.int
+    quarantined_block_count: _builtins.int
     """Blocks in quarantine."""
-    bytes_received: _builtins.int
+    received_bytes: _builtins.int
     """Bytes received."""
-    defects: _builtins.int
+    defect_count: _builtins.int
     """Lives of the engine that a defect of kvgrpc ended, since this process began."""
     def __init__(
         self,
         *,
-        transfers_pending: _builtins.int = ...,
-        transfers_active: _builtins.int = ...,
-        transfers_succeeded: _builtins.int = ...,
-        transfers_failed: _builtins.int = ...,
-        transfers_cancelled: _builtins.int = ...,
-        leases: _builtins.int = ...,
-        open_accesses: _builtins.int = ...,
-        pinned_blocks: _builtins.int = ...,
-        quarantined_blocks: _builtins.int = ...,
-        bytes_received: _builtins.int = ...,
-        defects: _builtins.int = ...,
+        pending_transfer_count: _builtins.int = ...,
+        active_transfer_count: _builtins.int = ...,
+        succeeded_transfer_count: _builtins.int = ...,
+        failed_transfer_count: _builtins.int = ...,
+        cancelled_transfer_count: _builtins.int = ...,
+        lease_count: _builtins.int = ...,
+        open_access_count: _builtins.int = ...,
+        pinned_block_count: _builtins.int = ...,
+        quarantined_block_count: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        defect_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "defects", b"defects", "leases", b"leases", "open_accesses", b"open_accesses", "pinned_blocks", b"pinned_blocks", "quarantined_blocks", b"quarantined_blocks", "transfers_active", b"transfers_active", "transfers_cancelled", b"transfers_cancelled", "transfers_failed", b"transfers_failed", "transfers_pending", b"transfers_pending", "transfers_succeeded", b"transfers_succeeded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_transfer_count", b"active_transfer_count", "cancelled_transfer_count", b"cancelled_transfer_count", "defect_count", b"defect_count", "failed_transfer_count", b"failed_transfer_count", "lease_count", b"lease_count", "open_access_count", b"open_access_count", "pending_transfer_count", b"pending_transfer_count", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "received_bytes", b"received_bytes", "succeeded_transfer_count", b"succeeded_transfer_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Counts: _TypeAlias = Counts  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Whether to drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    idempotency_key: _builtins.str
+    """See common.proto."""
+    cancel: _builtins.bool
+    """Take work again. A server that was told to end (SIGTERM) goes on with that."""
+    validate_only: _builtins.bool
+    """See common.proto: says what is going on."""
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        cancel: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """What is still going on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    OLDEST_TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    admission: _handshake_pb2.Admission.ValueType
+    """Whether it takes work now."""
+    transfer_count: _builtins.int
+    """Transfers that are not over."""
+    lease_count: _builtins.int
+    """Live leases."""
+    quarantined_block_count: _builtins.int
+    """Blocks in quarantine."""
+    oldest_transfer_id: _builtins.str
+    """The oldest transfer that is not over; empty when all are."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        admission: _handshake_pb2.Admission.ValueType = ...,
+        transfer_count: _builtins.int = ...,
+        lease_count: _builtins.int = ...,
+        quarantined_block_count: _builtins.int = ...,
+        oldest_transfer_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "header", b"header", "lease_count", b"lease_count", "oldest_transfer_id", b"oldest_transfer_id", "quarantined_block_count", b"quarantined_block_count", "transfer_count", b"transfer_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
 
 @_typing.final
 class ListPeersRequest(_message.Message):
@@ -392,7 +426,7 @@ class Pin(_message.Message):
         """Since when."""
 
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def blocks(self) -> _common_pb2.Blocks:
         """The blocks."""
 
     def __init__(
@@ -403,11 +437,11 @@ class Pin(_message.Message):
         request_id: _builtins.str = ...,
         peer_engine_id: _builtins.str = ...,
         age: _duration_pb2.Duration | None = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         missing_proof: _builtins.str = ...,
         trace_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "kind", b"kind", "missing_proof", b"missing_proof", "owner", b"owner", "peer_engine_id", b"peer_engine_id", "request_id", b"request_id", "trace_id", b"trace_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -459,12 +493,15 @@ class ReleaseQuarantineRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     TRANSFER_IDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     force: _builtins.bool
     """At the caller's word, without proof."""
     message: _builtins.str
     """Why nothing can write the blocks any more; required with `force`. For the log."""
+    validate_only: _builtins.bool
+    """See common.proto: says how many blocks would be asked for."""
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """With `force`: only blocks of these transfers, at most 65,536. Empty means all."""
@@ -476,10 +513,11 @@ class ReleaseQuarantineRequest(_message.Message):
         force: _builtins.bool = ...,
         message: _builtins.str = ...,
         transfer_ids: _abc.Iterable[_builtins.str] | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "idempotency_key", b"idempotency_key", "message", b"message", "transfer_ids", b"transfer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "idempotency_key", b"idempotency_key", "message", b"message", "transfer_ids", b"transfer_ids", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,12 +530,12 @@ class ReleaseQuarantineResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    RELEASED_BLOCKS_FIELD_NUMBER: _builtins.int
-    LEFT_BLOCKS_FIELD_NUMBER: _builtins.int
+    RELEASED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    LEFT_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     MEMORY_GENERATION_FIELD_NUMBER: _builtins.int
-    released_blocks: _builtins.int
+    released_block_count: _builtins.int
     """Blocks that were in quarantine and are not any more."""
-    left_blocks: _builtins.int
+    left_block_count: _builtins.int
     """Blocks that still are: their proof is another one, which ListPins names."""
     memory_generation: _builtins.int
     """The memory's generation now."""
@@ -509,13 +547,13 @@ class ReleaseQuarantineResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        released_blocks: _builtins.int = ...,
-        left_blocks: _builtins.int = ...,
+        released_block_count: _builtins.int = ...,
+        left_block_count: _builtins.int = ...,
         memory_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "left_blocks", b"left_blocks", "memory_generation", b"memory_generation", "released_blocks", b"released_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "left_block_count", b"left_block_count", "memory_generation", b"memory_generation", "released_block_count", b"released_block_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class AdminServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvgrpc.v1.AdminService/Drain',
+                request_serializer=kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.ReleaseQuarantine = channel.unary_unary(
                 '/kvgrpc.v1.AdminService/ReleaseQuarantine',
                 request_serializer=kvgrpc_dot_v1_dot_admin__pb2.ReleaseQuarantineRequest.SerializeToString,
@@ -95,6 +100,18 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+        The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+        drains, too, and then ends the server. Called by operators. Safe to repeat.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleaseQuarantine(self, request, context):
         """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
 
@@ -135,6 +152,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListPins,
                     request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
             'ReleaseQuarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseQuarantine,
@@ -224,6 +246,33 @@ class AdminService:
             '/kvgrpc.v1.AdminService/ListPins',
             kvgrpc_dot_v1_dot_admin__pb2.ListPinsRequest.SerializeToString,
             kvgrpc_dot_v1_dot_admin__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.AdminService/Drain',
+            kvgrpc_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,14 @@ class AdminServiceStub:
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
     """
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+    with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+    The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+    drains, too, and then ends the server. Called by operators. Safe to repeat.
+
+    Errors: none of its own.
+    """
     ReleaseQuarantine: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReleaseQuarantineRequest, _admin_pb2.ReleaseQuarantineResponse]
     """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
 
@@ -101,6 +109,14 @@ class AdminServiceAsyncStub(AdminServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD: bad page token.
     * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+    with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+    The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+    drains, too, and then ends the server. Called by operators. Safe to repeat.
+
+    Errors: none of its own.
     """
     ReleaseQuarantine: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReleaseQuarantineRequest, _admin_pb2.ReleaseQuarantineResponse]  # type: ignore[assignment]
     """Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
@@ -163,6 +179,20 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD: bad page token.
         * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+        with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+        The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+        drains, too, and then ends the server. Called by operators. Safe to repeat.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod

@@ -8,6 +8,9 @@ Conventions, valid in all files of this package:
 * Every reply starts with a ResponseHeader; a changed incarnation means that everything the caller knew of that
   engine (leases, grants, transfers) is gone.
 * Identifiers are strings that contain the incarnation. They are opaque: compare them, never parse them.
+* No number passes 2^53 - 1, also where its type has 64 bits: every language can hold it, those whose only number is a
+  double too. A larger one in a request is INVALID_FIELD.
+* How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
 * Times are durations counted by the sender at the moment of sending. No clock reading of one process is ever sent
   to another.
 * A request field is optional unless its comment starts with "Required".
@@ -15,11 +18,20 @@ Conventions, valid in all files of this package:
   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
   nothing, and the same call may succeed the next time.
-* Errors carry google.rpc.ErrorInfo with domain `kvgrpc.v1` and a reason named as in FailureReason, without the
-  prefix; bad fields also google.rpc.BadRequest, refusals that pass also google.rpc.RetryInfo. Clients retry only
-  UNAVAILABLE by themselves.
+* `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
+  call, without ids and grants: they would name nothing. Every mutating request has it, but for those of
+  SchedulerService, whose meaning depends on the calls before.
+* Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
+  prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
+  (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
+  as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
+  call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+* JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
+* Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
+  reserved together with its name. Readers skip what they do not know.
 * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
-  parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
+  parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile), FAILED_PRECONDITION
+  DRAINING (no retry here: choose another engine),
   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
   (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
@@ -120,6 +132,94 @@ TRANSFER_MODE_PUSH: TransferMode.ValueType  # 2
 """The destination reserves first and the source pushes."""
 Global___TransferMode: _TypeAlias = TransferMode  # noqa: Y015
 
+class _DataPath:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DataPathEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataPath.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DATA_PATH_UNSPECIFIED: _DataPath.ValueType  # 0
+    """Read an unknown value as a path that works, and show its number."""
+    DATA_PATH_SHM: _DataPath.ValueType  # 1
+    """Shared memory on one host."""
+    DATA_PATH_CMA: _DataPath.ValueType  # 2
+    """Cross-memory attach: the destination reads the source's private memory on one host."""
+    DATA_PATH_NIXL: _DataPath.ValueType  # 3
+    """NIXL: RDMA and others, between hosts too."""
+    DATA_PATH_COLLECTIVE: _DataPath.ValueType  # 4
+    """NCCL or Gloo."""
+    DATA_PATH_LOOPBACK: _DataPath.ValueType  # 5
+    """Within one process; for tests."""
+
+class DataPath(_DataPath, metaclass=_DataPathEnumTypeWrapper):
+    """How bytes move between two ranks."""
+
+DATA_PATH_UNSPECIFIED: DataPath.ValueType  # 0
+"""Read an unknown value as a path that works, and show its number."""
+DATA_PATH_SHM: DataPath.ValueType  # 1
+"""Shared memory on one host."""
+DATA_PATH_CMA: DataPath.ValueType  # 2
+"""Cross-memory attach: the destination reads the source's private memory on one host."""
+DATA_PATH_NIXL: DataPath.ValueType  # 3
+"""NIXL: RDMA and others, between hosts too."""
+DATA_PATH_COLLECTIVE: DataPath.ValueType  # 4
+"""NCCL or Gloo."""
+DATA_PATH_LOOPBACK: DataPath.ValueType  # 5
+"""Within one process; for tests."""
+Global___DataPath: _TypeAlias = DataPath  # noqa: Y015
+
+class _TransferPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransferPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransferPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSFER_PHASE_UNSPECIFIED: _TransferPhase.ValueType  # 0
+    """None yet. Read an unknown value so, too."""
+    TRANSFER_PHASE_RENDEZVOUS: _TransferPhase.ValueType  # 1
+    """A push waits for its other half."""
+    TRANSFER_PHASE_HANDSHAKE: _TransferPhase.ValueType  # 2
+    """The leads introduce themselves to each other."""
+    TRANSFER_PHASE_OPEN: _TransferPhase.ValueType  # 3
+    """The access is being opened at its issuer."""
+    TRANSFER_PHASE_QUEUE: _TransferPhase.ValueType  # 4
+    """The access is open; it waits for blocks, for the engine's step, for its turn."""
+    TRANSFER_PHASE_WIRE: _TransferPhase.ValueType  # 5
+    """Bytes move."""
+    TRANSFER_PHASE_CHECKSUM: _TransferPhase.ValueType  # 6
+    """What arrived is compared with what was sent."""
+    TRANSFER_PHASE_SETTLE: _TransferPhase.ValueType  # 7
+    """The other side is asked whether the bytes are valid."""
+    TRANSFER_PHASE_READERS: _TransferPhase.ValueType  # 8
+    """Consumers read."""
+
+class TransferPhase(_TransferPhase, metaclass=_TransferPhaseEnumTypeWrapper):
+    """How far a transfer is. A RECEIVE goes through handshake, open, queue, wire, checksum (where bytes are compared) and
+    settle, in this order; the first two come again when the source has forgotten this engine. A SEND that is read has one,
+    readers, from the first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake,
+    open and queue, its RECEIVE queue, wire and settle, all of the first parts.
+    """
+
+TRANSFER_PHASE_UNSPECIFIED: TransferPhase.ValueType  # 0
+"""None yet. Read an unknown value so, too."""
+TRANSFER_PHASE_RENDEZVOUS: TransferPhase.ValueType  # 1
+"""A push waits for its other half."""
+TRANSFER_PHASE_HANDSHAKE: TransferPhase.ValueType  # 2
+"""The leads introduce themselves to each other."""
+TRANSFER_PHASE_OPEN: TransferPhase.ValueType  # 3
+"""The access is being opened at its issuer."""
+TRANSFER_PHASE_QUEUE: TransferPhase.ValueType  # 4
+"""The access is open; it waits for blocks, for the engine's step, for its turn."""
+TRANSFER_PHASE_WIRE: TransferPhase.ValueType  # 5
+"""Bytes move."""
+TRANSFER_PHASE_CHECKSUM: TransferPhase.ValueType  # 6
+"""What arrived is compared with what was sent."""
+TRANSFER_PHASE_SETTLE: TransferPhase.ValueType  # 7
+"""The other side is asked whether the bytes are valid."""
+TRANSFER_PHASE_READERS: TransferPhase.ValueType  # 8
+"""Consumers read."""
+Global___TransferPhase: _TypeAlias = TransferPhase  # noqa: Y015
+
 class _FailureReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -175,7 +275,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_LEASE_EXPIRED: _FailureReason.ValueType  # 23
     """The lease ran out."""
     FAILURE_REASON_LEASE_RELEASED: _FailureReason.ValueType  # 24
-    """The lease was released or its consumers are done."""
+    """The lease was released, or its consumers are done: its state tells which, in RenewLeases and GetLease."""
     FAILURE_REASON_LEASE_VOIDED: _FailureReason.ValueType  # 25
     """The source engine took its blocks back."""
     FAILURE_REASON_LEASE_REFUSED: _FailureReason.ValueType  # 26
@@ -203,7 +303,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_TRANSFER_EXISTS: _FailureReason.ValueType  # 37
     """A transfer with that key exists already."""
     FAILURE_REASON_WAITS_FOR_MISMATCH: _FailureReason.ValueType  # 38
-    """The hand-over waits for readers and a registration came, or the reverse."""
+    """Blocks were handed over for readers under this key and a registration came, or a part of a push, or the reverse."""
     FAILURE_REASON_EMPTY_FINISH: _FailureReason.ValueType  # 39
     """A hand-over without blocks."""
     FAILURE_REASON_CANCELLED: _FailureReason.ValueType  # 40
@@ -229,7 +329,7 @@ class _FailureReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Failure
     FAILURE_REASON_LIMIT_EXCEEDED: _FailureReason.ValueType  # 50
     """A limit of GetCapabilities is exceeded."""
     FAILURE_REASON_DRAINING: _FailureReason.ValueType  # 51
-    """The server takes no new work."""
+    """The server takes no new work and will end: choose another."""
     FAILURE_REASON_QUARANTINED: _FailureReason.ValueType  # 52
     """The blocks may still be written by a lost transfer."""
     FAILURE_REASON_ENGINE_LOST: _FailureReason.ValueType  # 53
@@ -315,7 +415,7 @@ FAILURE_REASON_LEASE_NOT_FOUND: FailureReason.ValueType  # 22
 FAILURE_REASON_LEASE_EXPIRED: FailureReason.ValueType  # 23
 """The lease ran out."""
 FAILURE_REASON_LEASE_RELEASED: FailureReason.ValueType  # 24
-"""The lease was released or its consumers are done."""
+"""The lease was released, or its consumers are done: its state tells which, in RenewLeases and GetLease."""
 FAILURE_REASON_LEASE_VOIDED: FailureReason.ValueType  # 25
 """The source engine took its blocks back."""
 FAILURE_REASON_LEASE_REFUSED: FailureReason.ValueType  # 26
@@ -343,7 +443,7 @@ FAILURE_REASON_TRANSFER_ENDED: FailureReason.ValueType  # 36
 FAILURE_REASON_TRANSFER_EXISTS: FailureReason.ValueType  # 37
 """A transfer with that key exists already."""
 FAILURE_REASON_WAITS_FOR_MISMATCH: FailureReason.ValueType  # 38
-"""The hand-over waits for readers and a registration came, or the reverse."""
+"""Blocks were handed over for readers under this key and a registration came, or a part of a push, or the reverse."""
 FAILURE_REASON_EMPTY_FINISH: FailureReason.ValueType  # 39
 """A hand-over without blocks."""
 FAILURE_REASON_CANCELLED: FailureReason.ValueType  # 40
@@ -369,7 +469,7 @@ FAILURE_REASON_QUEUE_FULL: FailureReason.ValueType  # 49
 FAILURE_REASON_LIMIT_EXCEEDED: FailureReason.ValueType  # 50
 """A limit of GetCapabilities is exceeded."""
 FAILURE_REASON_DRAINING: FailureReason.ValueType  # 51
-"""The server takes no new work."""
+"""The server takes no new work and will end: choose another."""
 FAILURE_REASON_QUARANTINED: FailureReason.ValueType  # 52
 """The blocks may still be written by a lost transfer."""
 FAILURE_REASON_ENGINE_LOST: FailureReason.ValueType  # 53
@@ -411,11 +511,11 @@ class _NextStepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NextStep.Val
     NEXT_STEP_UNSPECIFIED: _NextStep.ValueType  # 0
     """Unknown: do not retry by machine."""
     NEXT_STEP_RETRY_HERE: _NextStep.ValueType  # 1
-    """The same pull, again, on the same consumer."""
+    """The same, again, at the same engine; after the delay, where one is stated."""
     NEXT_STEP_RETRY_OTHER_CONSUMER: _NextStep.ValueType  # 2
-    """The same grant on another consumer."""
+    """The same with another engine in place of this one: the same grant on another consumer."""
     NEXT_STEP_RECOMPUTE: _NextStep.ValueType  # 3
-    """The KV is lost to this request: compute it."""
+    """What the request names is lost: start over, by computing the KV."""
     NEXT_STEP_FIX_REQUEST: _NextStep.ValueType  # 4
     """The request is wrong; it fails everywhere."""
 
@@ -425,11 +525,11 @@ class NextStep(_NextStep, metaclass=_NextStepEnumTypeWrapper):
 NEXT_STEP_UNSPECIFIED: NextStep.ValueType  # 0
 """Unknown: do not retry by machine."""
 NEXT_STEP_RETRY_HERE: NextStep.ValueType  # 1
-"""The same pull, again, on the same consumer."""
+"""The same, again, at the same engine; after the delay, where one is stated."""
 NEXT_STEP_RETRY_OTHER_CONSUMER: NextStep.ValueType  # 2
-"""The same grant on another consumer."""
+"""The same with another engine in place of this one: the same grant on another consumer."""
 NEXT_STEP_RECOMPUTE: NextStep.ValueType  # 3
-"""The KV is lost to this request: compute it."""
+"""What the request names is lost: start over, by computing the KV."""
 NEXT_STEP_FIX_REQUEST: NextStep.ValueType  # 4
 """The request is wrong; it fails everywhere."""
 Global___NextStep: _TypeAlias = NextStep  # noqa: Y015
@@ -470,7 +570,7 @@ class ResponseHeader(_message.Message):
     engine_id: _builtins.str
     """The engine whose lead answered."""
     incarnation: _builtins.int
-    """Random number of this engine life. A new one means a restart: start over from the hand-over."""
+    """Random number of this engine life, from 1 to 2^53 - 1. A new one means a restart: start over from the hand-over."""
     event_seq: _builtins.int
     """Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and what any reply
     says of transfers is not older than it: a watch that resumes after it tells every change that the reply does not.
@@ -529,26 +629,64 @@ class GroupBlocks(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Index of the group in the pool's description."""
     @_builtins.property
-    def blocks(self) -> Global___BlockRuns:
+    def runs(self) -> Global___BlockRuns:
         """The blocks. Ids are the engine's logical ids."""
 
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
-        blocks: Global___BlockRuns | None = ...,
+        runs: Global___BlockRuns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupBlocks: _TypeAlias = GroupBlocks  # noqa: Y015
+
+@_typing.final
+class Blocks(_message.Message):
+    """Blocks of one life of one engine: what AllocateBlocks gives, and what every call takes that names blocks. Hand on the
+    whole message as it was given; a block id alone names nothing, since other requests had it before and will have it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """Required. The life of the engine that the ids are of. After a restart the same ids are another request's blocks: the
+    call is refused with INCARNATION_CHANGED before anything else is looked at.
+    """
+    allocation_id: _builtins.str
+    """The allocation that all of them are of; empty where the engine manages its blocks by itself. When stated it is
+    checked: blocks that were freed meanwhile are refused with BLOCK_NOT_ALLOCATED, also if they are allocated again.
+    """
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocks]:
+        """The blocks, one entry a group."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        allocation_id: _builtins.str = ...,
+        groups: _abc.Iterable[Global___GroupBlocks] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "groups", b"groups", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Blocks: _TypeAlias = Blocks  # noqa: Y015
 
 @_typing.final
 class LayerRange(_message.Message):
@@ -789,7 +927,7 @@ class Intent(_message.Message):
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
-    CONSUMERS_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     ON_ABORT_FIELD_NUMBER: _builtins.int
@@ -800,7 +938,7 @@ class Intent(_message.Message):
     """The LLM request's id: a label to search by, never matched."""
     mode: Global___TransferMode.ValueType
     """Pull or push."""
-    consumers: _builtins.int
+    consumer_count: _builtins.int
     """How many consumers will come for the blocks. 0 means 1."""
     priority: _builtins.int
     """Higher goes first. 0 is normal."""
@@ -820,7 +958,7 @@ class Intent(_message.Message):
         transfer_key: _builtins.bytes = ...,
         request_id: _builtins.str = ...,
         mode: Global___TransferMode.ValueType = ...,
-        consumers: _builtins.int = ...,
+        consumer_count: _builtins.int = ...,
         ttl: _duration_pb2.Duration | None = ...,
         priority: _builtins.int = ...,
         on_abort: Global___OnAbort.ValueType = ...,
@@ -828,7 +966,7 @@ class Intent(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumers", b"consumers", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_count", b"consumer_count", "mode", b"mode", "on_abort", b"on_abort", "peer", b"peer", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -874,10 +1012,8 @@ class Failure(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: Global___FailureReason.ValueType
     """What happened."""
-    phase: _builtins.str
-    """When: the phase of the transfer (handshake, open, queue, wire, settle, of a push also rendezvous), or `readers` for
-    a SEND that is read.
-    """
+    phase: Global___TransferPhase.ValueType
+    """When."""
     side: Global___Side.ValueType
     """Where."""
     rank: _builtins.int
@@ -890,7 +1026,7 @@ class Failure(_message.Message):
         self,
         *,
         reason: Global___FailureReason.ValueType = ...,
-        phase: _builtins.str = ...,
+        phase: Global___TransferPhase.ValueType = ...,
         side: Global___Side.ValueType = ...,
         rank: _builtins.int | None = ...,
         next: Global___NextStep.ValueType = ...,

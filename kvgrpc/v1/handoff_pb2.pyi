@@ -3,12 +3,9 @@
 isort:skip_file
 Handing blocks over, and taking them."""
 
-from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from kvgrpc.v1 import common_pb2 as _common_pb2
 from kvgrpc.v1 import lease_pb2 as _lease_pb2
 from kvgrpc.v1 import transfer_pb2 as _transfer_pb2
@@ -23,72 +20,78 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _WaitsFor:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _WaitsForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitsFor.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    WAITS_FOR_UNSPECIFIED: _WaitsFor.ValueType  # 0
-    """Same as READERS."""
-    WAITS_FOR_READERS: _WaitsFor.ValueType  # 1
-    """Consumers that pull. Exactly one part, with `last`."""
-    WAITS_FOR_REGISTRATION: _WaitsFor.ValueType  # 2
-    """A registration, to push to. Any number of parts."""
-
-class WaitsFor(_WaitsFor, metaclass=_WaitsForEnumTypeWrapper):
-    """What a hand-over waits for."""
-
-WAITS_FOR_UNSPECIFIED: WaitsFor.ValueType  # 0
-"""Same as READERS."""
-WAITS_FOR_READERS: WaitsFor.ValueType  # 1
-"""Consumers that pull. Exactly one part, with `last`."""
-WAITS_FOR_REGISTRATION: WaitsFor.ValueType  # 2
-"""A registration, to push to. Any number of parts."""
-Global___WaitsFor: _TypeAlias = WaitsFor  # noqa: Y015
-
 @_typing.final
 class FinishedBlocksRequest(_message.Message):
-    """Finished blocks: a whole prompt, or one part of a push."""
+    """Finished blocks: a whole prompt, one part of a push, or word that none will come."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    CONTENT_FIELD_NUMBER: _builtins.int
-    TTL_FIELD_NUMBER: _builtins.int
-    CONSUMERS_FIELD_NUMBER: _builtins.int
-    ON_ABORT_FIELD_NUMBER: _builtins.int
-    WAITS_FOR_FIELD_NUMBER: _builtins.int
-    LAST_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    PART_EPOCH_FIELD_NUMBER: _builtins.int
+    FOR_READERS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    AFTER_STEP_FIELD_NUMBER: _builtins.int
-    LEASE_ID_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
     """Required. At least 16 random bytes that pair the two sides; from the intent where there is one."""
     request_id: _builtins.str
     """The LLM request's id; a label."""
-    consumers: _builtins.int
-    """How many consumers will come. 0 means 1. Of a push: how many destinations; the first part says it."""
+    validate_only: _builtins.bool
+    """See common.proto."""
+    @_builtins.property
+    def for_readers(self) -> Global___HandOver:
+        """A whole prompt, for consumers that pull it."""
+
+    @_builtins.property
+    def part(self) -> Global___PushPart:
+        """A part of a push."""
+
+    @_builtins.property
+    def failure(self) -> Global___SourceFailure:
+        """The source cannot deliver what was to be pushed."""
+
+    def __init__(
+        self,
+        *,
+        idempotency_key: _builtins.str = ...,
+        transfer_key: _builtins.bytes = ...,
+        request_id: _builtins.str = ...,
+        for_readers: Global___HandOver | None = ...,
+        part: Global___PushPart | None = ...,
+        failure: Global___SourceFailure | None = ...,
+        validate_only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "for_readers", b"for_readers", "job", b"job", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "for_readers", b"for_readers", "idempotency_key", b"idempotency_key", "job", b"job", "part", b"part", "request_id", b"request_id", "transfer_key", b"transfer_key", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_job: _TypeAlias = _typing.Literal["for_readers", "part", "failure"]  # noqa: Y015
+    _WhichOneofArgType_job: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_job) -> _WhichOneofReturnType_job | None: ...
+
+Global___FinishedBlocksRequest: _TypeAlias = FinishedBlocksRequest  # noqa: Y015
+
+@_typing.final
+class HandOver(_message.Message):
+    """A whole prompt, for consumers that pull it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    ON_ABORT_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    consumer_count: _builtins.int
+    """How many consumers will come. 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
     """What a consumer's abort means."""
-    waits_for: Global___WaitsFor.ValueType
-    """What the hand-over waits for."""
-    last: _builtins.bool
-    """Required to be true for READERS. On the final part of a push."""
-    part_epoch: _builtins.int
-    """Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
-    PREEMPTED. The content is the same.
-    """
     after_step: _builtins.int
     """Engine step that writes the blocks last: nothing moves before every rank reported it. 0 asserts that the blocks
     are written and no queued work touches them.
@@ -97,22 +100,15 @@ class FinishedBlocksRequest(_message.Message):
     """Lease id minted by the caller from its session's secret; empty lets the server mint one."""
     priority: _builtins.int
     """Higher goes first."""
-    validate_only: _builtins.bool
-    """Checks everything and changes nothing. The reply has no grant."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-    should state it: after a restart the same ids are another request's blocks, and the call is then refused with
-    INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
-    """
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """The blocks, one entry a group, in token order. All blocks that the content needs: of a group with a window those
-        that its last tokens lie in, of a state its one. The consumer skips what it holds.
+    def blocks(self) -> _common_pb2.Blocks:
+        """Required. All blocks that the content needs, in token order: of a group with a window those that its last tokens lie
+        in, of a state its one. The consumer skips what it holds.
         """
 
     @_builtins.property
     def content(self) -> _common_pb2.Content:
-        """Required (on the first part). What the blocks hold."""
+        """Required. What the blocks hold."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -120,43 +116,121 @@ class FinishedBlocksRequest(_message.Message):
         what was granted.
         """
 
+    def __init__(
+        self,
+        *,
+        blocks: _common_pb2.Blocks | None = ...,
+        content: _common_pb2.Content | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        consumer_count: _builtins.int = ...,
+        on_abort: _common_pb2.OnAbort.ValueType = ...,
+        after_step: _builtins.int = ...,
+        lease_id: _builtins.str = ...,
+        priority: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "lease_id", b"lease_id", "on_abort", b"on_abort", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOver: _TypeAlias = HandOver  # noqa: Y015
+
+@_typing.final
+class PushPart(_message.Message):
+    """One part of a push."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    PART_EPOCH_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    ON_ABORT_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    part_epoch: _builtins.int
+    """Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
+    PREEMPTED. The content is the same.
+    """
+    last: _builtins.bool
+    """No part follows."""
+    consumer_count: _builtins.int
+    """How many destinations the push has; the first part says it. 0 means 1."""
+    on_abort: _common_pb2.OnAbort.ValueType
+    """As in HandOver."""
+    after_step: _builtins.int
+    """As in HandOver."""
+    lease_id: _builtins.str
+    """As in HandOver; all parts of an epoch name the same."""
+    priority: _builtins.int
+    """Higher goes first."""
+    @_builtins.property
+    def blocks(self) -> _common_pb2.Blocks:
+        """Whole blocks, in token order, that follow those of the same layers in earlier parts. Unset only with `last`, after an
+        earlier part.
+        """
+
+    @_builtins.property
+    def content(self) -> _common_pb2.Content:
+        """Required on the first part: what the blocks of all parts will hold."""
+
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
         """Layers that this part covers; unset means all."""
 
     @_builtins.property
-    def failure(self) -> _common_pb2.Failure:
-        """The source cannot deliver; ends a push at once."""
+    def ttl(self) -> _duration_pb2.Duration:
+        """As in HandOver."""
 
     def __init__(
         self,
         *,
-        idempotency_key: _builtins.str = ...,
-        transfer_key: _builtins.bytes = ...,
-        request_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         content: _common_pb2.Content | None = ...,
-        ttl: _duration_pb2.Duration | None = ...,
-        consumers: _builtins.int = ...,
-        on_abort: _common_pb2.OnAbort.ValueType = ...,
-        waits_for: Global___WaitsFor.ValueType = ...,
-        last: _builtins.bool = ...,
         layers: _common_pb2.LayerRange | None = ...,
         part_epoch: _builtins.int = ...,
-        failure: _common_pb2.Failure | None = ...,
+        last: _builtins.bool = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        consumer_count: _builtins.int = ...,
+        on_abort: _common_pb2.OnAbort.ValueType = ...,
         after_step: _builtins.int = ...,
         lease_id: _builtins.str = ...,
         priority: _builtins.int = ...,
-        validate_only: _builtins.bool = ...,
-        incarnation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "failure", b"failure", "layers", b"layers", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "layers", b"layers", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumers", b"consumers", "content", b"content", "failure", b"failure", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "last", b"last", "layers", b"layers", "lease_id", b"lease_id", "on_abort", b"on_abort", "part_epoch", b"part_epoch", "priority", b"priority", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FinishedBlocksRequest: _TypeAlias = FinishedBlocksRequest  # noqa: Y015
+Global___PushPart: _TypeAlias = PushPart  # noqa: Y015
+
+@_typing.final
+class SourceFailure(_message.Message):
+    """The source cannot deliver."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    """One sentence, to be read at the destination."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceFailure: _TypeAlias = SourceFailure  # noqa: Y015
 
 @_typing.final
 class FinishedBlocksResponse(_message.Message):
@@ -239,9 +313,7 @@ class PullBlocksRequest(_message.Message):
     after_step: _builtins.int
     """Engine step that touches the destination blocks last. 0 asserts that no queued work touches them."""
     validate_only: _builtins.bool
-    """Checks everything that can be checked here and changes nothing. The reply has a transfer only with `transfer_id`:
-    that one, as it is.
-    """
+    """See common.proto. The reply has a transfer only with `transfer_id`: that one, as it is."""
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
         """A new one."""
@@ -297,30 +369,23 @@ class PullDestination(_message.Message):
 
     BLOCKS_FIELD_NUMBER: _builtins.int
     HAVE_TOKENS_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     have_tokens: _builtins.int
     """Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-    should state it: after a restart the same ids are another request's blocks, and the call is then refused with
-    INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
-    """
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held, or
-        that the window begins in, to the block that holds the last token used.
+    def blocks(self) -> _common_pb2.Blocks:
+        """Local blocks, in token order: of each group exactly those from the first block that is not wholly held, or that the
+        window begins in, to the block that holds the last token used.
         """
 
     def __init__(
         self,
         *,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         have_tokens: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "have_tokens", b"have_tokens", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "have_tokens", b"have_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,7 +439,6 @@ class ReserveBlocksRequest(_message.Message):
     REGISTRATION_TIMEOUT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_key: _builtins.bytes
@@ -390,12 +454,10 @@ class ReserveBlocksRequest(_message.Message):
     priority: _builtins.int
     """Higher goes first."""
     validate_only: _builtins.bool
-    """Checks everything and changes nothing."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks."""
+    """See common.proto."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Local blocks, one entry a group, in token order."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """Required. Local blocks, in token order."""
 
     @_builtins.property
     def content(self) -> _common_pb2.Content:
@@ -415,7 +477,7 @@ class ReserveBlocksRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         transfer_key: _builtins.bytes = ...,
         request_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         have_tokens: _builtins.int = ...,
         content: _common_pb2.Content | None = ...,
         use_tokens: _builtins.int = ...,
@@ -424,11 +486,10 @@ class ReserveBlocksRequest(_message.Message):
         registration_timeout: _duration_pb2.Duration | None = ...,
         priority: _builtins.int = ...,
         validate_only: _builtins.bool = ...,
-        incarnation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "registration_timeout", b"registration_timeout", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "registration_timeout", b"registration_timeout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "content", b"content", "have_tokens", b"have_tokens", "idempotency_key", b"idempotency_key", "priority", b"priority", "registration_timeout", b"registration_timeout", "request_id", b"request_id", "source", b"source", "transfer_key", b"transfer_key", "use_tokens", b"use_tokens", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -479,10 +540,13 @@ class RegisterPushRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     request_id: _builtins.str
     """The LLM request's id; a label."""
+    validate_only: _builtins.bool
+    """See common.proto."""
     @_builtins.property
     def grant(self) -> _common_pb2.Grant:
         """Required. The WRITE grant."""
@@ -493,10 +557,11 @@ class RegisterPushRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         grant: _common_pb2.Grant | None = ...,
         request_id: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "idempotency_key", b"idempotency_key", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "idempotency_key", b"idempotency_key", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

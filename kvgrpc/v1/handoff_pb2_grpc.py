@@ -66,11 +66,13 @@ class HandoffServiceServicer:
         consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
         if it frees them in its own tables. Safe to repeat with the same idempotency key.
 
-        With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
-        those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
-        says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. A prefill that starts
-        over raises `part_epoch`: the first part of the new epoch replaces all earlier ones, whose lease ends. With
-        `failure` it ends the push; nothing else is looked at then but the transfer key.
+        `job` says which of three things it is:
+        * `for_readers`: a whole prompt, for consumers that pull it.
+        * `part`: one part of a push (FEATURE_PUSH): whole blocks that follow those of the same layers handed over before, in
+        any number of parts, each as soon as it is written. The final one says `last`. The reply has the SEND transfer and
+        the lease that pins all parts, and no grant. A prefill that starts over raises `part_epoch`: the first part of the
+        new epoch replaces all earlier ones, whose lease ends.
+        * `failure`: the source cannot deliver. It ends the push under the transfer key at once, at both sides.
 
         Errors:
         * INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -82,13 +84,13 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
         was never allocated.
         * FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
-        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+        * FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
         * FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
         last one, or of an epoch whose blocks were replaced or taken back.
         * ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without FEATURE_PUSH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,7 +115,7 @@ class HandoffServiceServicer:
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
         * FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * NOT_FOUND TRANSFER_NOT_FOUND.
@@ -126,7 +128,7 @@ class HandoffServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReserveBlocks(self, request, context):
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+        """Reserves blocks that a push will fill, and mints the WRITE grant for it (FEATURE_PUSH): makes a RECEIVE transfer.
         Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
         grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
         touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
@@ -140,19 +142,19 @@ class HandoffServiceServicer:
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
         * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
         * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterPush(self, request, context):
-        """Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
+        """Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
         at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-        A push has as many destinations as its first part declares (`consumers`). One that fails may be replaced by another,
+        A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
         with a grant of its own, for as long as the blocks are there.
 
         Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
@@ -168,7 +170,7 @@ class HandoffServiceServicer:
         * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
         * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
         * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

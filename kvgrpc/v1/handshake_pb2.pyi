@@ -22,6 +22,78 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Feature:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FEATURE_UNSPECIFIED: _Feature.ValueType  # 0
+    """Never sent."""
+    FEATURE_PUSH: _Feature.ValueType  # 1
+    """ReserveBlocks, RegisterPush, and FinishedBlocks with parts."""
+    FEATURE_LAYERWISE: _Feature.ValueType  # 2
+    """Layers of a push may be used before its end."""
+    FEATURE_READS_PUSHES: _Feature.ValueType  # 3
+    """A source that pushes to this engine lets it read, and writes nothing."""
+    FEATURE_REMOTE_RANKS: _Feature.ValueType  # 4
+    """Ranks may connect from other hosts."""
+
+class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
+    """An optional behaviour of an engine."""
+
+FEATURE_UNSPECIFIED: Feature.ValueType  # 0
+"""Never sent."""
+FEATURE_PUSH: Feature.ValueType  # 1
+"""ReserveBlocks, RegisterPush, and FinishedBlocks with parts."""
+FEATURE_LAYERWISE: Feature.ValueType  # 2
+"""Layers of a push may be used before its end."""
+FEATURE_READS_PUSHES: Feature.ValueType  # 3
+"""A source that pushes to this engine lets it read, and writes nothing."""
+FEATURE_REMOTE_RANKS: Feature.ValueType  # 4
+"""Ranks may connect from other hosts."""
+Global___Feature: _TypeAlias = Feature  # noqa: Y015
+
+class _Admission:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AdmissionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Admission.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ADMISSION_UNSPECIFIED: _Admission.ValueType  # 0
+    """Read as DRAINING."""
+    ADMISSION_OPEN: _Admission.ValueType  # 1
+    """Yes."""
+    ADMISSION_DRAINING: _Admission.ValueType  # 2
+    """No: the server is on its way out."""
+    ADMISSION_OVERLOADED: _Admission.ValueType  # 3
+    """Not now: queues are full."""
+    ADMISSION_QUARANTINE_FULL: _Admission.ValueType  # 4
+    """No: too much memory is in quarantine."""
+    ADMISSION_WEDGED: _Admission.ValueType  # 5
+    """No: a data path makes no progress."""
+    ADMISSION_NO_ENGINE: _Admission.ValueType  # 6
+    """Not yet: no engine is attached."""
+
+class Admission(_Admission, metaclass=_AdmissionEnumTypeWrapper):
+    """Whether new work is taken."""
+
+ADMISSION_UNSPECIFIED: Admission.ValueType  # 0
+"""Read as DRAINING."""
+ADMISSION_OPEN: Admission.ValueType  # 1
+"""Yes."""
+ADMISSION_DRAINING: Admission.ValueType  # 2
+"""No: the server is on its way out."""
+ADMISSION_OVERLOADED: Admission.ValueType  # 3
+"""Not now: queues are full."""
+ADMISSION_QUARANTINE_FULL: Admission.ValueType  # 4
+"""No: too much memory is in quarantine."""
+ADMISSION_WEDGED: Admission.ValueType  # 5
+"""No: a data path makes no progress."""
+ADMISSION_NO_ENGINE: Admission.ValueType  # 6
+"""Not yet: no engine is attached."""
+Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
 class _PeerState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -94,13 +166,11 @@ class EngineDescription(_message.Message):
         """The pool of each rank."""
 
     @_builtins.property
-    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of optional behaviours: push, layerwise; reads_pushes: a source that pushes to this engine lets it read, and
-        writes nothing. Unknown ones are ignored. At most 64, with `required_features`.
-        """
+    def features(self) -> _containers.RepeatedScalarFieldContainer[Global___Feature.ValueType]:
+        """Optional behaviours that it has. Unknown ones are ignored. At most 64, with `required_features`."""
 
     @_builtins.property
-    def required_features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def required_features(self) -> _containers.RepeatedScalarFieldContainer[Global___Feature.ValueType]:
         """Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
         PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
         """
@@ -117,8 +187,8 @@ class EngineDescription(_message.Message):
         pool: _pool_types_pb2.PoolDescription | None = ...,
         world_size: _builtins.int = ...,
         memory_generation: _builtins.int = ...,
-        features: _abc.Iterable[_builtins.str] | None = ...,
-        required_features: _abc.Iterable[_builtins.str] | None = ...,
+        features: _abc.Iterable[Global___Feature.ValueType] | None = ...,
+        required_features: _abc.Iterable[Global___Feature.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -141,17 +211,17 @@ class Limits(_message.Message):
     SETTLE_TIMEOUT_FIELD_NUMBER: _builtins.int
     REGISTRATION_TIMEOUT_FIELD_NUMBER: _builtins.int
     PEER_GRACE_FIELD_NUMBER: _builtins.int
-    BLOCKS_PER_REQUEST_FIELD_NUMBER: _builtins.int
+    REQUEST_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
-    LEASES_FIELD_NUMBER: _builtins.int
-    TRANSFERS_FIELD_NUMBER: _builtins.int
-    blocks_per_request: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    request_block_count: _builtins.int
     """Blocks in one request."""
     message_bytes: _builtins.int
     """Bytes of one message."""
-    leases: _builtins.int
+    lease_count: _builtins.int
     """Live leases."""
-    transfers: _builtins.int
+    transfer_count: _builtins.int
     """Transfers that wait or run."""
     @_builtins.property
     def lease_ttl(self) -> _duration_pb2.Duration:
@@ -191,14 +261,14 @@ class Limits(_message.Message):
         settle_timeout: _duration_pb2.Duration | None = ...,
         registration_timeout: _duration_pb2.Duration | None = ...,
         peer_grace: _duration_pb2.Duration | None = ...,
-        blocks_per_request: _builtins.int = ...,
+        request_block_count: _builtins.int = ...,
         message_bytes: _builtins.int = ...,
-        leases: _builtins.int = ...,
-        transfers: _builtins.int = ...,
+        lease_count: _builtins.int = ...,
+        transfer_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_per_request", b"blocks_per_request", "lease_cap", b"lease_cap", "lease_ttl", b"lease_ttl", "leases", b"leases", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "settle_timeout", b"settle_timeout", "transfer_timeout", b"transfer_timeout", "transfers", b"transfers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_cap", b"lease_cap", "lease_count", b"lease_count", "lease_ttl", b"lease_ttl", "message_bytes", b"message_bytes", "peer_grace", b"peer_grace", "queue_timeout", b"queue_timeout", "registration_timeout", b"registration_timeout", "request_block_count", b"request_block_count", "settle_timeout", b"settle_timeout", "transfer_count", b"transfer_count", "transfer_timeout", b"transfer_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,8 +302,14 @@ class GetCapabilitiesResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     DATA_PATHS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    ADMISSION_REASON_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the software."""
+    admission: Global___Admission.ValueType
+    """Whether it takes work."""
+    admission_reason: _builtins.str
+    """Why not, to be read; empty when it does."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -258,14 +334,205 @@ class GetCapabilitiesResponse(_message.Message):
         limits: Global___Limits | None = ...,
         data_paths: _abc.Iterable[Global___DataPathStatus] | None = ...,
         version: _builtins.str = ...,
+        admission: Global___Admission.ValueType = ...,
+        admission_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "header", b"header", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_paths", b"data_paths", "engine", b"engine", "header", b"header", "limits", b"limits", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "data_paths", b"data_paths", "engine", b"engine", "header", b"header", "limits", b"limits", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetCapabilitiesResponse: _TypeAlias = GetCapabilitiesResponse  # noqa: Y015
+
+@_typing.final
+class GetEngineRequest(_message.Message):
+    """GetEngine has no parameters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetEngineRequest: _TypeAlias = GetEngineRequest  # noqa: Y015
+
+@_typing.final
+class GetEngineResponse(_message.Message):
+    """How the engine is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def status(self) -> Global___EngineStatus:
+        """How it is."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        status: Global___EngineStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetEngineResponse: _TypeAlias = GetEngineResponse  # noqa: Y015
+
+@_typing.final
+class WatchEngineRequest(_message.Message):
+    """How often to be told."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def min_interval(self) -> _duration_pb2.Duration:
+        """At most once in this time; unset means 0.1 s, and no less is kept."""
+
+    def __init__(
+        self,
+        *,
+        min_interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEngineRequest: _TypeAlias = WatchEngineRequest  # noqa: Y015
+
+@_typing.final
+class WatchEngineResponse(_message.Message):
+    """How the engine is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def status(self) -> Global___EngineStatus:
+        """How it is."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        status: Global___EngineStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchEngineResponse: _TypeAlias = WatchEngineResponse  # noqa: Y015
+
+@_typing.final
+class EngineStatus(_message.Message):
+    """What a router chooses an engine by."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    ADMISSION_REASON_FIELD_NUMBER: _builtins.int
+    ENGINE_ATTACHED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TRANSFER_COUNT_FIELD_NUMBER: _builtins.int
+    WAITING_TURN_COUNT_FIELD_NUMBER: _builtins.int
+    QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    admission: Global___Admission.ValueType
+    """Whether it takes work."""
+    admission_reason: _builtins.str
+    """Why not, to be read; empty when it does."""
+    engine_attached: _builtins.bool
+    """An engine is attached. False: it has no blocks."""
+    transfer_count: _builtins.int
+    """Transfers that are not over."""
+    waiting_turn_count: _builtins.int
+    """Of these, those that wait for their turn to move."""
+    queued_bytes: _builtins.int
+    """Bytes of transfers whose access is open, and that have not moved yet."""
+    lease_count: _builtins.int
+    """Live leases."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupLoad]:
+        """Blocks, in the order of the pool's groups."""
+
+    def __init__(
+        self,
+        *,
+        admission: Global___Admission.ValueType = ...,
+        admission_reason: _builtins.str = ...,
+        engine_attached: _builtins.bool = ...,
+        groups: _abc.Iterable[Global___GroupLoad] | None = ...,
+        transfer_count: _builtins.int = ...,
+        waiting_turn_count: _builtins.int = ...,
+        queued_bytes: _builtins.int = ...,
+        lease_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "admission_reason", b"admission_reason", "engine_attached", b"engine_attached", "groups", b"groups", "lease_count", b"lease_count", "queued_bytes", b"queued_bytes", "transfer_count", b"transfer_count", "waiting_turn_count", b"waiting_turn_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineStatus: _TypeAlias = EngineStatus  # noqa: Y015
+
+@_typing.final
+class GroupLoad(_message.Message):
+    """Blocks of one group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    FREE_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    SOFT_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """Index of the group."""
+    block_count: _builtins.int
+    """Blocks."""
+    free_block_count: _builtins.int
+    """Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned."""
+    soft_block_count: _builtins.int
+    """Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
+    time.
+    """
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        free_block_count: _builtins.int = ...,
+        soft_block_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "free_block_count", b"free_block_count", "group", b"group", "soft_block_count", b"soft_block_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupLoad: _TypeAlias = GroupLoad  # noqa: Y015
 
 @_typing.final
 class DataPathStatus(_message.Message):
@@ -273,11 +540,11 @@ class DataPathStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
+    DATA_PATH_FIELD_NUMBER: _builtins.int
     AVAILABLE_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """shm, cma, nixl, collective or loopback."""
+    data_path: _common_pb2.DataPath.ValueType
+    """Which."""
     available: _builtins.bool
     """Whether it can be used."""
     why: _builtins.str
@@ -285,13 +552,13 @@ class DataPathStatus(_message.Message):
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
+        data_path: _common_pb2.DataPath.ValueType = ...,
         available: _builtins.bool = ...,
         why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "name", b"name", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "data_path", b"data_path", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -480,6 +747,9 @@ class ConnectPeerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply then has no peer."""
     @_builtins.property
     def peer(self) -> _common_pb2.PeerAddress:
         """Required. Where its lead listens."""
@@ -488,10 +758,11 @@ class ConnectPeerRequest(_message.Message):
         self,
         *,
         peer: _common_pb2.PeerAddress | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,7 +810,7 @@ class Peer(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     SILENCE_FIELD_NUMBER: _builtins.int
-    OPEN_ACCESSES_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_COUNT_FIELD_NUMBER: _builtins.int
     engine_id: _builtins.str
     """The engine."""
     incarnation: _builtins.int
@@ -548,7 +819,7 @@ class Peer(_message.Message):
     """Its address; empty for a peer that dialled us and gave none."""
     state: Global___PeerState.ValueType
     """Whether it can be used."""
-    open_accesses: _builtins.int
+    open_access_count: _builtins.int
     """Accesses open with it, either way."""
     @_builtins.property
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankPath]:
@@ -567,11 +838,11 @@ class Peer(_message.Message):
         state: Global___PeerState.ValueType = ...,
         paths: _abc.Iterable[Global___RankPath] | None = ...,
         silence: _duration_pb2.Duration | None = ...,
-        open_accesses: _builtins.int = ...,
+        open_access_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["silence", b"silence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "incarnation", b"incarnation", "open_accesses", b"open_accesses", "paths", b"paths", "silence", b"silence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "engine_id", b"engine_id", "incarnation", b"incarnation", "open_access_count", b"open_access_count", "paths", b"paths", "silence", b"silence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -587,17 +858,17 @@ class RankPath(_message.Message):
     PEER_RANK_FIELD_NUMBER: _builtins.int
     DATA_PATH_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
+    REJECTED_PATHS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """This engine's rank."""
     peer_rank: _builtins.int
     """The peer's rank."""
-    data_path: _builtins.str
+    data_path: _common_pb2.DataPath.ValueType
     """The data path in use."""
     why: _builtins.str
     """Why this one, with the transport where it is known."""
     @_builtins.property
-    def rejected(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataPathStatus]:
+    def rejected_paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataPathStatus]:
         """Better or equal paths that could not be used, and why."""
 
     def __init__(
@@ -605,13 +876,13 @@ class RankPath(_message.Message):
         *,
         rank: _builtins.int = ...,
         peer_rank: _builtins.int = ...,
-        data_path: _builtins.str = ...,
+        data_path: _common_pb2.DataPath.ValueType = ...,
         why: _builtins.str = ...,
-        rejected: _abc.Iterable[Global___DataPathStatus] | None = ...,
+        rejected_paths: _abc.Iterable[Global___DataPathStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "peer_rank", b"peer_rank", "rank", b"rank", "rejected", b"rejected", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "peer_rank", b"peer_rank", "rank", b"rank", "rejected_paths", b"rejected_paths", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

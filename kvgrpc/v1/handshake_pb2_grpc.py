@@ -40,6 +40,16 @@ class HandshakeServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesResponse.FromString,
                 _registered_method=True)
+        self.GetEngine = channel.unary_unary(
+                '/kvgrpc.v1.HandshakeService/GetEngine',
+                request_serializer=kvgrpc_dot_v1_dot_handshake__pb2.GetEngineRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.GetEngineResponse.FromString,
+                _registered_method=True)
+        self.WatchEngine = channel.unary_stream(
+                '/kvgrpc.v1.HandshakeService/WatchEngine',
+                request_serializer=kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineResponse.FromString,
+                _registered_method=True)
         self.Handshake = channel.unary_unary(
                 '/kvgrpc.v1.HandshakeService/Handshake',
                 request_serializer=kvgrpc_dot_v1_dot_handshake__pb2.HandshakeRequest.SerializeToString,
@@ -62,9 +72,32 @@ class HandshakeServiceServicer:
     """
 
     def GetCapabilities(self, request, context):
-        """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+        """What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 
         Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetEngine(self, request, context):
+        """How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+        waits. Any caller. The unary equal of WatchEngine.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchEngine(self, request, context):
+        """The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+        though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+        transfers of the one before are gone. Ends with the server.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,6 +157,16 @@ def add_HandshakeServiceServicer_to_server(servicer, server):
                     request_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesResponse.SerializeToString,
             ),
+            'GetEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEngine,
+                    request_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.GetEngineRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_handshake__pb2.GetEngineResponse.SerializeToString,
+            ),
+            'WatchEngine': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchEngine,
+                    request_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineResponse.SerializeToString,
+            ),
             'Handshake': grpc.unary_unary_rpc_method_handler(
                     servicer.Handshake,
                     request_deserializer=kvgrpc_dot_v1_dot_handshake__pb2.HandshakeRequest.FromString,
@@ -168,6 +211,60 @@ class HandshakeService:
             '/kvgrpc.v1.HandshakeService/GetCapabilities',
             kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesRequest.SerializeToString,
             kvgrpc_dot_v1_dot_handshake__pb2.GetCapabilitiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.HandshakeService/GetEngine',
+            kvgrpc_dot_v1_dot_handshake__pb2.GetEngineRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_handshake__pb2.GetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvgrpc.v1.HandshakeService/WatchEngine',
+            kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_handshake__pb2.WatchEngineResponse.FromString,
             options,
             channel_credentials,
             insecure,

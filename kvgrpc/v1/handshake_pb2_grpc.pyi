@@ -34,9 +34,24 @@ class HandshakeServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HandshakeServiceAsyncStub: ...
     GetCapabilities: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.GetCapabilitiesRequest, _handshake_pb2.GetCapabilitiesResponse]
-    """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+    """What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 
     Errors: none of its own.
+    """
+    GetEngine: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.GetEngineRequest, _handshake_pb2.GetEngineResponse]
+    """How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+    waits. Any caller. The unary equal of WatchEngine.
+
+    Errors: none of its own.
+    """
+    WatchEngine: _grpc.UnaryStreamMultiCallable[_handshake_pb2.WatchEngineRequest, _handshake_pb2.WatchEngineResponse]
+    """The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+    though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+    transfers of the one before are gone. Ends with the server.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
     """
     Handshake: _grpc.UnaryUnaryMultiCallable[_handshake_pb2.HandshakeRequest, _handshake_pb2.HandshakeResponse]
     """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
@@ -79,9 +94,24 @@ class HandshakeServiceAsyncStub(HandshakeServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCapabilities: _aio.UnaryUnaryMultiCallable[_handshake_pb2.GetCapabilitiesRequest, _handshake_pb2.GetCapabilitiesResponse]  # type: ignore[assignment]
-    """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+    """What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 
     Errors: none of its own.
+    """
+    GetEngine: _aio.UnaryUnaryMultiCallable[_handshake_pb2.GetEngineRequest, _handshake_pb2.GetEngineResponse]  # type: ignore[assignment]
+    """How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+    waits. Any caller. The unary equal of WatchEngine.
+
+    Errors: none of its own.
+    """
+    WatchEngine: _aio.UnaryStreamMultiCallable[_handshake_pb2.WatchEngineRequest, _handshake_pb2.WatchEngineResponse]  # type: ignore[assignment]
+    """The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+    though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+    transfers of the one before are gone. Ends with the server.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+    * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
     """
     Handshake: _aio.UnaryUnaryMultiCallable[_handshake_pb2.HandshakeRequest, _handshake_pb2.HandshakeResponse]  # type: ignore[assignment]
     """Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
@@ -127,9 +157,36 @@ class HandshakeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _handshake_pb2.GetCapabilitiesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_handshake_pb2.GetCapabilitiesResponse, _abc.Awaitable[_handshake_pb2.GetCapabilitiesResponse]]:
-        """What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+        """What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 
         Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetEngine(
+        self,
+        request: _handshake_pb2.GetEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_handshake_pb2.GetEngineResponse, _abc.Awaitable[_handshake_pb2.GetEngineResponse]]:
+        """How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+        waits. Any caller. The unary equal of WatchEngine.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchEngine(
+        self,
+        request: _handshake_pb2.WatchEngineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_handshake_pb2.WatchEngineResponse], _abc.AsyncIterator[_handshake_pb2.WatchEngineResponse]]:
+        """The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+        though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+        transfers of the one before are gone. Ends with the server.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+        * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
         """
 
     @_abc_1.abstractmethod

@@ -97,10 +97,10 @@ class Lease(_message.Message):
     AGE_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    CONSUMERS_FIELD_NUMBER: _builtins.int
-    CONSUMERS_DONE_FIELD_NUMBER: _builtins.int
-    OPEN_ACCESSES_FIELD_NUMBER: _builtins.int
-    RENEWALS_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    DONE_CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    OPEN_ACCESS_COUNT_FIELD_NUMBER: _builtins.int
+    RENEWAL_COUNT_FIELD_NUMBER: _builtins.int
     TRACE_ID_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
@@ -113,13 +113,13 @@ class Lease(_message.Message):
     """The SEND transfer of the same hand-over; empty for GrantLease."""
     token_count: _builtins.int
     """Tokens on offer."""
-    consumers: _builtins.int
+    consumer_count: _builtins.int
     """Consumers declared."""
-    consumers_done: _builtins.int
+    done_consumer_count: _builtins.int
     """Consumers done."""
-    open_accesses: _builtins.int
+    open_access_count: _builtins.int
     """Accesses open on it now."""
-    renewals: _builtins.int
+    renewal_count: _builtins.int
     """Renewals so far."""
     trace_id: _builtins.str
     """The trace of the hand-over."""
@@ -140,7 +140,7 @@ class Lease(_message.Message):
         """Time since it was granted."""
 
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def blocks(self) -> _common_pb2.Blocks:
         """The pinned blocks."""
 
     @_builtins.property
@@ -158,18 +158,18 @@ class Lease(_message.Message):
         remaining: _duration_pb2.Duration | None = ...,
         cap_remaining: _duration_pb2.Duration | None = ...,
         age: _duration_pb2.Duration | None = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         token_count: _builtins.int = ...,
-        consumers: _builtins.int = ...,
-        consumers_done: _builtins.int = ...,
-        open_accesses: _builtins.int = ...,
-        renewals: _builtins.int = ...,
+        consumer_count: _builtins.int = ...,
+        done_consumer_count: _builtins.int = ...,
+        open_access_count: _builtins.int = ...,
+        renewal_count: _builtins.int = ...,
         trace_id: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "remaining", b"remaining", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumers", b"consumers", "consumers_done", b"consumers_done", "labels", b"labels", "lease_id", b"lease_id", "open_accesses", b"open_accesses", "remaining", b"remaining", "renewals", b"renewals", "request_id", b"request_id", "state", b"state", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "cap_remaining", b"cap_remaining", "consumer_count", b"consumer_count", "done_consumer_count", b"done_consumer_count", "labels", b"labels", "lease_id", b"lease_id", "open_access_count", b"open_access_count", "remaining", b"remaining", "renewal_count", b"renewal_count", "request_id", b"request_id", "state", b"state", "token_count", b"token_count", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,13 +195,13 @@ class LeaseRef(_message.Message):
         lease_id: _builtins.str = ...,
         grant: _common_pb2.Grant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease", b"lease", "lease_id", b"lease_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease_id", b"lease_id", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease", b"lease", "lease_id", b"lease_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant", b"grant", "lease_id", b"lease_id", "ref", b"ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_lease: _TypeAlias = _typing.Literal["lease_id", "grant"]  # noqa: Y015
-    _WhichOneofArgType_lease: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_lease) -> _WhichOneofReturnType_lease | None: ...
+    _WhichOneofReturnType_ref: _TypeAlias = _typing.Literal["lease_id", "grant"]  # noqa: Y015
+    _WhichOneofArgType_ref: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_ref) -> _WhichOneofReturnType_ref | None: ...
 
 Global___LeaseRef: _TypeAlias = LeaseRef  # noqa: Y015
 
@@ -235,15 +235,15 @@ class GrantLeaseRequest(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
-    CONSUMERS_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
     ON_ABORT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
-    consumers: _builtins.int
+    consumer_count: _builtins.int
     """How many consumers will come. 0 means 1."""
     on_abort: _common_pb2.OnAbort.ValueType
     """What a consumer's abort means."""
@@ -251,11 +251,11 @@ class GrantLeaseRequest(_message.Message):
     """The LLM request's id; a label."""
     transfer_key: _builtins.bytes
     """At least 16 random bytes, or empty: the server then makes a key."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
+    validate_only: _builtins.bool
+    """See common.proto."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Required. The blocks, one entry a group, in token order."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """Required. The blocks, in token order."""
 
     @_builtins.property
     def content(self) -> _common_pb2.Content:
@@ -273,19 +273,19 @@ class GrantLeaseRequest(_message.Message):
         self,
         *,
         idempotency_key: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         content: _common_pb2.Content | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
-        consumers: _builtins.int = ...,
+        consumer_count: _builtins.int = ...,
         on_abort: _common_pb2.OnAbort.ValueType = ...,
         request_id: _builtins.str = ...,
         transfer_key: _builtins.bytes = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        incarnation: _builtins.int = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumers", b"consumers", "content", b"content", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "consumer_count", b"consumer_count", "content", b"content", "idempotency_key", b"idempotency_key", "labels", b"labels", "on_abort", b"on_abort", "request_id", b"request_id", "transfer_key", b"transfer_key", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,6 +335,9 @@ class RenewLeasesRequest(_message.Message):
 
     LEASES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    validate_only: _builtins.bool
+    """See common.proto: the rows are those of the leases as they are."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRef]:
         """Which ones."""
@@ -350,10 +353,11 @@ class RenewLeasesRequest(_message.Message):
         *,
         leases: _abc.Iterable[Global___LeaseRef] | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,8 +371,11 @@ class RenewedLease(_message.Message):
 
     REMAINING_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.FailureReason.ValueType
     """Why not; UNSPECIFIED when it was."""
+    state: Global___LeaseState.ValueType
+    """Its state now: DONE tells that its consumers have their KV. UNSPECIFIED for one that is unknown."""
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
         """What is left now; 0 when it could not be renewed."""
@@ -378,10 +385,11 @@ class RenewedLease(_message.Message):
         *,
         remaining: _duration_pb2.Duration | None = ...,
         reason: _common_pb2.FailureReason.ValueType = ...,
+        state: Global___LeaseState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "remaining", b"remaining", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,7 +433,10 @@ class ReleaseLeaseRequest(_message.Message):
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
+    """See common.proto."""
+    validate_only: _builtins.bool
     """See common.proto."""
     @_builtins.property
     def lease(self) -> Global___LeaseRef:
@@ -436,10 +447,11 @@ class ReleaseLeaseRequest(_message.Message):
         *,
         idempotency_key: _builtins.str = ...,
         lease: Global___LeaseRef | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "lease", b"lease", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -453,7 +465,7 @@ class ReleaseLeaseResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
-    FREED_FIELD_NUMBER: _builtins.int
+    FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -463,7 +475,7 @@ class ReleaseLeaseResponse(_message.Message):
         """The lease after it."""
 
     @_builtins.property
-    def freed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def freed_blocks(self) -> _common_pb2.Blocks:
         """Blocks that no pin holds any more."""
 
     def __init__(
@@ -471,11 +483,11 @@ class ReleaseLeaseResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         lease: Global___Lease | None = ...,
-        freed: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        freed_blocks: _common_pb2.Blocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "lease", b"lease"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks", "header", b"header", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "header", b"header", "lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks", "header", b"header", "lease", b"lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

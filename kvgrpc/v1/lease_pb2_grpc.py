@@ -74,7 +74,7 @@ class LeaseServiceServicer:
     """
 
     def GrantLease(self, request, context):
-        """Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+        """Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 
         Errors: as FinishedBlocks.
         """

@@ -36,7 +36,7 @@ class LeaseServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LeaseServiceAsyncStub: ...
     GrantLease: _grpc.UnaryUnaryMultiCallable[_lease_pb2.GrantLeaseRequest, _lease_pb2.GrantLeaseResponse]
-    """Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+    """Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 
     Errors: as FinishedBlocks.
     """
@@ -87,7 +87,7 @@ class LeaseServiceAsyncStub(LeaseServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GrantLease: _aio.UnaryUnaryMultiCallable[_lease_pb2.GrantLeaseRequest, _lease_pb2.GrantLeaseResponse]  # type: ignore[assignment]
-    """Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+    """Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 
     Errors: as FinishedBlocks.
     """
@@ -141,7 +141,7 @@ class LeaseServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _lease_pb2.GrantLeaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_lease_pb2.GrantLeaseResponse, _abc.Awaitable[_lease_pb2.GrantLeaseResponse]]:
-        """Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+        """Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 
         Errors: as FinishedBlocks.
         """

@@ -69,30 +69,30 @@ class DescribePoolsResponse(_message.Message):
 Global___DescribePoolsResponse: _TypeAlias = DescribePoolsResponse  # noqa: Y015
 
 @_typing.final
-class GroupCount(_message.Message):
+class GroupBlockCount(_message.Message):
     """How many blocks to take from one group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     """Index of the group."""
-    count: _builtins.int
+    block_count: _builtins.int
     """Blocks."""
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
-        count: _builtins.int = ...,
+        block_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GroupCount: _TypeAlias = GroupCount  # noqa: Y015
+Global___GroupBlockCount: _TypeAlias = GroupBlockCount  # noqa: Y015
 
 @_typing.final
 class AllocateBlocksRequest(_message.Message):
@@ -101,32 +101,40 @@ class AllocateBlocksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
-    COUNTS_FIELD_NUMBER: _builtins.int
+    GROUP_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
     ALLOCATION_ID_FIELD_NUMBER: _builtins.int
+    NO_EXPIRY_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     allocation_id: _builtins.str
-    """An earlier allocation, to renew its TTL; `counts` is then empty."""
+    """An earlier allocation, to renew its TTL; `group_block_counts` is then empty."""
+    no_expiry: _builtins.bool
+    """Never freed by itself: a caller that forgets it holds its blocks until the server's end. Without `ttl`."""
+    validate_only: _builtins.bool
+    """See common.proto."""
     @_builtins.property
-    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupCount]:
-        """Required. From each group; at most 256 rows."""
+    def group_block_counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlockCount]:
+        """Required. How many from each group; at most 256 rows."""
 
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
-        """Freed by itself after this long; unset lives until FreeBlocks."""
+        """Freed by itself after this long; unset means 10 minutes."""
 
     def __init__(
         self,
         *,
         idempotency_key: _builtins.str = ...,
-        counts: _abc.Iterable[Global___GroupCount] | None = ...,
+        group_block_counts: _abc.Iterable[Global___GroupBlockCount] | None = ...,
         ttl: _duration_pb2.Duration | None = ...,
         allocation_id: _builtins.str = ...,
+        no_expiry: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "counts", b"counts", "idempotency_key", b"idempotency_key", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "group_block_counts", b"group_block_counts", "idempotency_key", b"idempotency_key", "no_expiry", b"no_expiry", "ttl", b"ttl", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,18 +147,15 @@ class AllocateBlocksResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     REMAINING_FIELD_NUMBER: _builtins.int
-    allocation_id: _builtins.str
-    """The allocation."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
 
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Its blocks."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """The blocks, with the id of their allocation: hand on the whole message. Unset with `validate_only`."""
 
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
@@ -160,13 +165,12 @@ class AllocateBlocksResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        allocation_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         remaining: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "remaining", b"remaining"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "header", b"header", "remaining", b"remaining"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "blocks", b"blocks", "header", b"header", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "header", b"header", "remaining", b"remaining"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,27 +184,33 @@ class FreeBlocksRequest(_message.Message):
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
+    ALLOCATION_ID_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
+    allocation_id: _builtins.str
+    """All that is left of this allocation."""
+    validate_only: _builtins.bool
+    """See common.proto."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Required. The blocks."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """These; no more than those of one allocation where it is stated."""
 
     def __init__(
         self,
         *,
         idempotency_key: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
-        incarnation: _builtins.int = ...,
+        blocks: _common_pb2.Blocks | None = ...,
+        allocation_id: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "blocks", b"blocks", "freed", b"freed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "idempotency_key", b"idempotency_key", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocation_id", b"allocation_id", "blocks", b"blocks", "freed", b"freed", "idempotency_key", b"idempotency_key", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_freed: _TypeAlias = _typing.Literal["blocks", "allocation_id"]  # noqa: Y015
+    _WhichOneofArgType_freed: _TypeAlias = _typing.Literal["freed", b"freed"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_freed) -> _WhichOneofReturnType_freed | None: ...
 
 Global___FreeBlocksRequest: _TypeAlias = FreeBlocksRequest  # noqa: Y015
 
@@ -211,24 +221,24 @@ class FreeBlocksResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    FREED_FIELD_NUMBER: _builtins.int
+    FREED_BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
 
     @_builtins.property
-    def freed(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def freed_blocks(self) -> _common_pb2.Blocks:
         """Those that are free now; the others follow at their last unpin."""
 
     def __init__(
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        freed: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        freed_blocks: _common_pb2.Blocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed", b"freed", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_blocks", b"freed_blocks", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,44 +268,44 @@ class GroupStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    FREE_FIELD_NUMBER: _builtins.int
-    ALLOCATED_FIELD_NUMBER: _builtins.int
-    PINNED_FIELD_NUMBER: _builtins.int
-    LEASED_FIELD_NUMBER: _builtins.int
-    TARGETS_FIELD_NUMBER: _builtins.int
-    QUARANTINED_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    FREE_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    ALLOCATED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    PINNED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    LEASED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    TARGET_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    QUARANTINED_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
-    blocks: _builtins.int
+    block_count: _builtins.int
     """Blocks."""
-    free: _builtins.int
+    free_block_count: _builtins.int
     """Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned."""
-    allocated: _builtins.int
+    allocated_block_count: _builtins.int
     """Allocated; 0 in an ENGINE_MANAGED pool."""
-    pinned: _builtins.int
+    pinned_block_count: _builtins.int
     """With at least one pin."""
-    leased: _builtins.int
+    leased_block_count: _builtins.int
     """Under read leases."""
-    targets: _builtins.int
+    target_block_count: _builtins.int
     """Targets of transfers."""
-    quarantined: _builtins.int
+    quarantined_block_count: _builtins.int
     """In quarantine."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        blocks: _builtins.int = ...,
-        free: _builtins.int = ...,
-        allocated: _builtins.int = ...,
-        pinned: _builtins.int = ...,
-        leased: _builtins.int = ...,
-        targets: _builtins.int = ...,
-        quarantined: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        free_block_count: _builtins.int = ...,
+        allocated_block_count: _builtins.int = ...,
+        pinned_block_count: _builtins.int = ...,
+        leased_block_count: _builtins.int = ...,
+        target_block_count: _builtins.int = ...,
+        quarantined_block_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated", b"allocated", "blocks", b"blocks", "free", b"free", "leased", b"leased", "name", b"name", "pinned", b"pinned", "quarantined", b"quarantined", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_block_count", b"allocated_block_count", "block_count", b"block_count", "free_block_count", b"free_block_count", "leased_block_count", b"leased_block_count", "name", b"name", "pinned_block_count", b"pinned_block_count", "quarantined_block_count", b"quarantined_block_count", "target_block_count", b"target_block_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -344,13 +354,10 @@ class ReadBlocksRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked."""
     @_builtins.property
-    def blocks(self) -> _common_pb2.GroupBlocks:
+    def blocks(self) -> _common_pb2.Blocks:
         """Required. The blocks."""
 
     @_builtins.property
@@ -361,13 +368,12 @@ class ReadBlocksRequest(_message.Message):
         self,
         *,
         rank: _builtins.int = ...,
-        blocks: _common_pb2.GroupBlocks | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         layers: _common_pb2.LayerRange | None = ...,
-        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "incarnation", b"incarnation", "layers", b"layers", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "layers", b"layers", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,8 +385,11 @@ class BlockData(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    GROUP_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    """Index of its group."""
     block: _builtins.int
     """The block."""
     data: _builtins.bytes
@@ -388,12 +397,13 @@ class BlockData(_message.Message):
     def __init__(
         self,
         *,
+        group: _builtins.int = ...,
         block: _builtins.int = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "data", b"data"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "data", b"data", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

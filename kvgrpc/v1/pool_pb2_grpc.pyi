@@ -40,22 +40,27 @@ class PoolServiceStub:
     * UNAVAILABLE NO_POOL: no engine is attached yet.
     """
     AllocateBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.AllocateBlocksRequest, _pool_pb2.AllocateBlocksResponse]
-    """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks, or until its TTL
-    ends when one is given; its owner renews it by allocating again with the same allocation id.
+    """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
+    its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
+    ends with the session, and by a TTL only if it states one.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
+      delay.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-    * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
     """
     FreeBlocks: _grpc.UnaryUnaryMultiCallable[_pool_pb2.FreeBlocksRequest, _pool_pb2.FreeBlocksResponse]
-    """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
+    """Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
+    unpin. All or none.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
     """
@@ -69,7 +74,7 @@ class PoolServiceStub:
     """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
     """
@@ -86,22 +91,27 @@ class PoolServiceAsyncStub(PoolServiceStub):
     * UNAVAILABLE NO_POOL: no engine is attached yet.
     """
     AllocateBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.AllocateBlocksRequest, _pool_pb2.AllocateBlocksResponse]  # type: ignore[assignment]
-    """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks, or until its TTL
-    ends when one is given; its owner renews it by allocating again with the same allocation id.
+    """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
+    its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
+    ends with the session, and by a TTL only if it states one.
 
     Errors:
     * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+    * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
+      delay.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
     * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
     * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-    * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+    * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
     """
     FreeBlocks: _aio.UnaryUnaryMultiCallable[_pool_pb2.FreeBlocksRequest, _pool_pb2.FreeBlocksResponse]  # type: ignore[assignment]
-    """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
+    """Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
+    unpin. All or none.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
     * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
     """
@@ -115,7 +125,7 @@ class PoolServiceAsyncStub(PoolServiceStub):
     """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
     Errors:
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
     """
@@ -141,16 +151,19 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.AllocateBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.AllocateBlocksResponse, _abc.Awaitable[_pool_pb2.AllocateBlocksResponse]]:
-        """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks, or until its TTL
-        ends when one is given; its owner renews it by allocating again with the same allocation id.
+        """Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
+        its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
+        ends with the session, and by a TTL only if it states one.
 
         Errors:
         * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
+        * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
+          delay.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
         * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
         * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-        * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+        * INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
         """
 
     @_abc_1.abstractmethod
@@ -159,10 +172,12 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pool_pb2.FreeBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pool_pb2.FreeBlocksResponse, _abc.Awaitable[_pool_pb2.FreeBlocksResponse]]:
-        """Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
+        """Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
+        unpin. All or none.
 
         Errors:
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+        * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
         * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
         """
@@ -188,7 +203,7 @@ class PoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 
         Errors:
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
         """

@@ -83,11 +83,11 @@ class _TensorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TensorKind
     DESCRIPTOR: _descriptor.EnumDescriptor
     TENSOR_KIND_UNSPECIFIED: _TensorKind.ValueType  # 0
     """Never sent: a description must say it."""
-    TENSOR_KIND_KEY_VALUE: _TensorKind.ValueType  # 1
+    TENSOR_KIND_KV: _TensorKind.ValueType  # 1
     """Keys and values of each block together, keys first."""
-    TENSOR_KIND_KEY: _TensorKind.ValueType  # 2
+    TENSOR_KIND_K: _TensorKind.ValueType  # 2
     """Keys alone."""
-    TENSOR_KIND_VALUE: _TensorKind.ValueType  # 3
+    TENSOR_KIND_V: _TensorKind.ValueType  # 3
     """Values alone."""
     TENSOR_KIND_LATENT: _TensorKind.ValueType  # 4
     """The latent vectors of MLA."""
@@ -99,17 +99,41 @@ class TensorKind(_TensorKind, metaclass=_TensorKindEnumTypeWrapper):
 
 TENSOR_KIND_UNSPECIFIED: TensorKind.ValueType  # 0
 """Never sent: a description must say it."""
-TENSOR_KIND_KEY_VALUE: TensorKind.ValueType  # 1
+TENSOR_KIND_KV: TensorKind.ValueType  # 1
 """Keys and values of each block together, keys first."""
-TENSOR_KIND_KEY: TensorKind.ValueType  # 2
+TENSOR_KIND_K: TensorKind.ValueType  # 2
 """Keys alone."""
-TENSOR_KIND_VALUE: TensorKind.ValueType  # 3
+TENSOR_KIND_V: TensorKind.ValueType  # 3
 """Values alone."""
 TENSOR_KIND_LATENT: TensorKind.ValueType  # 4
 """The latent vectors of MLA."""
 TENSOR_KIND_STATE: TensorKind.ValueType  # 5
 """The running state of a group of kind STATE."""
 Global___TensorKind: _TypeAlias = TensorKind  # noqa: Y015
+
+class _BlockOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BlockOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BlockOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BLOCK_ORDER_UNSPECIFIED: _BlockOrder.ValueType  # 0
+    """Same as TOKEN_MAJOR."""
+    BLOCK_ORDER_TOKEN_MAJOR: _BlockOrder.ValueType  # 1
+    """[tokens, heads, dim]."""
+    BLOCK_ORDER_HEAD_MAJOR: _BlockOrder.ValueType  # 2
+    """[heads, tokens, dim]."""
+
+class BlockOrder(_BlockOrder, metaclass=_BlockOrderEnumTypeWrapper):
+    """How the elements of a block lie."""
+
+BLOCK_ORDER_UNSPECIFIED: BlockOrder.ValueType  # 0
+"""Same as TOKEN_MAJOR."""
+BLOCK_ORDER_TOKEN_MAJOR: BlockOrder.ValueType  # 1
+"""[tokens, heads, dim]."""
+BLOCK_ORDER_HEAD_MAJOR: BlockOrder.ValueType  # 2
+"""[heads, tokens, dim]."""
+Global___BlockOrder: _TypeAlias = BlockOrder  # noqa: Y015
 
 class _MemoryKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -147,10 +171,10 @@ class Group(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
+    LAYER_COUNT_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    KV_HEADS_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    KV_HEAD_COUNT_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
@@ -159,20 +183,20 @@ class Group(_message.Message):
     """Unique within the pool."""
     kind: Global___GroupKind.ValueType
     """How the layers use their blocks."""
-    layers: _builtins.int
+    layer_count: _builtins.int
     """Number of layers, numbered from 0 within the group."""
     block_tokens: _builtins.int
     """Tokens per block."""
-    blocks: _builtins.int
+    block_count: _builtins.int
     """Blocks in the group; ids run from 0."""
-    kv_heads: _builtins.int
+    kv_head_count: _builtins.int
     """KV heads per rank."""
     head_dim: _builtins.int
     """Elements per head."""
     dtype: _builtins.str
     """Element type: float32, bfloat16, float8_e4m3fn, ..."""
-    order: _builtins.str
-    """Order inside a block: token_major ([tokens, heads, dim]) or head_major."""
+    order: Global___BlockOrder.ValueType
+    """Order inside a block."""
     window_tokens: _builtins.int
     """Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
     handed over, reserved and moved.
@@ -182,18 +206,18 @@ class Group(_message.Message):
         *,
         name: _builtins.str = ...,
         kind: Global___GroupKind.ValueType = ...,
-        layers: _builtins.int = ...,
+        layer_count: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
-        blocks: _builtins.int = ...,
-        kv_heads: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        kv_head_count: _builtins.int = ...,
         head_dim: _builtins.int = ...,
         dtype: _builtins.str = ...,
-        order: _builtins.str = ...,
+        order: Global___BlockOrder.ValueType = ...,
         window_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_tokens", b"block_tokens", "blocks", b"blocks", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_heads", b"kv_heads", "layers", b"layers", "name", b"name", "order", b"order", "window_tokens", b"window_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "block_tokens", b"block_tokens", "dtype", b"dtype", "head_dim", b"head_dim", "kind", b"kind", "kv_head_count", b"kv_head_count", "layer_count", b"layer_count", "name", b"name", "order", b"order", "window_tokens", b"window_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,7 +231,7 @@ class Region(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
+    LAYER_COUNT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     STRIDE_BYTES_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
@@ -216,7 +240,7 @@ class Region(_message.Message):
     """Index of the group."""
     first_layer: _builtins.int
     """The layers that it holds."""
-    layers: _builtins.int
+    layer_count: _builtins.int
     """How many."""
     offset: _builtins.int
     """Byte offset in the rank's memory."""
@@ -234,7 +258,7 @@ class Region(_message.Message):
         *,
         group: _builtins.int = ...,
         first_layer: _builtins.int = ...,
-        layers: _builtins.int = ...,
+        layer_count: _builtins.int = ...,
         offset: _builtins.int = ...,
         stride_bytes: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
@@ -242,7 +266,7 @@ class Region(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layers", b"layers", "offset", b"offset", "stride_bytes", b"stride_bytes", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "first_layer", b"first_layer", "group", b"group", "layer_count", b"layer_count", "offset", b"offset", "stride_bytes", b"stride_bytes", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,12 +323,12 @@ class Segment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADDRESS_FIELD_NUMBER: _builtins.int
-    NBYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     address: _builtins.int
     """Virtual address in the owning process."""
-    nbytes: _builtins.int
+    size_bytes: _builtins.int
     """Length."""
     kind: Global___MemoryKind.ValueType
     """Where it lives."""
@@ -314,13 +338,13 @@ class Segment(_message.Message):
         self,
         *,
         address: _builtins.int = ...,
-        nbytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
         kind: Global___MemoryKind.ValueType = ...,
         device: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "kind", b"kind", "nbytes", b"nbytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "kind", b"kind", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,14 +358,14 @@ class ShmEndpoint(_message.Message):
 
     SOCKET_PATH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    NBYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
     NONCE_OFFSET_FIELD_NUMBER: _builtins.int
     socket_path: _builtins.str
     """The socket's path."""
     token: _builtins.bytes
     """Shown once at the socket. Secret."""
-    nbytes: _builtins.int
+    size_bytes: _builtins.int
     """Length of the pool."""
     nonce: _builtins.bytes
     """Read back through the mapping to prove the same host. Secret."""
@@ -352,13 +376,13 @@ class ShmEndpoint(_message.Message):
         *,
         socket_path: _builtins.str = ...,
         token: _builtins.bytes = ...,
-        nbytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
         nonce_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nbytes", b"nbytes", "nonce", b"nonce", "nonce_offset", b"nonce_offset", "socket_path", b"socket_path", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nonce", b"nonce", "nonce_offset", b"nonce_offset", "size_bytes", b"size_bytes", "socket_path", b"socket_path", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -475,20 +499,20 @@ class LoopbackEndpoint(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
-    NBYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """Key in the process's registry."""
-    nbytes: _builtins.int
+    size_bytes: _builtins.int
     """Length."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
-        nbytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "nbytes", b"nbytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -271,8 +271,8 @@ class MatchTokensResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    tokens: _builtins.int
+    EXTERNAL_TOKENS_FIELD_NUMBER: _builtins.int
+    external_tokens: _builtins.int
     """So many more tokens of the prompt. They come beside the engine's steps, never within one."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
@@ -282,11 +282,11 @@ class MatchTokensResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        tokens: _builtins.int = ...,
+        external_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["external_tokens", b"external_tokens", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -303,8 +303,7 @@ class BlocksAllocatedRequest(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     EXTERNAL_TOKENS_FIELD_NUMBER: _builtins.int
     AFTER_STEP_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
@@ -313,16 +312,14 @@ class BlocksAllocatedRequest(_message.Message):
     """Tokens to come: those that MatchTokens says for `computed_tokens`, or none."""
     after_step: _builtins.int
     """The last engine step that may still use what the blocks were before. 0: none does."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """All its blocks, one entry a group, in token order from the first token on; of a state the running one last. Blocks
-        that a group with a window has dropped are counted in `dropped_blocks`.
+    def blocks(self) -> _common_pb2.Blocks:
+        """All its blocks, in token order from the first token on; of a state the running one last. Blocks that a group with a
+        window has dropped are counted in `dropped_block_counts`.
         """
 
     @_builtins.property
-    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def dropped_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
         left its window. Left out: none.
         """
@@ -331,16 +328,15 @@ class BlocksAllocatedRequest(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         computed_tokens: _builtins.int = ...,
         external_tokens: _builtins.int = ...,
         after_step: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
-        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        dropped_block_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_blocks", b"dropped_blocks", "external_tokens", b"external_tokens", "incarnation", b"incarnation", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_block_counts", b"dropped_block_counts", "external_tokens", b"external_tokens", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,22 +376,19 @@ class TokensComputedRequest(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
     """Tokens from the start whose KV is there once `step` is done."""
     step: _builtins.int
     """The engine's step. 0: they are there now."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def blocks(self) -> _common_pb2.Blocks:
         """As in BlocksAllocated."""
 
     @_builtins.property
-    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def dropped_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
         left its window. Left out: none.
         """
@@ -404,15 +397,14 @@ class TokensComputedRequest(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         computed_tokens: _builtins.int = ...,
         step: _builtins.int = ...,
-        incarnation: _builtins.int = ...,
-        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        dropped_block_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_blocks", b"dropped_blocks", "incarnation", b"incarnation", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "dropped_block_counts", b"dropped_block_counts", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,8 +538,7 @@ class RequestFinishedRequest(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    DROPPED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Required."""
     computed_tokens: _builtins.int
@@ -556,10 +547,8 @@ class RequestFinishedRequest(_message.Message):
     """Required."""
     step: _builtins.int
     """The engine's last step for it. 0: all is there now."""
-    incarnation: _builtins.int
-    """The life of this engine that the block ids are of, as in FinishedBlocks."""
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
+    def blocks(self) -> _common_pb2.Blocks:
         """As in BlocksAllocated."""
 
     @_builtins.property
@@ -569,7 +558,7 @@ class RequestFinishedRequest(_message.Message):
         """
 
     @_builtins.property
-    def dropped_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def dropped_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
         left its window. Left out: none.
         """
@@ -578,17 +567,16 @@ class RequestFinishedRequest(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
         computed_tokens: _builtins.int = ...,
         outcome: Global___RequestOutcome.ValueType = ...,
         step: _builtins.int = ...,
         content: _common_pb2.Content | None = ...,
-        incarnation: _builtins.int = ...,
-        dropped_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        dropped_block_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "content", b"content", "dropped_blocks", b"dropped_blocks", "incarnation", b"incarnation", "outcome", b"outcome", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "computed_tokens", b"computed_tokens", "content", b"content", "dropped_block_counts", b"dropped_block_counts", "outcome", b"outcome", "request_id", b"request_id", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -832,11 +820,11 @@ class LoadEnded(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     INVALID_BLOCKS_FIELD_NUMBER: _builtins.int
     ON_LOSS_FIELD_NUMBER: _builtins.int
-    tokens: _builtins.int
+    computed_tokens: _builtins.int
     """Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before."""
     on_loss: Global___OnLoss.ValueType
     """After a loss, what becomes of the request."""
@@ -845,20 +833,20 @@ class LoadEnded(_message.Message):
         """Why it did not come; unset where it did."""
 
     @_builtins.property
-    def invalid_blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """After a loss the blocks that hold nothing of use, of each group."""
+    def invalid_blocks(self) -> _common_pb2.Blocks:
+        """After a loss the blocks that hold nothing of use."""
 
     def __init__(
         self,
         *,
-        tokens: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
         failure: _common_pb2.Failure | None = ...,
-        invalid_blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        invalid_blocks: _common_pb2.Blocks | None = ...,
         on_loss: Global___OnLoss.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "invalid_blocks", b"invalid_blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "invalid_blocks", b"invalid_blocks", "on_loss", b"on_loss", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_tokens", b"computed_tokens", "failure", b"failure", "invalid_blocks", b"invalid_blocks", "on_loss", b"on_loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -924,15 +912,15 @@ class SaveBlocks(_message.Message):
 
     BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Of each group."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """Which."""
 
     def __init__(
         self,
         *,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -948,15 +936,15 @@ class LoadBlocks(_message.Message):
 
     BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.GroupBlocks]:
-        """Of each group."""
+    def blocks(self) -> _common_pb2.Blocks:
+        """Which."""
 
     def __init__(
         self,
         *,
-        blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
+        blocks: _common_pb2.Blocks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

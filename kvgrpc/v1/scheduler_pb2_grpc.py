@@ -159,7 +159,7 @@ class SchedulerServiceServicer:
         * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +173,7 @@ class SchedulerServiceServicer:
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,7 +209,7 @@ class SchedulerServiceServicer:
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
         * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

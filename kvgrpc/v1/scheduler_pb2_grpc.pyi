@@ -81,7 +81,7 @@ class SchedulerServiceStub:
     * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     TokensComputed: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.TokensComputedRequest, _scheduler_pb2.TokensComputedResponse]
     """A step was scheduled that computes more of a request: a push of a prefill sends the blocks that are whole then, a
@@ -91,7 +91,7 @@ class SchedulerServiceStub:
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     BlocksLoaded: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksLoadedRequest, _scheduler_pb2.BlocksLoadedResponse]
     """A staged engine has copied the blocks of Load; LoadEnded follows.
@@ -115,7 +115,7 @@ class SchedulerServiceStub:
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
     * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     AbortRequest: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequestRequest, _scheduler_pb2.AbortRequestResponse]
     """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
@@ -195,7 +195,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     TokensComputed: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.TokensComputedRequest, _scheduler_pb2.TokensComputedResponse]  # type: ignore[assignment]
     """A step was scheduled that computes more of a request: a push of a prefill sends the blocks that are whole then, a
@@ -205,7 +205,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     BlocksLoaded: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.BlocksLoadedRequest, _scheduler_pb2.BlocksLoadedResponse]  # type: ignore[assignment]
     """A staged engine has copied the blocks of Load; LoadEnded follows.
@@ -229,7 +229,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
     * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
     * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+    * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
     """
     AbortRequest: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AbortRequestRequest, _scheduler_pb2.AbortRequestResponse]  # type: ignore[assignment]
     """A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
@@ -324,7 +324,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
 
     @_abc_1.abstractmethod
@@ -340,7 +340,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
 
     @_abc_1.abstractmethod
@@ -382,7 +382,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
         * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
         * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+        * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
         """
 
     @_abc_1.abstractmethod

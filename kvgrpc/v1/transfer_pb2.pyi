@@ -109,6 +109,66 @@ MEMORY_DISPOSITION_QUARANTINED: MemoryDisposition.ValueType  # 3
 """It is over, but an access may still touch them. They come back when the access is proved to be at rest."""
 Global___MemoryDisposition: _TypeAlias = MemoryDisposition  # noqa: Y015
 
+class _WaitingFor:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitingForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitingFor.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAITING_FOR_UNSPECIFIED: _WaitingFor.ValueType  # 0
+    """Nothing: it is over, or goes on by itself. Read an unknown value so, too."""
+    WAITING_FOR_HANDSHAKE: _WaitingFor.ValueType  # 1
+    """The two leads to know each other."""
+    WAITING_FOR_ACCESS: _WaitingFor.ValueType  # 2
+    """The other side to open the access."""
+    WAITING_FOR_BLOCKS: _WaitingFor.ValueType  # 3
+    """This engine to name its blocks (PullBlocks with the transfer's id)."""
+    WAITING_FOR_STEP: _WaitingFor.ValueType  # 4
+    """The engine's step that still uses the blocks."""
+    WAITING_FOR_TURN: _WaitingFor.ValueType  # 5
+    """Its turn: others move."""
+    WAITING_FOR_READERS: _WaitingFor.ValueType  # 6
+    """Consumers to read."""
+    WAITING_FOR_SOURCE: _WaitingFor.ValueType  # 7
+    """The source of a push to be known, or to open its access."""
+    WAITING_FOR_REGISTRATION: _WaitingFor.ValueType  # 8
+    """The destination of a push: its first registration, or one in place of another that failed."""
+    WAITING_FOR_PARTS: _WaitingFor.ValueType  # 9
+    """The next part of a push."""
+    WAITING_FOR_CHECKSUMS: _WaitingFor.ValueType  # 10
+    """Checksums of what arrived."""
+    WAITING_FOR_SETTLE: _WaitingFor.ValueType  # 11
+    """The other side's verdict."""
+
+class WaitingFor(_WaitingFor, metaclass=_WaitingForEnumTypeWrapper):
+    """What a transfer waits for."""
+
+WAITING_FOR_UNSPECIFIED: WaitingFor.ValueType  # 0
+"""Nothing: it is over, or goes on by itself. Read an unknown value so, too."""
+WAITING_FOR_HANDSHAKE: WaitingFor.ValueType  # 1
+"""The two leads to know each other."""
+WAITING_FOR_ACCESS: WaitingFor.ValueType  # 2
+"""The other side to open the access."""
+WAITING_FOR_BLOCKS: WaitingFor.ValueType  # 3
+"""This engine to name its blocks (PullBlocks with the transfer's id)."""
+WAITING_FOR_STEP: WaitingFor.ValueType  # 4
+"""The engine's step that still uses the blocks."""
+WAITING_FOR_TURN: WaitingFor.ValueType  # 5
+"""Its turn: others move."""
+WAITING_FOR_READERS: WaitingFor.ValueType  # 6
+"""Consumers to read."""
+WAITING_FOR_SOURCE: WaitingFor.ValueType  # 7
+"""The source of a push to be known, or to open its access."""
+WAITING_FOR_REGISTRATION: WaitingFor.ValueType  # 8
+"""The destination of a push: its first registration, or one in place of another that failed."""
+WAITING_FOR_PARTS: WaitingFor.ValueType  # 9
+"""The next part of a push."""
+WAITING_FOR_CHECKSUMS: WaitingFor.ValueType  # 10
+"""Checksums of what arrived."""
+WAITING_FOR_SETTLE: WaitingFor.ValueType  # 11
+"""The other side's verdict."""
+Global___WaitingFor: _TypeAlias = WaitingFor  # noqa: Y015
+
 class _WaitCondition:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -133,6 +193,58 @@ WAIT_CONDITION_RETURNED: WaitCondition.ValueType  # 2
 """It is over and its memory is RETURNED."""
 Global___WaitCondition: _TypeAlias = WaitCondition  # noqa: Y015
 
+class _WaitFor:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WaitForEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitFor.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAIT_FOR_UNSPECIFIED: _WaitFor.ValueType  # 0
+    """Same as ALL."""
+    WAIT_FOR_ALL: _WaitFor.ValueType  # 1
+    """All of them."""
+    WAIT_FOR_ANY: _WaitFor.ValueType  # 2
+    """One of them."""
+
+class WaitFor(_WaitFor, metaclass=_WaitForEnumTypeWrapper):
+    """How many of several transfers must meet a condition."""
+
+WAIT_FOR_UNSPECIFIED: WaitFor.ValueType  # 0
+"""Same as ALL."""
+WAIT_FOR_ALL: WaitFor.ValueType  # 1
+"""All of them."""
+WAIT_FOR_ANY: WaitFor.ValueType  # 2
+"""One of them."""
+Global___WaitFor: _TypeAlias = WaitFor  # noqa: Y015
+
+class _CancelScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CancelScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CANCEL_SCOPE_UNSPECIFIED: _CancelScope.ValueType  # 0
+    """Same as BOTH."""
+    CANCEL_SCOPE_BOTH: _CancelScope.ValueType  # 1
+    """The other side is told, and ends CANCELLED too."""
+    CANCEL_SCOPE_THIS_SIDE: _CancelScope.ValueType  # 2
+    """This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
+    took its blocks back.
+    """
+
+class CancelScope(_CancelScope, metaclass=_CancelScopeEnumTypeWrapper):
+    """Which sides a cancel ends."""
+
+CANCEL_SCOPE_UNSPECIFIED: CancelScope.ValueType  # 0
+"""Same as BOTH."""
+CANCEL_SCOPE_BOTH: CancelScope.ValueType  # 1
+"""The other side is told, and ends CANCELLED too."""
+CANCEL_SCOPE_THIS_SIDE: CancelScope.ValueType  # 2
+"""This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
+took its blocks back.
+"""
+Global___CancelScope: _TypeAlias = CancelScope  # noqa: Y015
+
 class _CancelOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -148,7 +260,7 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_ALREADY_ENDED: _CancelOutcome.ValueType  # 3
     """It was over already."""
     CANCEL_OUTCOME_TOMBSTONED: _CancelOutcome.ValueType  # 4
-    """Unknown key: refused when it comes."""
+    """The key is unknown: what comes under it is refused."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper):
     """What a cancel found."""
@@ -162,7 +274,7 @@ CANCEL_OUTCOME_CANCELLED_IN_FLIGHT: CancelOutcome.ValueType  # 2
 CANCEL_OUTCOME_ALREADY_ENDED: CancelOutcome.ValueType  # 3
 """It was over already."""
 CANCEL_OUTCOME_TOMBSTONED: CancelOutcome.ValueType  # 4
-"""Unknown key: refused when it comes."""
+"""The key is unknown: what comes under it is refused."""
 Global___CancelOutcome: _TypeAlias = CancelOutcome  # noqa: Y015
 
 @_typing.final
@@ -181,19 +293,20 @@ class Transfer(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     USE_TOKENS_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
     LAYERS_DONE_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
-    CONSUMERS_DONE_FIELD_NUMBER: _builtins.int
-    CONSUMERS_FIELD_NUMBER: _builtins.int
+    DONE_CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
+    CONSUMER_COUNT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     EVENT_SEQ_FIELD_NUMBER: _builtins.int
     PART_EPOCH_FIELD_NUMBER: _builtins.int
+    PAIR_ID_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.str
     """Its id at this engine."""
     direction: Global___Direction.ValueType
@@ -208,21 +321,19 @@ class Transfer(_message.Message):
     """The W3C trace id, 32 hex digits; empty when the request came without one."""
     lease_id: _builtins.str
     """The source's lease."""
-    waiting_for: _builtins.str
-    """What a transfer waits for: blocks, step, handshake, access, turn, readers; of a push also source, registration (a
-    first destination, or one in place of another that failed), parts.
-    """
+    waiting_for: Global___WaitingFor.ValueType
+    """What it waits for."""
     use_tokens: _builtins.int
     """Tokens whose KV the transfer moves or found; known once the access is open."""
-    blocks: _builtins.int
+    block_count: _builtins.int
     """Blocks that move."""
-    bytes: _builtins.int
+    total_bytes: _builtins.int
     """Bytes that move, over all ranks; known once the access is open."""
-    bytes_done: _builtins.int
+    moved_bytes: _builtins.int
     """Bytes that have moved."""
-    consumers_done: _builtins.int
+    done_consumer_count: _builtins.int
     """SEND: consumers done, of how many."""
-    consumers: _builtins.int
+    consumer_count: _builtins.int
     """SEND: consumers declared."""
     priority: _builtins.int
     """Its priority."""
@@ -231,6 +342,10 @@ class Transfer(_message.Message):
     part_epoch: _builtins.int
     """The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
     an earlier one is to be discarded.
+    """
+    pair_id: _builtins.str
+    """Both sides' transfers of one request have the same: 32 hex digits, a digest of the transfer key that does not tell
+    it.
     """
     @_builtins.property
     def peer(self) -> Global___TransferPeer:
@@ -241,7 +356,7 @@ class Transfer(_message.Message):
         """Layers whose KV may be used provisionally (layer-wise push)."""
 
     @_builtins.property
-    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhaseTiming]:
         """The phases so far, in order."""
 
     @_builtins.property
@@ -267,25 +382,26 @@ class Transfer(_message.Message):
         trace_id: _builtins.str = ...,
         peer: Global___TransferPeer | None = ...,
         lease_id: _builtins.str = ...,
-        waiting_for: _builtins.str = ...,
+        waiting_for: Global___WaitingFor.ValueType = ...,
         use_tokens: _builtins.int = ...,
-        blocks: _builtins.int = ...,
-        bytes: _builtins.int = ...,
-        bytes_done: _builtins.int = ...,
+        block_count: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
         layers_done: _abc.Iterable[_common_pb2.LayerRange] | None = ...,
-        phases: _abc.Iterable[Global___Phase] | None = ...,
+        phases: _abc.Iterable[Global___PhaseTiming] | None = ...,
         paths: _abc.Iterable[Global___TransferPath] | None = ...,
         failure: _common_pb2.Failure | None = ...,
         age: _duration_pb2.Duration | None = ...,
-        consumers_done: _builtins.int = ...,
-        consumers: _builtins.int = ...,
+        done_consumer_count: _builtins.int = ...,
+        consumer_count: _builtins.int = ...,
         priority: _builtins.int = ...,
         event_seq: _builtins.int = ...,
         part_epoch: _builtins.int = ...,
+        pair_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "failure", b"failure", "peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "blocks", b"blocks", "bytes", b"bytes", "bytes_done", b"bytes_done", "consumers", b"consumers", "consumers_done", b"consumers_done", "direction", b"direction", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "part_epoch", b"part_epoch", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "block_count", b"block_count", "consumer_count", b"consumer_count", "direction", b"direction", "done_consumer_count", b"done_consumer_count", "event_seq", b"event_seq", "failure", b"failure", "layers_done", b"layers_done", "lease_id", b"lease_id", "memory", b"memory", "moved_bytes", b"moved_bytes", "pair_id", b"pair_id", "part_epoch", b"part_epoch", "paths", b"paths", "peer", b"peer", "phases", b"phases", "priority", b"priority", "request_id", b"request_id", "state", b"state", "total_bytes", b"total_bytes", "trace_id", b"trace_id", "transfer_id", b"transfer_id", "use_tokens", b"use_tokens", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -326,20 +442,16 @@ class TransferPeer(_message.Message):
 Global___TransferPeer: _TypeAlias = TransferPeer  # noqa: Y015
 
 @_typing.final
-class Phase(_message.Message):
-    """One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn),
-    wire, settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the
-    first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue,
-    its RECEIVE queue, wire and settle, all of the first parts.
-    """
+class PhaseTiming(_message.Message):
+    """One phase of a transfer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     DURATION_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Its name."""
+    phase: _common_pb2.TransferPhase.ValueType
+    """Which."""
     @_builtins.property
     def start(self) -> _duration_pb2.Duration:
         """From the making of the transfer to the start of the phase."""
@@ -351,17 +463,17 @@ class Phase(_message.Message):
     def __init__(
         self,
         *,
-        name: _builtins.str = ...,
+        phase: _common_pb2.TransferPhase.ValueType = ...,
         start: _duration_pb2.Duration | None = ...,
         duration: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "name", b"name", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration", b"duration", "phase", b"phase", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Phase: _TypeAlias = Phase  # noqa: Y015
+Global___PhaseTiming: _TypeAlias = PhaseTiming  # noqa: Y015
 
 @_typing.final
 class TransferPath(_message.Message):
@@ -373,20 +485,20 @@ class TransferPath(_message.Message):
     PEER_RANK_FIELD_NUMBER: _builtins.int
     DATA_PATH_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    DESCRIPTORS_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_COUNT_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """This engine's rank."""
     peer_rank: _builtins.int
     """The peer's rank."""
-    data_path: _builtins.str
-    """shm, cma, nixl, collective, loopback."""
+    data_path: _common_pb2.DataPath.ValueType
+    """The path in use."""
     why: _builtins.str
     """Why this one."""
-    bytes: _builtins.int
+    moved_bytes: _builtins.int
     """Bytes moved."""
-    descriptors: _builtins.int
+    descriptor_count: _builtins.int
     """Descriptors after coalescing."""
     @_builtins.property
     def progress_age(self) -> _duration_pb2.Duration:
@@ -397,15 +509,15 @@ class TransferPath(_message.Message):
         *,
         rank: _builtins.int = ...,
         peer_rank: _builtins.int = ...,
-        data_path: _builtins.str = ...,
+        data_path: _common_pb2.DataPath.ValueType = ...,
         why: _builtins.str = ...,
-        bytes: _builtins.int = ...,
-        descriptors: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
+        descriptor_count: _builtins.int = ...,
         progress_age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["progress_age", b"progress_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "data_path", b"data_path", "descriptors", b"descriptors", "peer_rank", b"peer_rank", "progress_age", b"progress_age", "rank", b"rank", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "descriptor_count", b"descriptor_count", "moved_bytes", b"moved_bytes", "peer_rank", b"peer_rank", "progress_age", b"progress_age", "rank", b"rank", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -483,7 +595,9 @@ class WaitTransferRequest(_message.Message):
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
-        """Also answer when these layers are done (feature "layerwise"). Of a pull they are done when it has succeeded."""
+        """Also answer when these layers are done (FEATURE_LAYERWISE): the condition is met then. Of a pull they are done when
+        it has succeeded.
+        """
 
     def __init__(
         self,
@@ -509,6 +623,9 @@ class WaitTransferResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TRANSFER_FIELD_NUMBER: _builtins.int
+    CONDITION_MET_FIELD_NUMBER: _builtins.int
+    condition_met: _builtins.bool
+    """The condition was met; else the time was over."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
         """Who answered."""
@@ -522,14 +639,119 @@ class WaitTransferResponse(_message.Message):
         *,
         header: _common_pb2.ResponseHeader | None = ...,
         transfer: Global___Transfer | None = ...,
+        condition_met: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition_met", b"condition_met", "header", b"header", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WaitTransferResponse: _TypeAlias = WaitTransferResponse  # noqa: Y015
+
+@_typing.final
+class WaitTransfersRequest(_message.Message):
+    """Which transfers, for what, how long."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_IDS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    WAIT_FOR_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    until: Global___WaitCondition.ValueType
+    """What to wait for, of each."""
+    wait_for: Global___WaitFor.ValueType
+    """Of how many."""
+    @_builtins.property
+    def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Required. At most 1,024."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """At most this long; unset or more than 60 s means 60 s."""
+
+    def __init__(
+        self,
+        *,
+        transfer_ids: _abc.Iterable[_builtins.str] | None = ...,
+        until: Global___WaitCondition.ValueType = ...,
+        wait_for: Global___WaitFor.ValueType = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout", "transfer_ids", b"transfer_ids", "until", b"until", "wait_for", b"wait_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitTransfersRequest: _TypeAlias = WaitTransfersRequest  # noqa: Y015
+
+@_typing.final
+class WaitedTransfer(_message.Message):
+    """One of several transfers that were waited for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    CONDITION_MET_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.str
+    """Its id."""
+    condition_met: _builtins.bool
+    """Its condition was met."""
+    @_builtins.property
+    def transfer(self) -> Global___Transfer:
+        """The transfer; unset where it is unknown."""
+
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.str = ...,
+        transfer: Global___Transfer | None = ...,
+        condition_met: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition_met", b"condition_met", "transfer", b"transfer", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitedTransfer: _TypeAlias = WaitedTransfer  # noqa: Y015
+
+@_typing.final
+class WaitTransfersResponse(_message.Message):
+    """The transfers as they are now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    WAITED_TRANSFERS_FIELD_NUMBER: _builtins.int
+    CONDITION_MET_FIELD_NUMBER: _builtins.int
+    condition_met: _builtins.bool
+    """As many as were asked for met the condition; else the time was over."""
+    @_builtins.property
+    def header(self) -> _common_pb2.ResponseHeader:
+        """Who answered."""
+
+    @_builtins.property
+    def waited_transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitedTransfer]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.ResponseHeader | None = ...,
+        waited_transfers: _abc.Iterable[Global___WaitedTransfer] | None = ...,
+        condition_met: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition_met", b"condition_met", "header", b"header", "waited_transfers", b"waited_transfers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitTransfersResponse: _TypeAlias = WaitTransfersResponse  # noqa: Y015
 
 @_typing.final
 class TransferFilter(_message.Message):
@@ -541,25 +763,39 @@ class TransferFilter(_message.Message):
     TRACE_ID_FIELD_NUMBER: _builtins.int
     PEER_ENGINE_ID_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
-    MEMORY_FIELD_NUMBER: _builtins.int
+    MEMORY_DISPOSITIONS_FIELD_NUMBER: _builtins.int
     MIN_AGE_FIELD_NUMBER: _builtins.int
+    TRANSFER_IDS_FIELD_NUMBER: _builtins.int
+    PAIR_ID_FIELD_NUMBER: _builtins.int
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The LLM request."""
     trace_id: _builtins.str
     """The trace, 32 hex digits."""
     peer_engine_id: _builtins.str
     """The other side's engine."""
+    pair_id: _builtins.str
+    """Both sides' transfers of one request."""
+    lease_id: _builtins.str
+    """Those that the lease stands for."""
+    direction: Global___Direction.ValueType
+    """Which way."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[Global___TransferState.ValueType]:
         """Any of these states; at most 64."""
 
     @_builtins.property
-    def memory(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryDisposition.ValueType]:
+    def memory_dispositions(self) -> _containers.RepeatedScalarFieldContainer[Global___MemoryDisposition.ValueType]:
         """Any of these dispositions; at most 64."""
 
     @_builtins.property
     def min_age(self) -> _duration_pb2.Duration:
         """At least this old."""
+
+    @_builtins.property
+    def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Any of these; at most 1,024."""
 
     def __init__(
         self,
@@ -568,12 +804,16 @@ class TransferFilter(_message.Message):
         trace_id: _builtins.str = ...,
         peer_engine_id: _builtins.str = ...,
         states: _abc.Iterable[Global___TransferState.ValueType] | None = ...,
-        memory: _abc.Iterable[Global___MemoryDisposition.ValueType] | None = ...,
+        memory_dispositions: _abc.Iterable[Global___MemoryDisposition.ValueType] | None = ...,
         min_age: _duration_pb2.Duration | None = ...,
+        transfer_ids: _abc.Iterable[_builtins.str] | None = ...,
+        pair_id: _builtins.str = ...,
+        lease_id: _builtins.str = ...,
+        direction: Global___Direction.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["min_age", b"min_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "min_age", b"min_age", "peer_engine_id", b"peer_engine_id", "request_id", b"request_id", "states", b"states", "trace_id", b"trace_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "lease_id", b"lease_id", "memory_dispositions", b"memory_dispositions", "min_age", b"min_age", "pair_id", b"pair_id", "peer_engine_id", b"peer_engine_id", "request_id", b"request_id", "states", b"states", "trace_id", b"trace_id", "transfer_ids", b"transfer_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -657,7 +897,7 @@ class WatchTransfersRequest(_message.Message):
     after_event_seq: _builtins.int
     """Resume after this sequence number. 0 starts with the present, or, with an incarnation, with its first change."""
     incarnation: _builtins.int
-    """The life that the sequence number belongs to; required with it."""
+    """The life that the sequence number belongs to. Required with it."""
     @_builtins.property
     def filter(self) -> Global___TransferFilter:
         """Which ones."""
@@ -721,8 +961,11 @@ class AcknowledgeTransfersRequest(_message.Message):
 
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     TRANSFER_IDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
+    validate_only: _builtins.bool
+    """See common.proto: the reply counts those that would be acknowledged."""
     @_builtins.property
     def transfer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The transfers; at most 65,536."""
@@ -732,10 +975,11 @@ class AcknowledgeTransfersRequest(_message.Message):
         *,
         idempotency_key: _builtins.str = ...,
         transfer_ids: _abc.Iterable[_builtins.str] | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "transfer_ids", b"transfer_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "transfer_ids", b"transfer_ids", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -748,8 +992,8 @@ class AcknowledgeTransfersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
-    acknowledged: _builtins.int
+    ACKNOWLEDGED_COUNT_FIELD_NUMBER: _builtins.int
+    acknowledged_count: _builtins.int
     """How many were known, ended and returned."""
     @_builtins.property
     def header(self) -> _common_pb2.ResponseHeader:
@@ -759,11 +1003,11 @@ class AcknowledgeTransfersResponse(_message.Message):
         self,
         *,
         header: _common_pb2.ResponseHeader | None = ...,
-        acknowledged: _builtins.int = ...,
+        acknowledged_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "header", b"header"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_count", b"acknowledged_count", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,14 +1023,27 @@ class CancelTransferRequest(_message.Message):
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     TRANSFER_KEY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    FREE_ALLOCATION_IDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     idempotency_key: _builtins.str
     """See common.proto."""
     transfer_id: _builtins.str
     """By id."""
     transfer_key: _builtins.bytes
-    """By key: all transfers of this engine with it, and those still to come."""
+    """By key: all transfers of this engine with it, or, where there are none yet, those still to come."""
     message: _builtins.str
-    """For logs and the transfer's failure message."""
+    """For logs and the transfer's failure message, at both sides."""
+    scope: Global___CancelScope.ValueType
+    """Which sides end."""
+    validate_only: _builtins.bool
+    """See common.proto: the outcome is the one that the cancel would have."""
+    @_builtins.property
+    def free_allocation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Allocations of this engine to free as well, as by FreeBlocks: what a failed request leaves is cleaned up in one
+        call at each side. At most 64.
+        """
+
     def __init__(
         self,
         *,
@@ -794,14 +1051,17 @@ class CancelTransferRequest(_message.Message):
         transfer_id: _builtins.str = ...,
         transfer_key: _builtins.bytes = ...,
         message: _builtins.str = ...,
+        scope: Global___CancelScope.ValueType = ...,
+        free_allocation_ids: _abc.Iterable[_builtins.str] | None = ...,
+        validate_only: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["transfer", b"transfer", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "message", b"message", "transfer", b"transfer", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_allocation_ids", b"free_allocation_ids", "idempotency_key", b"idempotency_key", "message", b"message", "scope", b"scope", "target", b"target", "transfer_id", b"transfer_id", "transfer_key", b"transfer_key", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_transfer: _TypeAlias = _typing.Literal["transfer_id", "transfer_key"]  # noqa: Y015
-    _WhichOneofArgType_transfer: _TypeAlias = _typing.Literal["transfer", b"transfer"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_transfer) -> _WhichOneofReturnType_transfer | None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["transfer_id", "transfer_key"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
 
 Global___CancelTransferRequest: _TypeAlias = CancelTransferRequest  # noqa: Y015
 

@@ -45,6 +45,11 @@ class TransferServiceStub:
                 request_serializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferRequest.SerializeToString,
                 response_deserializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferResponse.FromString,
                 _registered_method=True)
+        self.WaitTransfers = channel.unary_unary(
+                '/kvgrpc.v1.TransferService/WaitTransfers',
+                request_serializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersRequest.SerializeToString,
+                response_deserializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersResponse.FromString,
+                _registered_method=True)
         self.ListTransfers = channel.unary_unary(
                 '/kvgrpc.v1.TransferService/ListTransfers',
                 request_serializer=kvgrpc_dot_v1_dot_transfer__pb2.ListTransfersRequest.SerializeToString,
@@ -83,11 +88,23 @@ class TransferServiceServicer:
 
     def WaitTransfer(self, request, context):
         """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-        request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-        by routers that have no stream.
+        request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+        over. Called by routers that have no stream.
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WaitTransfers(self, request, context):
+        """WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+        One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +130,7 @@ class TransferServiceServicer:
         unary equal is WaitTransfer.
 
         Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
         * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
         and all its changes were told.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -132,11 +150,17 @@ class TransferServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelTransfer(self, request, context):
-        """Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-        an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+        """Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+        before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+        is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 
-        Errors:
+        Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+        the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+        to repeat.
+
+        Errors (nothing was cancelled or freed):
         * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+        * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
         * INVALID_ARGUMENT INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -155,6 +179,11 @@ def add_TransferServiceServicer_to_server(servicer, server):
                     servicer.WaitTransfer,
                     request_deserializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferRequest.FromString,
                     response_serializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferResponse.SerializeToString,
+            ),
+            'WaitTransfers': grpc.unary_unary_rpc_method_handler(
+                    servicer.WaitTransfers,
+                    request_deserializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersRequest.FromString,
+                    response_serializer=kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersResponse.SerializeToString,
             ),
             'ListTransfers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTransfers,
@@ -232,6 +261,33 @@ class TransferService:
             '/kvgrpc.v1.TransferService/WaitTransfer',
             kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferRequest.SerializeToString,
             kvgrpc_dot_v1_dot_transfer__pb2.WaitTransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WaitTransfers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvgrpc.v1.TransferService/WaitTransfers',
+            kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersRequest.SerializeToString,
+            kvgrpc_dot_v1_dot_transfer__pb2.WaitTransfersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,11 +41,19 @@ class TransferServiceStub:
     """
     WaitTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransferRequest, _transfer_pb2.WaitTransferResponse]
     """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-    request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-    by routers that have no stream.
+    request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+    over. Called by routers that have no stream.
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
+    """
+    WaitTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransfersRequest, _transfer_pb2.WaitTransfersResponse]
+    """WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+    One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
     """
     ListTransfers: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -63,6 +71,7 @@ class TransferServiceStub:
     unary equal is WaitTransfer.
 
     Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
     * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
       and all its changes were told.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -74,11 +83,17 @@ class TransferServiceStub:
     Errors: none of its own.
     """
     CancelTransfer: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.CancelTransferRequest, _transfer_pb2.CancelTransferResponse]
-    """Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-    an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+    """Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+    before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+    is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 
-    Errors:
+    Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+    the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+    to repeat.
+
+    Errors (nothing was cancelled or freed):
     * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
     * INVALID_ARGUMENT INVALID_FIELD.
     """
 
@@ -95,11 +110,19 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """
     WaitTransfer: _aio.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransferRequest, _transfer_pb2.WaitTransferResponse]  # type: ignore[assignment]
     """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-    request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-    by routers that have no stream.
+    request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+    over. Called by routers that have no stream.
 
     Errors:
     * NOT_FOUND TRANSFER_NOT_FOUND.
+    """
+    WaitTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.WaitTransfersRequest, _transfer_pb2.WaitTransfersResponse]  # type: ignore[assignment]
+    """WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+    One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+
+    Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+    * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
     """
     ListTransfers: _aio.UnaryUnaryMultiCallable[_transfer_pb2.ListTransfersRequest, _transfer_pb2.ListTransfersResponse]  # type: ignore[assignment]
     """Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
@@ -117,6 +140,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
     unary equal is WaitTransfer.
 
     Errors:
+    * INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
     * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
       and all its changes were told.
     * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -128,11 +152,17 @@ class TransferServiceAsyncStub(TransferServiceStub):
     Errors: none of its own.
     """
     CancelTransfer: _aio.UnaryUnaryMultiCallable[_transfer_pb2.CancelTransferRequest, _transfer_pb2.CancelTransferResponse]  # type: ignore[assignment]
-    """Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-    an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+    """Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+    before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+    is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 
-    Errors:
+    Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+    the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+    to repeat.
+
+    Errors (nothing was cancelled or freed):
     * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+    * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
     * INVALID_ARGUMENT INVALID_FIELD.
     """
 
@@ -158,11 +188,25 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.WaitTransferResponse, _abc.Awaitable[_transfer_pb2.WaitTransferResponse]]:
         """Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-        request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-        by routers that have no stream.
+        request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+        over. Called by routers that have no stream.
 
         Errors:
         * NOT_FOUND TRANSFER_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def WaitTransfers(
+        self,
+        request: _transfer_pb2.WaitTransfersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transfer_pb2.WaitTransfersResponse, _abc.Awaitable[_transfer_pb2.WaitTransfersResponse]]:
+        """WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+        One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+
+        Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+        * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
         """
 
     @_abc_1.abstractmethod
@@ -192,6 +236,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         unary equal is WaitTransfer.
 
         Errors:
+        * INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
         * ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
           and all its changes were told.
         * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -215,11 +260,17 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transfer_pb2.CancelTransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_transfer_pb2.CancelTransferResponse, _abc.Awaitable[_transfer_pb2.CancelTransferResponse]]:
-        """Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-        an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+        """Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+        before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+        is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 
-        Errors:
+        Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+        the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+        to repeat.
+
+        Errors (nothing was cancelled or freed):
         * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+        * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
         * INVALID_ARGUMENT INVALID_FIELD.
         """
 

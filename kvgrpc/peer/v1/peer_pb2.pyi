@@ -57,6 +57,11 @@ class _CloseOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CloseOut
     """This consumer will not come again: it counts as done."""
     CLOSE_OUTCOME_FAILED: _CloseOutcome.ValueType  # 2
     """It did not get the KV and does not count: another may try."""
+    CLOSE_OUTCOME_CANCELLED: _CloseOutcome.ValueType  # 3
+    """It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
+    if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
+    opened, or that it opened at them.
+    """
 
 class CloseOutcome(_CloseOutcome, metaclass=_CloseOutcomeEnumTypeWrapper):
     """What the closing means for the source."""
@@ -67,6 +72,11 @@ CLOSE_OUTCOME_DROPPED: CloseOutcome.ValueType  # 1
 """This consumer will not come again: it counts as done."""
 CLOSE_OUTCOME_FAILED: CloseOutcome.ValueType  # 2
 """It did not get the KV and does not count: another may try."""
+CLOSE_OUTCOME_CANCELLED: CloseOutcome.ValueType  # 3
+"""It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
+if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
+opened, or that it opened at them.
+"""
 Global___CloseOutcome: _TypeAlias = CloseOutcome  # noqa: Y015
 
 @_typing.final
@@ -162,9 +172,9 @@ class AccessOpening(_message.Message):
         """The prefix to read; required for READ grants."""
 
     @_builtins.property
-    def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.DataPath.ValueType]:
         """Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need. At most
-        16,384 names in one call, of 64 bytes each.
+        16,384 in one call.
         """
 
     @_builtins.property
@@ -185,7 +195,7 @@ class AccessOpening(_message.Message):
         content: Global___ContentClaim | None = ...,
         transfer_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        data_paths: _abc.Iterable[_builtins.str] | None = ...,
+        data_paths: _abc.Iterable[_common_pb2.DataPath.ValueType] | None = ...,
         reverse_access_id: _builtins.bytes = ...,
         push_content: _common_pb2.Content | None = ...,
         part_epoch: _builtins.int = ...,
@@ -359,14 +369,14 @@ class AccessSettling(_message.Message):
 
     ACCESS_ID_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     LAYERS_DONE_FIELD_NUMBER: _builtins.int
     access_id: _builtins.bytes
     """Required."""
     last: _builtins.bool
     """This was its last part: close it."""
-    bytes: _builtins.int
+    moved_bytes: _builtins.int
     """Bytes moved under it since its last settling, for the issuer's accounts."""
     part: _builtins.int
     """The last part that is settled, counted from 0 within the access; all before it are settled with it."""
@@ -379,13 +389,13 @@ class AccessSettling(_message.Message):
         *,
         access_id: _builtins.bytes = ...,
         last: _builtins.bool = ...,
-        bytes: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
         part: _builtins.int = ...,
         layers_done: _abc.Iterable[_common_pb2.LayerRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "bytes", b"bytes", "last", b"last", "layers_done", b"layers_done", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_id", b"access_id", "last", b"last", "layers_done", b"layers_done", "moved_bytes", b"moved_bytes", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -620,7 +630,7 @@ class ReadyPart(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
-    KNOWN_FIELD_NUMBER: _builtins.int
+    KNOWN_BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Counted from 0 within the access."""
     last: _builtins.bool
@@ -634,7 +644,7 @@ class ReadyPart(_message.Message):
         """Layers that it covers; unset means all."""
 
     @_builtins.property
-    def known(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def known_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of each group, in their order: so many of its blocks are listed by earlier parts, for other layers. They are those
         that follow the ones of the same layers in earlier parts, and come before `blocks`. Groups that are left out at the
         end: none. So a block is listed once, however many ranges of layers it comes in.
@@ -647,11 +657,11 @@ class ReadyPart(_message.Message):
         blocks: _abc.Iterable[_common_pb2.GroupBlocks] | None = ...,
         layers: _common_pb2.LayerRange | None = ...,
         last: _builtins.bool = ...,
-        known: _abc.Iterable[_builtins.int] | None = ...,
+        known_block_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "known", b"known", "last", b"last", "layers", b"layers", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "known_block_counts", b"known_block_counts", "last", b"last", "layers", b"layers", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -650,13 +650,13 @@ class Event(_message.Message):
         layers_received: Global___LayersReceived | None = ...,
         parts_returned: Global___PartsReturned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event", b"event", "event_id", b"event_id", "failed", b"failed", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "blocks_returned", b"blocks_returned", "event_id", b"event_id", "failed", b"failed", "kind", b"kind", "layers_received", b"layers_received", "opened", b"opened", "parts_returned", b"parts_returned", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received", "parts_returned"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["received", "failed", "blocks_returned", "answer", "opened", "layers_received", "parts_returned"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
 
