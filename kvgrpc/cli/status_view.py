@@ -41,7 +41,7 @@ async def look(address: str, timeout_s: float) -> dict[str, Any]:
                 NotFound,
                 Unavailable,
                 Unimplemented,
-            ):  # no engine is attached, or the server is older than the call
+            ):  # no engine is attached, or the call is newer than the server
                 seen[name] = None
         return seen
 
