@@ -110,11 +110,6 @@ class ServerCalls:
         """For calls that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
         self._call = caller
 
-    @property
-    def timeout_s(self) -> float:
-        """Deadline of a call that states none."""
-        return self._call.timeout_s
-
 
 def _method(request: Message) -> str:
     return request.DESCRIPTOR.name.removesuffix("Request")

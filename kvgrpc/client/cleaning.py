@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvgrpc.client.client import Client
+from kvgrpc.client.options import Call
 from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1.transfer_pb2 import CancelTransferResponse
 
@@ -36,12 +37,10 @@ async def clean_up(
 
 
 async def _one(side: CleanUp[Client], message: str, timeout_s: float | None) -> CleanedUp:
+    options: Call = {} if timeout_s is None else {"timeout_s": timeout_s}
     try:
         return await side.client.cancel(
-            side.transfer,
-            message=message,
-            free_allocation_ids=side.free_allocation_ids,
-            timeout_s=side.client.timeout_s if timeout_s is None else timeout_s,
+            side.transfer, message=message, free_allocation_ids=side.free_allocation_ids, **options
         )
     except KVGrpcError as error:
         return error

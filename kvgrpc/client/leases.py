@@ -112,9 +112,7 @@ class HeldLease:
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """What the server said of it last: DONE tells that its consumers have their KV. Look at it when the lease is
-        over; one that could not be renewed in time may read LIVE.
-        """
+        """What the server said of it last; DONE tells that its consumers have their KV."""
         return self._renewal.state
 
     def check(self) -> None:

@@ -202,7 +202,7 @@ class SyncHeldLease(_Twin[HeldLease]):
 
     @property
     def state(self) -> LeaseState.ValueType:
-        """What the server said of it last: DONE tells that its consumers have their KV."""
+        """What the server said of it last; DONE tells that its consumers have their KV."""
         return self._target.state
 
     def check(self) -> None:
