@@ -16,9 +16,9 @@ import (
 
 const (
 	traceparentKey = "traceparent"
-	// The longest that a server waits for whoever asks it to.
+	// A server waits no longer than this, whatever the request says.
 	serverWait = time.Minute
-	// Of calls that are answered when another server, or all transfers in flight, have come to an end.
+	// ConnectPeer waits for another server, ReleaseQuarantine for the transfers in flight.
 	longCall = time.Minute
 )
 
@@ -104,7 +104,7 @@ func deadline(request any, usual time.Duration) time.Duration {
 	}
 }
 
-// wanted is the wait that a request states, as far as a server goes along with it.
+// wanted is the wait that a request states, at most the longest that a server allows.
 func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
 	if stated == nil {
 		return unset
@@ -112,8 +112,8 @@ func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
 	return min(max(stated.AsDuration(), 0), serverWait)
 }
 
-// withKey gives a request that has an idempotency key, and leaves it empty, a random one. It does so in a shallow copy:
-// a caller that sends the same message twice means two calls.
+// withKey gives a request whose idempotency key is empty a random one. The key goes into a shallow copy: a caller that
+// sends the same message twice means two calls.
 func withKey(request any) (any, string) {
 	message, ok := request.(proto.Message)
 	if !ok {

@@ -41,7 +41,7 @@ type Client struct {
 
 	conn    *grpc.ClientConn
 	timeout time.Duration
-	silence time.Duration // of an engine, after which a watch takes it for unreachable
+	silence time.Duration // after which a watch reports an engine unreachable
 }
 
 const (

@@ -13,11 +13,11 @@ import (
 )
 
 const (
-	// Renewals that are due this soon go along with one that is due now.
+	// Renewals that are due within this time go along with one that is due now.
 	renewTogether = 250 * time.Millisecond
-	// Between two renewals of a lease, also when its cap leaves it little time.
+	// A lease whose cap is near is renewed no more often than this.
 	renewMin = 100 * time.Millisecond
-	// Leases in one message. A server takes 10,000, but no more than 4 MB, and a grant has up to 700 bytes.
+	// One message has no more leases. A server takes 10,000, but no more than 4 MB, and a grant has up to 700 bytes.
 	renewBatch = 5_000
 )
 
@@ -76,11 +76,11 @@ func (k *Keeper) Add(ref *pb.LeaseRef) *KeptLease {
 	return lease
 }
 
-// Drop renews a lease no more. It ends when its time is over.
+// Drop renews a lease no more. It lives on until its time is over.
 func (k *Keeper) Drop(lease *KeptLease) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.held, lease)
+	lease.end(LeaseEnd{State: pb.LeaseState_LEASE_STATE_LIVE})
 }
 
 // Close stops renewing. It ends no lease.
@@ -132,7 +132,7 @@ func (k *Keeper) due(ctx context.Context) (batch []*KeptLease, limit time.Durati
 	next := now.Add(time.Hour)
 	for lease := range k.held {
 		if !lease.until.IsZero() && !now.Before(lease.until) {
-			// It may live, if somebody else renewed it. Its holder must not rely on that.
+			// Another holder may have renewed it. This one must not rely on that.
 			lease.end(LeaseEnd{State: pb.LeaseState_LEASE_STATE_EXPIRED, Reason: pb.FailureReason_FAILURE_REASON_LEASE_EXPIRED})
 			continue
 		}
@@ -211,7 +211,7 @@ type KeptLease struct {
 // LeaseEnd is why a lease is renewed no more.
 type LeaseEnd struct {
 	// State of the lease: DONE says that its consumers have their KV, UNSPECIFIED that the server does not know it. LIVE
-	// says that only the keeper has ended.
+	// says that it was dropped, or that its keeper has ended.
 	State pb.LeaseState
 	// Reason why it could not be renewed.
 	Reason pb.FailureReason
@@ -246,9 +246,13 @@ func (l *KeptLease) Left() time.Duration {
 	}
 }
 
-// end is called with the keeper's lock.
+// end is called with the keeper's lock. Only the first end counts: a lease may be dropped while it is renewed.
 func (l *KeptLease) end(why LeaseEnd) {
-	delete(l.keeper.held, l)
-	l.ending = why
-	close(l.done)
+	select {
+	case <-l.done:
+	default:
+		delete(l.keeper.held, l)
+		l.ending = why
+		close(l.done)
+	}
 }

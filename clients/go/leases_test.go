@@ -202,3 +202,30 @@ func TestAKeeperThatEndsTellsItsHolders(t *testing.T) {
 		}
 	}
 }
+
+func TestALeaseThatIsDroppedIsNotRenewedAnyMore(t *testing.T) {
+	dropped := make(chan struct{})
+	fake := &renewals{rows: func(n int, r *pb.KeepAliveRequest) ([]*pb.RenewedLease, error) {
+		if n == 2 {
+			<-dropped // its renewal is under way
+		}
+		return all(r, live(300*time.Millisecond)), nil
+	}}
+	_, keeper := keeperOf(t, fake)
+	lease := keeper.Add(LeaseByID("a"))
+	next(t, fake.asked)
+	keeper.Drop(lease)
+	close(dropped)
+	if end := over(t, lease); end.State != pb.LeaseState_LEASE_STATE_LIVE || end.Err != nil {
+		t.Errorf("%+v", end)
+	}
+	keeper.Add(LeaseByID("b"))
+	for {
+		if request := next(t, fake.asked); request.Leases[0].GetLeaseId() == "b" {
+			if len(request.Leases) != 1 {
+				t.Errorf("%v", request)
+			}
+			return
+		}
+	}
+}

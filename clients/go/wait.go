@@ -11,7 +11,7 @@ import (
 	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
 )
 
-// Of one call: half of what a server allows, so that proxies with a limit of a minute let it pass.
+// One call waits half of what a server allows, so that proxies with a limit of a minute let it pass.
 const waitOnce = 30 * time.Second
 
 // Wait returns the transfer once it has met the condition, or as it is when the timeout is over: look at ConditionMet.

@@ -31,7 +31,7 @@ func PointOf(header *pb.ResponseHeader) Point {
 //
 // Messages are handed on as the server sends them. One without a transfer tells how far the watch is. One with
 // HistoryLost says that changes are missing: list the transfers; the watch goes on. The error INCARNATION_CHANGED says
-// that the life of the engine is over that was watched, and its transfers with it.
+// that the engine has started over: its transfers are gone.
 func (c *Client) Watch(
 	ctx context.Context, filter *pb.TransferFilter, after Point,
 ) iter.Seq2[*pb.WatchTransfersResponse, error] {

@@ -19,7 +19,7 @@ func engine(watch func(*pb.WatchEngineRequest, engineStream) error) *handshakes 
 	return &handshakes{watch: watch}
 }
 
-// lives tells the status of the n-th life, and then nothing.
+// life sends the status of one life, and then nothing.
 func life(incarnation uint64) *handshakes {
 	return engine(func(_ *pb.WatchEngineRequest, stream engineStream) error {
 		stream.Send(&pb.WatchEngineResponse{Header: header(0, incarnation)})

@@ -102,7 +102,7 @@ type request struct {
 	source, target *pb.Blocks
 }
 
-// held is what the request has at one engine; no blocks where it did not come so far.
+// held is what the request has at one engine: no blocks where it failed before it got some.
 type held struct {
 	by     *kvgrpc.Client
 	blocks *pb.Blocks
@@ -162,9 +162,8 @@ func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
 	return whoPinsWhat(ctx, r.p, r.d)
 }
 
-// allocate takes blocks. Who uses them hands on the whole message: it says of which life of the engine they are, and of
-// which allocation. Should the engine restart meanwhile, a call with them is refused, instead of touching blocks that
-// are another request's by then.
+// allocate takes blocks. Later calls get the whole message: it names the engine's life and the allocation. If the engine
+// restarts meanwhile, a call with these blocks is refused and does not touch blocks of another request.
 func allocate(ctx context.Context, client *kvgrpc.Client, blocks uint32) (*pb.Blocks, error) {
 	reply, err := client.Pool.AllocateBlocks(ctx, &pb.AllocateBlocksRequest{
 		GroupBlockCounts: []*pb.GroupBlockCount{{Group: 0, BlockCount: blocks}},
