@@ -40,6 +40,8 @@ type Client struct {
 	Transfers  pb.TransferServiceClient
 
 	conn    *grpc.ClientConn
+	closed  context.Context // ends the client's loops
+	close   context.CancelFunc
 	timeout time.Duration
 	silence time.Duration // after which a watch reports an engine unreachable
 }
@@ -79,6 +81,7 @@ func Connect(address string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	closed, closing := context.WithCancel(context.Background())
 	return &Client{
 		Admin:      pb.NewAdminServiceClient(conn),
 		Handoff:    pb.NewHandoffServiceClient(conn),
@@ -88,6 +91,8 @@ func Connect(address string, options Options) (*Client, error) {
 		Schedulers: pb.NewSchedulerServiceClient(conn),
 		Transfers:  pb.NewTransferServiceClient(conn),
 		conn:       conn,
+		closed:     closed,
+		close:      closing,
 		timeout:    options.Timeout,
 		silence:    engineSilence,
 	}, nil
@@ -97,5 +102,20 @@ func Connect(address string, options Options) (*Client, error) {
 // get the same deadlines, keys and errors.
 func (c *Client) Conn() *grpc.ClientConn { return c.conn }
 
-// Close ends the client's calls and streams. Transfers and leases live on at the server.
-func (c *Client) Close() error { return c.conn.Close() }
+// Close ends the client's calls, streams and loops. Transfers and leases live on at the server.
+func (c *Client) Close() error {
+	c.close()
+	return c.conn.Close()
+}
+
+var errClosed = errors.New("the client is closed")
+
+// bound is the context of a loop, which also ends with the client.
+func (c *Client) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.closed, func() { cancel(errClosed) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}

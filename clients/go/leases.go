@@ -39,7 +39,7 @@ type Keeper struct {
 // KeepAlive starts a keeper that has no lease yet. Renewals ask for ttl; 0 asks for that which each lease was granted
 // with. The keeper ends with ctx or by Close; the leases then live on until their time is over.
 func (c *Client) KeepAlive(ctx context.Context, ttl time.Duration) *Keeper {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := c.bound(ctx)
 	keeper := &Keeper{
 		usual:  c.timeout,
 		news:   make(chan struct{}, 1),

@@ -31,7 +31,7 @@ type Scheduler struct {
 
 // Scheduler starts to speak for the engine's scheduler. Its stream ends with ctx or by Close.
 func (c *Client) Scheduler(ctx context.Context) *Scheduler {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := c.bound(ctx)
 	scheduler := &Scheduler{client: c, turn: make(chan struct{}, 1), cancel: cancel}
 	scheduler.stream.ctx, scheduler.stream.open = ctx, c.Schedulers.Schedule
 	return scheduler
@@ -54,8 +54,8 @@ func (s *Scheduler) StartOver() {
 	s.incarnation, s.seq = 0, 0
 }
 
-// Step says all that one step of the scheduler has to say, in one message, and returns one answer for each call, and the
-// news. A call is a request of SchedulerService (*pb.RequestArrivedRequest, *pb.MatchTokensRequest ...). One that is
+// Step says all that one step of the scheduler has to say, in one message, and returns one answer for each call, and
+// the news. A call is a request of SchedulerService (*pb.RequestArrivedRequest, *pb.MatchTokensRequest ...). One that is
 // refused says so in its answer, see [Refusal], and the others go on.
 //
 // A stream that breaks is opened again and the step repeated, which is safe, until ctx ends or the client's timeout is

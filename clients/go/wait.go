@@ -15,8 +15,8 @@ import (
 const waitOnce = 30 * time.Second
 
 // Wait returns the transfer once it has met the condition, or as it is when the timeout is over: look at ConditionMet.
-// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is unavailable meanwhile is asked
-// again while there is time.
+// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is unavailable meanwhile is
+// asked again while there is time.
 func (c *Client) Wait(
 	ctx context.Context, transferID string, until pb.WaitCondition, timeout time.Duration,
 ) (*pb.WaitTransferResponse, error) {

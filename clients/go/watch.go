@@ -36,6 +36,8 @@ func (c *Client) Watch(
 	ctx context.Context, filter *pb.TransferFilter, after Point,
 ) iter.Seq2[*pb.WatchTransfersResponse, error] {
 	return func(yield func(*pb.WatchTransfersResponse, error) bool) {
+		ctx, cancel := c.bound(ctx)
+		defer cancel()
 		after := after // each loop over the sequence starts from the same point
 		var pauses pauses
 		for {

@@ -28,6 +28,8 @@ type EngineUpdate struct {
 // 0.1 s). It connects again for ever, with pauses of 0.1 s to 2 s, and ends with its context.
 func (c *Client) WatchEngine(ctx context.Context, minInterval time.Duration) iter.Seq[EngineUpdate] {
 	return func(yield func(EngineUpdate) bool) {
+		ctx, cancel := c.bound(ctx)
+		defer cancel()
 		var pauses pauses
 		told := codes.OK
 		for {

@@ -1,5 +1,5 @@
-// Conformance is the Go executor of the conformance suite: it reads one request a line from standard input, does what it
-// says with the client as a user would, and writes one answer a line to standard output. It knows no case.
+// Conformance is the Go executor of the conformance suite: it reads one request a line from standard input, does what
+// it says with the client as a user would, and writes one answer a line to standard output. It knows no case.
 //
 //	go run ./cmd/conformance
 package main
@@ -97,7 +97,7 @@ func main() {
 	}
 }
 
-// serve answers each request by itself, so that one that waits delays no other.
+// serve answers each request by itself, so that one that waits delays no other. The end of the input ends them all.
 func (e *executor) serve(in io.Reader, out io.Writer) error {
 	var mu sync.Mutex
 	answers := json.NewEncoder(out)
@@ -108,6 +108,10 @@ func (e *executor) serve(in io.Reader, out io.Writer) error {
 			log.Fatal("conformance: ", err)
 		}
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
 	lines := bufio.NewReader(in)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -117,13 +121,13 @@ func (e *executor) serve(in io.Reader, out io.Writer) error {
 				write(asked.ID, "error", answer{"code": "EXECUTOR", "message": err.Error()})
 				continue
 			}
-			go func() {
-				if done, err := e.do(context.Background(), &asked); err != nil {
+			all.Go(func() {
+				if done, err := e.do(ctx, &asked); err != nil {
 					write(asked.ID, "error", describe(err))
 				} else {
 					write(asked.ID, "ok", done)
 				}
-			}()
+			})
 		}
 		if err == io.EOF {
 			return nil
@@ -149,7 +153,7 @@ func (e *executor) do(ctx context.Context, r *request) (answer, error) {
 	case "open":
 		return e.open(ctx, r)
 	case "send", "finish", "next", "cancel":
-		return e.onStream(r)
+		return e.onStream(ctx, r)
 	case "wait":
 		return e.wait(ctx, r)
 	case "watch":
@@ -159,7 +163,7 @@ func (e *executor) do(ctx context.Context, r *request) (answer, error) {
 	case "keepAlive":
 		return e.keepAlive(ctx, r)
 	case "kept":
-		return e.kept(r)
+		return e.kept(ctx, r)
 	case "stopKeeping":
 		keeper, err := named(e, e.keepers, "keeper", r.Keeper)
 		if err != nil {

@@ -111,6 +111,7 @@ func start(t *testing.T) (*runner, string) {
 	go func() { ended <- newExecutor().serve(inRead, outWrite) }()
 	t.Cleanup(func() {
 		in.Close()
+		go io.Copy(io.Discard, out)
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}

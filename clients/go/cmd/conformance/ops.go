@@ -108,7 +108,7 @@ func (e *executor) keepAlive(ctx context.Context, r *request) (answer, error) {
 	return answer{}, nil
 }
 
-func (e *executor) kept(r *request) (answer, error) {
+func (e *executor) kept(ctx context.Context, r *request) (answer, error) {
 	keeper, err := named(e, e.keepers, "keeper", r.Keeper)
 	if err != nil {
 		return nil, err
@@ -122,6 +122,7 @@ func (e *executor) kept(r *request) (answer, error) {
 	select {
 	case <-lease.Done():
 	case <-timeout.C:
+	case <-ctx.Done():
 	}
 	end := lease.End()
 	return answer{"state": enumName(end.State, "LEASE_STATE_")}, nil

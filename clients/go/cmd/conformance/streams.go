@@ -165,7 +165,7 @@ func (s *stream) send(r *request) error {
 	return nil
 }
 
-func (e *executor) onStream(r *request) (answer, error) {
+func (e *executor) onStream(ctx context.Context, r *request) (answer, error) {
 	s, err := named(e, e.streams, "stream", r.Stream)
 	if err != nil {
 		return nil, err
@@ -194,6 +194,8 @@ func (e *executor) onStream(r *request) (answer, error) {
 		return answer{"end": true}, s.last.err
 	case <-timeout.C:
 		return answer{"timeout": true}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 

@@ -162,8 +162,8 @@ func (r *request) pull(ctx context.Context, blocks, tokens uint32) (err error) {
 	return whoPinsWhat(ctx, r.p, r.d)
 }
 
-// allocate takes blocks. Later calls get the whole message: it names the engine's life and the allocation. If the engine
-// restarts meanwhile, a call with these blocks is refused and does not touch blocks of another request.
+// allocate takes blocks. Later calls get the whole message: it names the engine's life and the allocation. If the
+// engine restarts meanwhile, a call with these blocks is refused and does not touch blocks of another request.
 func allocate(ctx context.Context, client *kvgrpc.Client, blocks uint32) (*pb.Blocks, error) {
 	reply, err := client.Pool.AllocateBlocks(ctx, &pb.AllocateBlocksRequest{
 		GroupBlockCounts: []*pb.GroupBlockCount{{Group: 0, BlockCount: blocks}},
@@ -190,7 +190,8 @@ func follow(ctx context.Context, client *kvgrpc.Client, pull *pb.PullBlocksRespo
 			transfer = now.Transfer
 		case change.Transfer != nil:
 			transfer = change.Transfer
-			fmt.Printf("change    %d: %v, memory %v, %v\n", transfer.EventSeq, transfer.State, transfer.Memory, transfer.WaitingFor)
+			fmt.Printf("change    %d: %v, memory %v, %v\n",
+				transfer.EventSeq, transfer.State, transfer.Memory, transfer.WaitingFor)
 		}
 		if kvgrpc.MayReuseMemory(transfer) {
 			break
