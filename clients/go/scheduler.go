@@ -144,10 +144,9 @@ func Refusal(answer *pb.ScheduleAnswer) *Error {
 	if failure == nil {
 		return nil
 	}
-	made := &Error{Code: codes.Unknown, Message: failure.GetMessage()}
-	var code codes.Code
-	if code.UnmarshalJSON([]byte(`"`+answer.GetCode()+`"`)) == nil && code != codes.OK {
-		made.Code = code
+	made := &Error{Code: codes.Code(answer.GetStatusCode()), Message: failure.GetMessage()}
+	if made.Code == codes.OK || made.Code > codes.Unauthenticated {
+		made.Code = codes.Unknown
 	}
 	made.Reason = shortName(failure.GetReason(), "FAILURE_REASON_")
 	made.Next = shortName(failure.GetNext(), "NEXT_STEP_")

@@ -207,7 +207,7 @@ func TestAStepHasOnlyRequestsOfItsService(t *testing.T) {
 }
 
 func TestARefusedCallOfAStepIsTheErrorThatItWouldBeAlone(t *testing.T) {
-	got := Refusal(&pb.ScheduleAnswer{Code: "OUT_OF_RANGE", Failure: &pb.Failure{
+	got := Refusal(&pb.ScheduleAnswer{StatusCode: uint32(codes.OutOfRange), Failure: &pb.Failure{
 		Reason:  pb.FailureReason_FAILURE_REASON_BLOCK_OUT_OF_RANGE,
 		Next:    pb.NextStep_NEXT_STEP_FIX_REQUEST,
 		Message: "no",
@@ -215,7 +215,7 @@ func TestARefusedCallOfAStepIsTheErrorThatItWouldBeAlone(t *testing.T) {
 	if got.Code != codes.OutOfRange || got.Reason != "BLOCK_OUT_OF_RANGE" || got.NextStep() != pb.NextStep_NEXT_STEP_FIX_REQUEST {
 		t.Errorf("%+v", got)
 	}
-	if got := Refusal(&pb.ScheduleAnswer{Code: "OF_TOMORROW", Failure: &pb.Failure{Reason: unknown}}); got.Code != codes.Unknown || got.NextStep() != 0 {
+	if got := Refusal(&pb.ScheduleAnswer{StatusCode: 99, Failure: &pb.Failure{Reason: unknown}}); got.Code != codes.Unknown || got.NextStep() != 0 {
 		t.Errorf("%+v", got)
 	}
 	if Refusal(&pb.ScheduleAnswer{}) != nil {

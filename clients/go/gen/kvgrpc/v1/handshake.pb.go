@@ -38,6 +38,8 @@ const (
 	Feature_FEATURE_READS_PUSHES Feature = 3
 	// Ranks may connect from other hosts.
 	Feature_FEATURE_REMOTE_RANKS Feature = 4
+	// It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers.
+	Feature_FEATURE_CHECKSUMS Feature = 5
 )
 
 // Enum value maps for Feature.
@@ -48,6 +50,7 @@ var (
 		2: "FEATURE_LAYERWISE",
 		3: "FEATURE_READS_PUSHES",
 		4: "FEATURE_REMOTE_RANKS",
+		5: "FEATURE_CHECKSUMS",
 	}
 	Feature_value = map[string]int32{
 		"FEATURE_UNSPECIFIED":  0,
@@ -55,6 +58,7 @@ var (
 		"FEATURE_LAYERWISE":    2,
 		"FEATURE_READS_PUSHES": 3,
 		"FEATURE_REMOTE_RANKS": 4,
+		"FEATURE_CHECKSUMS":    5,
 	}
 )
 
@@ -721,7 +725,7 @@ func (x *GetEngineResponse) GetStatus() *EngineStatus {
 // How often to be told.
 type WatchEngineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At most once in this time; unset means 0.1 s, and no less is kept.
+	// At most once in this time; from 0.1 s, which unset means, to 5 s.
 	MinInterval   *durationpb.Duration `protobuf:"bytes,1,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1814,13 +1818,14 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x120\n" +
 	"\tdata_path\x18\x03 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x10\n" +
 	"\x03why\x18\x04 \x01(\tR\x03why\x12@\n" +
-	"\x0erejected_paths\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths*\x7f\n" +
+	"\x0erejected_paths\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths*\x96\x01\n" +
 	"\aFeature\x12\x17\n" +
 	"\x13FEATURE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fFEATURE_PUSH\x10\x01\x12\x15\n" +
 	"\x11FEATURE_LAYERWISE\x10\x02\x12\x18\n" +
 	"\x14FEATURE_READS_PUSHES\x10\x03\x12\x18\n" +
-	"\x14FEATURE_REMOTE_RANKS\x10\x04*\xba\x01\n" +
+	"\x14FEATURE_REMOTE_RANKS\x10\x04\x12\x15\n" +
+	"\x11FEATURE_CHECKSUMS\x10\x05*\xba\x01\n" +
 	"\tAdmission\x12\x19\n" +
 	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eADMISSION_OPEN\x10\x01\x12\x16\n" +

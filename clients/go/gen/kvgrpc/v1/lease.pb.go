@@ -624,7 +624,8 @@ type RenewedLease struct {
 	Remaining *durationpb.Duration `protobuf:"bytes,1,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// Why not; UNSPECIFIED when it was.
 	Reason FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// Its state now: DONE tells that its consumers have their KV. UNSPECIFIED for one that is unknown.
+	// Its state now, which says whether to go on renewing it: only a LIVE one was renewed. DONE tells that its consumers
+	// have their KV. UNSPECIFIED for one that is unknown.
 	State         LeaseState `protobuf:"varint,3,opt,name=state,proto3,enum=kvgrpc.v1.LeaseState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -2216,8 +2216,8 @@ type ScheduleAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why it was refused; nothing of it has happened.
 	Failure *Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Of a refusal: name of the gRPC status code that the same call alone ends with.
-	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	// Of a refusal: number of the gRPC status code that the same call alone ends with.
+	StatusCode uint32 `protobuf:"varint,2,opt,name=status_code,json=statusCode,proto3" json:"status_code,omitempty"`
 	// The answer, unless it was refused.
 	//
 	// Types that are valid to be assigned to Answer:
@@ -2272,11 +2272,11 @@ func (x *ScheduleAnswer) GetFailure() *Failure {
 	return nil
 }
 
-func (x *ScheduleAnswer) GetCode() string {
+func (x *ScheduleAnswer) GetStatusCode() uint32 {
 	if x != nil {
-		return x.Code
+		return x.StatusCode
 	}
-	return ""
+	return 0
 }
 
 func (x *ScheduleAnswer) GetAnswer() isScheduleAnswer_Answer {
@@ -2838,10 +2838,11 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x11request_preempted\x18\x06 \x01(\v2\".kvgrpc.v1.RequestPreemptedRequestH\x00R\x10requestPreempted\x12N\n" +
 	"\x10request_finished\x18\a \x01(\v2!.kvgrpc.v1.RequestFinishedRequestH\x00R\x0frequestFinished\x12E\n" +
 	"\rabort_request\x18\b \x01(\v2\x1e.kvgrpc.v1.AbortRequestRequestH\x00R\fabortRequestB\x06\n" +
-	"\x04call\"\xc3\x05\n" +
+	"\x04call\"\xd0\x05\n" +
 	"\x0eScheduleAnswer\x12,\n" +
-	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x12\n" +
-	"\x04code\x18\x02 \x01(\tR\x04code\x12L\n" +
+	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1f\n" +
+	"\vstatus_code\x18\x02 \x01(\rR\n" +
+	"statusCode\x12L\n" +
 	"\x0frequest_arrived\x18\x03 \x01(\v2!.kvgrpc.v1.RequestArrivedResponseH\x00R\x0erequestArrived\x12C\n" +
 	"\fmatch_tokens\x18\x04 \x01(\v2\x1e.kvgrpc.v1.MatchTokensResponseH\x00R\vmatchTokens\x12O\n" +
 	"\x10blocks_allocated\x18\x05 \x01(\v2\".kvgrpc.v1.BlocksAllocatedResponseH\x00R\x0fblocksAllocated\x12L\n" +

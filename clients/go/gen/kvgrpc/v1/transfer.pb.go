@@ -1109,7 +1109,7 @@ type WaitTransferRequest struct {
 	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// What to wait for.
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
-	// At most this long; unset or more than 60 s means 60 s.
+	// At most this long; unset or more than 60 s means 60 s, zero answers at once.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// Also answer when these layers are done (FEATURE_LAYERWISE): the condition is met then. Of a pull they are done when
 	// it has succeeded.
@@ -1249,7 +1249,7 @@ type WaitTransfersRequest struct {
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
 	// Of how many.
 	WaitFor WaitFor `protobuf:"varint,3,opt,name=wait_for,json=waitFor,proto3,enum=kvgrpc.v1.WaitFor" json:"wait_for,omitempty"`
-	// At most this long; unset or more than 60 s means 60 s.
+	// At most this long; unset or more than 60 s means 60 s, zero answers at once.
 	Timeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1961,7 +1961,7 @@ type CancelTransferRequest struct {
 	// Which sides end.
 	Scope CancelScope `protobuf:"varint,5,opt,name=scope,proto3,enum=kvgrpc.v1.CancelScope" json:"scope,omitempty"`
 	// Allocations of this engine to free as well, as by FreeBlocks: what a failed request leaves is cleaned up in one
-	// call at each side. At most 64.
+	// call at each side. Those that are gone already are passed over. At most 64.
 	FreeAllocationIds []string `protobuf:"bytes,6,rep,name=free_allocation_ids,json=freeAllocationIds,proto3" json:"free_allocation_ids,omitempty"`
 	// See common.proto: the outcome is the one that the cancel would have.
 	ValidateOnly  bool `protobuf:"varint,7,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

@@ -89,7 +89,7 @@ type TransferServiceClient interface {
 	//
 	// Errors (nothing was cancelled or freed):
 	// * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-	// * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
 	// * INVALID_ARGUMENT INVALID_FIELD.
 	CancelTransfer(ctx context.Context, in *CancelTransferRequest, opts ...grpc.CallOption) (*CancelTransferResponse, error)
 }
@@ -240,7 +240,7 @@ type TransferServiceServer interface {
 	//
 	// Errors (nothing was cancelled or freed):
 	// * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-	// * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
 	// * INVALID_ARGUMENT INVALID_FIELD.
 	CancelTransfer(context.Context, *CancelTransferRequest) (*CancelTransferResponse, error)
 	mustEmbedUnimplementedTransferServiceServer()
