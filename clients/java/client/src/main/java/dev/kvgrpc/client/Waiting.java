@@ -10,9 +10,6 @@ final class Waiting {
   /** Of one call: half of what a server allows, so that proxies with a limit of a minute let it pass. */
   private static final long ONCE_NANOS = Duration.ofSeconds(30).toNanos();
 
-  /** Zero would mean the server's own maximum. */
-  private static final long LEAST_NANOS = Duration.ofMillis(1).toNanos();
-
   private final KvgrpcClient client;
   private final WaitTransferRequest request;
   private final Pauses pauses = new Pauses();
@@ -27,7 +24,7 @@ final class Waiting {
     while (true) {
       long left = until - System.nanoTime();
       try {
-        WaitTransferResponse reply = once(Math.max(Math.min(left, ONCE_NANOS), LEAST_NANOS));
+        WaitTransferResponse reply = once(Math.max(Math.min(left, ONCE_NANOS), 0));
         if (reply.getConditionMet() || System.nanoTime() - until >= 0) {
           return reply;
         }

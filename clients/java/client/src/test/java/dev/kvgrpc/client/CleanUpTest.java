@@ -60,7 +60,7 @@ class CleanUpTest {
   void aSideThatFailsKeepsNoOtherFromBeingTold() {
     source.refused = true;
     var outcomes = CleanUp.run(List.of(Side.ofKey(p, KEY, "gone"), Side.ofKey(d, KEY)), "");
-    assertEquals("BLOCK_NOT_ALLOCATED", outcomes.get(0).error().orElseThrow().reason());
+    assertEquals("POOL_KIND_MISMATCH", outcomes.get(0).error().orElseThrow().reason());
     assertTrue(outcomes.get(1).reply().isPresent());
   }
 
@@ -80,7 +80,7 @@ class CleanUpTest {
     public void cancelTransfer(CancelTransferRequest request, StreamObserver<CancelTransferResponse> caller) {
       requests.add(request);
       if (refused) {
-        caller.onError(FakeServer.refusal(Status.Code.NOT_FOUND, "BLOCK_NOT_ALLOCATED", "FIX_REQUEST"));
+        caller.onError(FakeServer.refusal(Status.Code.FAILED_PRECONDITION, "POOL_KIND_MISMATCH", "FIX_REQUEST"));
         return;
       }
       caller.onNext(CancelTransferResponse.newBuilder()

@@ -160,7 +160,8 @@ final class Executor {
   }
 
   private JsonObject await(JsonObject request) {
-    WaitCondition until = WaitCondition.valueOf("WAIT_CONDITION_" + text(request, "until"));
+    WaitCondition until =
+        WaitCondition.valueOf("WAIT_CONDITION_" + (request.has("until") ? text(request, "until") : "ENDED"));
     WaitTransferResponse reply =
         client(request).await(text(request, "transferId"), until, seconds(request, "timeoutS", 60));
     JsonObject answer = new JsonObject();
