@@ -108,13 +108,13 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
         Kind.NUMBER, INTEGER_MAX,
-        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id",
+        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id sequence",
     ),
     Bound(
         Kind.FREE, 0,
         "seconds nanos rank peer_rank world_size device void_slot group block count first number part part_epoch "
         "priority consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
-        "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length status_code "
+        "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens",
     ),
 )  # fmt: skip
