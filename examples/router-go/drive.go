@@ -117,7 +117,12 @@ func (d *driven) expect(ctx context.Context, a *attempt, source *engine) (*landi
 
 // land waits for the KV, and decodes. Only SUCCEEDED says that the KV is in the blocks.
 func (d *driven) land(ctx context.Context, a *attempt, landing *landing) error {
-	reply, err := d.client.Wait(ctx, landing.transferID, pb.WaitCondition_WAIT_CONDITION_ENDED, math.MaxInt64)
+	waiting, done := d.within(ctx)
+	defer done()
+	reply, err := d.client.Wait(waiting, landing.transferID, pb.WaitCondition_WAIT_CONDITION_ENDED, math.MaxInt64)
+	if err != nil && context.Cause(waiting) == errLifeOver {
+		return &failure{at: d.engine, what: "WaitTransfer", next: retryOther, err: errLifeOver}
+	}
 	if err != nil {
 		return refused(ctx, d.engine, "WaitTransfer", err)
 	}

@@ -63,9 +63,9 @@ type engine struct {
 	mu sync.Mutex
 	// status is what its lead said last; nil while it cannot be reached.
 	status      *pb.EngineStatus
-	engineID    string
-	incarnation uint64
 	unreachable error
+	engineID    string
+	life        *life
 	// underway are the steps of this router that the engine does now.
 	underway int
 }
@@ -129,14 +129,11 @@ func (e *engine) learn(update kvgrpc.EngineUpdate) {
 	e.unreachable, e.status = update.Unreachable, update.Response.GetStatus()
 	if update.Unreachable != nil {
 		slog.Warn("an engine cannot be reached", "engine", e.String(), "error", update.Unreachable)
+		e.life.doubt()
 		return
 	}
-	header := update.Response.GetHeader()
-	if e.incarnation != 0 && e.incarnation != header.GetIncarnation() {
-		// Nothing to do here: whatever of the life before is still named is refused with INCARNATION_CHANGED.
-		slog.Warn("an engine has started over", "engine", e.String())
-	}
-	e.engineID, e.incarnation = header.GetEngineId(), header.GetIncarnation()
+	e.engineID = update.Response.GetHeader().GetEngineId()
+	e.life = e.life.confirm(update.Response.GetHeader().GetIncarnation())
 	if !before || admission != e.status.Admission {
 		slog.Info("an engine", "engine", e.String(), "id", e.engineID, "admission", e.status.Admission.String(),
 			"reason", e.status.AdmissionReason)

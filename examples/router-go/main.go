@@ -9,7 +9,7 @@
 //	pull.go, push.go         the steps of a request, in their order
 //	drive.go, compute.go     the steps at an engine whose pool this router manages
 //	relay.go                 the steps at an engine that has a scheduler of its own, such as vLLM
-//	fleet.go, choose.go      which engines there are, how they are, and which one is next
+//	fleet.go, choose.go      which engines there are, how they are, and which one is next; life.go: when one is over
 //	failure.go, retry.go     what a failure means, and what helps
 //	attempt.go, cleanup.go   what a request holds at engines, and how all of it ends
 //	tracing.go               one trace for each request

@@ -21,10 +21,7 @@ type pool struct {
 func (d *driven) describe(ctx context.Context) (*pool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.engine.mu.Lock()
-	life := d.incarnation
-	d.engine.mu.Unlock()
-	if d.pool != nil && d.pool.incarnation == life {
+	if d.pool != nil && d.pool.incarnation == d.incarnation() {
 		return d.pool, nil
 	}
 	reply, err := d.client.Pool.DescribePools(ctx, &pb.DescribePoolsRequest{})
