@@ -13,7 +13,8 @@ Conventions, valid in all files of this package:
 * How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
 * Times are durations counted by the sender at the moment of sending. No clock reading of one process is ever sent
   to another.
-* A request field is optional unless its comment starts with "Required".
+* A request field is optional unless its comment starts with "Required". A message in a reply is set unless its comment
+  says when it is not.
 * Every mutating request has an `idempotency_key`. Same caller, method, key and body: same answer, and a call still
   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
@@ -23,7 +24,7 @@ Conventions, valid in all files of this package:
   SchedulerService, whose meaning depends on the calls before.
 * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
-  (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
+  (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
   as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
 * Of a stream of replies the initial metadata comes at once, before the first reply.

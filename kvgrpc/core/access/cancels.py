@@ -16,7 +16,7 @@ from kvgrpc.core.state import NodeState
 from kvgrpc.core.tables.leases import Lease, LeaseState
 from kvgrpc.core.tables.transfers import Direction, Failure, Next, Side, Transfer
 from kvgrpc.core.values.ids import check_transfer_key
-from kvgrpc.errors import InvalidRequest, Reason
+from kvgrpc.errors import Reason, invalid
 
 CANCELLED_BEFORE_ACCESS = "cancelled_before_access"
 CANCELLED_IN_FLIGHT = "cancelled_in_flight"
@@ -76,7 +76,7 @@ class Cancels:
         """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND)."""
         transfers = self._state.transfers
         if bool(event.transfer_id) == bool(event.key):
-            raise InvalidRequest(Reason.INVALID_FIELD, "name either a transfer_id or a transfer_key")
+            raise invalid("target", "is required: a transfer_id or a transfer_key")
         if event.transfer_id:
             return [transfers.get(event.transfer_id)]
         check_transfer_key(event.key)

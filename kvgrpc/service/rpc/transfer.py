@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Callable
 
 from kvgrpc.core import actions
 from kvgrpc.core.tables.transfers import Transfer
-from kvgrpc.errors import Aborted, Reason
+from kvgrpc.errors import Aborted, Reason, invalid
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.values import invalid, layer_range, seconds
+from kvgrpc.wire.values import layer_range, seconds
 
 WAITED_MAX = 1_024
 """Transfers that one call or filter names."""
