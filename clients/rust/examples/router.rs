@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use kvgrpc::v1::cancel_transfer_request::Target;
@@ -19,11 +20,30 @@ use kvgrpc::v1::{
     PullBlocksRequest, PullDestination, Transfer, TransferFilter, WaitCondition,
 };
 use kvgrpc::{Client, Options, Position, Side, clean_up, connect, random_key, std_duration};
+use tonic::Status;
 
 type Failed = Box<dyn Error>;
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Failed> {
+async fn main() -> ExitCode {
+    match route().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("router: {}", said(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What an error says, with the reason of a call that failed.
+fn said(error: &Failed) -> String {
+    match error.downcast_ref::<Status>() {
+        Some(status) => kvgrpc::Error::from(status.clone()).to_string(),
+        None => error.to_string(),
+    }
+}
+
+async fn route() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let pairs = arguments.chunks_exact(2).map(|pair| (pair[0].trim_start_matches('-'), pair[1].as_str()));
     let given: HashMap<&str, &str> = pairs.collect();
@@ -40,7 +60,7 @@ async fn main() -> Result<(), Failed> {
 }
 
 /// The life of one request, as its router sees it.
-async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed> {
+pub async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed> {
     let block_tokens = pair(p, d).await?;
     let source = allocate(p, block_count).await?;
     let target = match allocate(d, block_count).await {
@@ -59,7 +79,7 @@ async fn run(p: &Client, d: &Client, block_count: u32) -> Result<(), Failed> {
             target: Target::TransferKey(transfer_key.clone()),
             free_allocation_ids: vec![blocks.allocation_id.clone()],
         };
-        for answer in clean_up(vec![side(p, &source), side(d, &target)], &error.to_string()).await {
+        for answer in clean_up(vec![side(p, &source), side(d, &target)], &said(&error)).await {
             match answer {
                 Ok(answer) => println!("cleaned   {:?}", answer.outcome()),
                 Err(error) => println!("cleaned   not: {error}"),

@@ -94,10 +94,8 @@ impl Channel {
                 }
             }
         }
-        if !headers.contains_key(trace::TRACEPARENT) {
-            if let Some(current) = trace::current() {
-                headers.insert(trace::TRACEPARENT, current);
-            }
+        if let Some(current) = trace::current().filter(|_| !headers.contains_key(trace::TRACEPARENT)) {
+            headers.insert(trace::TRACEPARENT, current);
         }
     }
 }

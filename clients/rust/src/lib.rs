@@ -55,3 +55,7 @@ pub mod v1 {
     /// The schema, as an encoded `google.protobuf.FileDescriptorSet`: for reflection and for JSON.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

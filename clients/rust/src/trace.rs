@@ -25,3 +25,23 @@ pub(crate) fn current() -> Option<HeaderValue> {
 pub(crate) fn current() -> Option<HeaderValue> {
     None
 }
+
+#[cfg(all(test, feature = "opentelemetry"))]
+mod tests {
+    use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+    use opentelemetry::{Context, ContextGuard};
+
+    fn entered(trace: u128, span: u64) -> ContextGuard {
+        let (trace, span) = (TraceId::from(trace), SpanId::from(span));
+        let span = SpanContext::new(trace, span, TraceFlags::SAMPLED, true, TraceState::NONE);
+        Context::new().with_remote_span_context(span).attach()
+    }
+
+    #[test]
+    fn the_current_span_is_the_trace_context_and_without_one_there_is_none() {
+        assert_eq!(super::current(), None);
+        let _entered = entered(0xab, 0xcd);
+        let expected = "00-000000000000000000000000000000ab-00000000000000cd-01";
+        assert_eq!(super::current().unwrap(), expected);
+    }
+}

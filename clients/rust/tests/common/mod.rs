@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
+use kvgrpc::v1::handoff_service_server::HandoffServiceServer;
 use kvgrpc::v1::handshake_service_server::HandshakeServiceServer;
 use kvgrpc::v1::lease_service_server::LeaseServiceServer;
 use kvgrpc::v1::pool_service_server::PoolServiceServer;
@@ -105,6 +106,14 @@ fake_service! {
 }
 
 fake_service! {
+    Handoffs, handoff_service_server::HandoffService;
+    unary finished_blocks(FinishedBlocksRequest) -> FinishedBlocksResponse;
+    unary pull_blocks(PullBlocksRequest) -> PullBlocksResponse;
+    unary reserve_blocks(ReserveBlocksRequest) -> ReserveBlocksResponse;
+    unary register_push(RegisterPushRequest) -> RegisterPushResponse;
+}
+
+fake_service! {
     Transfers, transfer_service_server::TransferService;
     unary get_transfer(GetTransferRequest) -> GetTransferResponse;
     unary wait_transfer(WaitTransferRequest) -> WaitTransferResponse;
@@ -153,6 +162,7 @@ fake_service! {
 #[derive(Default)]
 pub struct Server {
     pub handshakes: Handshakes,
+    pub handoffs: Handoffs,
     pub transfers: Transfers,
     pub leases: Leases,
     pub pool: Pool,
@@ -177,6 +187,7 @@ impl Server {
         let address = listener.local_addr().expect("an address");
         let serving = tonic::transport::Server::builder()
             .add_service(HandshakeServiceServer::new(self.handshakes))
+            .add_service(HandoffServiceServer::new(self.handoffs))
             .add_service(TransferServiceServer::new(self.transfers))
             .add_service(LeaseServiceServer::new(self.leases))
             .add_service(PoolServiceServer::new(self.pool))
