@@ -63,11 +63,6 @@ impl Keeper {
         self.kept.borrow().get(index).cloned()
     }
 
-    /// All leases as they are known, for a task of its own.
-    pub fn states(&self) -> watch::Receiver<Vec<Kept>> {
-        self.kept.clone()
-    }
-
     /// Returns when that lease is over. Never for an index that there is not.
     pub fn over(&self, index: usize) -> impl Future<Output = Kept> + Send + use<> {
         let mut kept = self.kept.clone();

@@ -134,13 +134,11 @@ impl Executor {
         let name = text(request, "keeper")?;
         let (_, keeper) = self.keepers.get(name).ok_or_else(|| Failed::Executor(format!("no keeper {name}")))?;
         let index = request["index"].as_u64().and_then(|index| usize::try_from(index).ok()).unwrap_or_default();
-        let (mut states, over) = (keeper.states(), keeper.over(index));
+        let over = keeper.over(index);
         let patience = seconds(request, "timeoutS")?;
         Ok(Box::pin(async move {
-            let state = match timeout(patience, over).await {
-                Ok(kept) => kept.state,
-                Err(_) => states.borrow_and_update().get(index).map_or(LeaseState::Unspecified, |kept| kept.state),
-            };
+            // What is not known to be over is live.
+            let state = timeout(patience, over).await.map_or(LeaseState::Live, |kept| kept.state);
             Ok(json!({"state": state.as_str_name().trim_start_matches("LEASE_STATE_")}))
         }))
     }
