@@ -108,8 +108,13 @@ inline Status refusal(StatusCode code, const std::string& reason, std::map<std::
     return field ? field(context, stream) : Status(StatusCode::UNIMPLEMENTED, #method);                     \
   }
 
+struct Handoffs : v1::HandoffService::Service {
+  KVGRPC_UNARY(FinishedBlocks, finished_blocks)
+  KVGRPC_UNARY(PullBlocks, pull_blocks)
+};
 struct Handshakes : v1::HandshakeService::Service {
   KVGRPC_UNARY(GetCapabilities, get_capabilities)
+  KVGRPC_UNARY(CheckCompatibility, check_compatibility)
   KVGRPC_UNARY(ConnectPeer, connect_peer)
   KVGRPC_WATCH(WatchEngine, watch_engine)
 };
@@ -118,6 +123,7 @@ struct Leases : v1::LeaseService::Service {
 };
 struct Pools : v1::PoolService::Service {
   KVGRPC_UNARY(AllocateBlocks, allocate_blocks)
+  KVGRPC_UNARY(FreeBlocks, free_blocks)
 };
 struct Schedulers : v1::SchedulerService::Service {
   KVGRPC_UNARY(PollSchedulerNews, poll_scheduler_news)
@@ -136,6 +142,7 @@ struct Transfers : v1::TransferService::Service {
 
 class Server {
  public:
+  Handoffs handoffs;
   Handshakes handshakes;
   Leases leases;
   Pools pools;
@@ -149,8 +156,8 @@ class Server {
     grpc::ServerBuilder builder;
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddListeningPort("127.0.0.1:" + std::to_string(port_), grpc::InsecureServerCredentials(), &port_);
-    for (grpc::Service* service : std::initializer_list<grpc::Service*>{&handshakes, &leases, &pools, &schedulers,
-                                                                        &transfers}) {
+    for (grpc::Service* service : std::initializer_list<grpc::Service*>{&handoffs, &handshakes, &leases, &pools,
+                                                                        &schedulers, &transfers}) {
       builder.RegisterService(service);
     }
     server_ = builder.BuildAndStart();
