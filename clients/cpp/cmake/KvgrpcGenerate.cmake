@@ -1,7 +1,7 @@
 # kvgrpc_generate(OUT ROOT dir PACKAGE folder FILES name... [SERVICES])
 #
-# Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the files made. With SERVICES also
-# the stubs. Default options of both generators.
+# Generates C++ of ROOT/PACKAGE/NAME.proto below KVGRPC_GENERATED_DIR, and sets OUT to the files made. With SERVICES
+# also the stubs. Default options of both generators.
 set(KVGRPC_GENERATED_DIR "${CMAKE_CURRENT_BINARY_DIR}/generated")
 
 function(kvgrpc_generate out)

@@ -1,5 +1,5 @@
-// Does what the conformance runner tells it, one JSON object a line; see clients/conformance/README.md. It knows no case
-// and judges nothing.
+// Does what the conformance runner tells it, one JSON object a line; see clients/conformance/README.md. It knows no
+// case and judges nothing.
 #include <cstdlib>
 #include <functional>
 #include <future>

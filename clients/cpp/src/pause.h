@@ -14,8 +14,8 @@ class Pause {
   static constexpr std::chrono::milliseconds kFirst{100};
   static constexpr std::chrono::milliseconds kLongest{2'000};
 
-  // The next pause; the server's wish counts where it is longer. Jitter keeps the callers of one server from coming back
-  // all at once.
+  // The next pause; the server's wish counts where it is longer. Jitter keeps the callers of one server from coming
+  // back all at once.
   Nanoseconds next(std::optional<Nanoseconds> asked = std::nullopt) {
     const double share = std::uniform_real_distribution<>(0.5, 1.0)(random_);
     const auto pause = std::chrono::duration_cast<Nanoseconds>(current_ * share);

@@ -5,6 +5,7 @@
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/support/async_stream.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <utility>
@@ -16,8 +17,8 @@ namespace kvgrpc::detail {
 
 enum class Progress { kDone, kTimeout, kEnded };
 
-// `Call` is what an Async method of a generated stub returns. One thread at a time uses a stream; cancel() may come from
-// any. An operation that runs into its time limit goes on: the next call of the same method takes it up.
+// `Call` is what an Async method of a generated stub returns. One thread at a time uses a stream; cancel() may come
+// from any. An operation that runs into its time limit goes on: the next call of the same method takes it up.
 template <class Call, class Response>
 class Stream {
  public:

@@ -77,8 +77,11 @@ Error end_of(const grpc::Status& status) {
   return Error(StatusCode::UNAVAILABLE, v1::FAILURE_REASON_UNSPECIFIED, "the server ended the stream");
 }
 
-// Whether the same watch may come to stand later. CANCELLED comes from a server that stops.
+// Whether the same watch may come to stand later. CANCELLED comes from a server that stops; INTERNAL and UNKNOWN
+// without a reason come from a proxy that reset the stream.
 bool is_passing(const Error& error) {
+  const bool is_reset = error.code() == StatusCode::INTERNAL || error.code() == StatusCode::UNKNOWN;
+  if (is_reset && error.reason_name().empty()) return true;
   return error.code() == StatusCode::UNAVAILABLE || error.code() == StatusCode::RESOURCE_EXHAUSTED ||
          error.code() == StatusCode::DEADLINE_EXCEEDED || error.code() == StatusCode::CANCELLED;
 }

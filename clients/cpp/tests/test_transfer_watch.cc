@@ -51,10 +51,11 @@ TEST_F(Watch, ABrokenStreamIsResumedAfterTheLastMessage) {
   EXPECT_EQ(watch.position().event_seq, 10U);
 }
 
-TEST_F(Watch, AStreamThatTheServerEndsIsResumedToo) {
-  serve({tell({change(5)}, Status::OK), tell({change(6)}, Status::CANCELLED), tell({change(7)})});
+TEST_F(Watch, AStreamThatTheServerOrAProxyEndsIsResumedToo) {
+  serve({tell({change(5)}, Status::OK), tell({change(6)}, Status::CANCELLED),
+         tell({change(7)}, Status(StatusCode::INTERNAL, "reset")), tell({change(8)})});
   TransferWatch watch(client());
-  for (const auto seq : {5U, 6U, 7U}) EXPECT_EQ(watch.next(kLong)->transfer().event_seq(), seq);
+  for (const auto seq : {5U, 6U, 7U, 8U}) EXPECT_EQ(watch.next(kLong)->transfer().event_seq(), seq);
 }
 
 TEST_F(Watch, ALifeWithoutEventsIsResumedByItsIncarnation) {
@@ -121,9 +122,11 @@ TEST_F(Watch, AMessageOfAnotherLifeIsAnErrorToo) {
 }
 
 TEST_F(Watch, ARefusalIsAnError) {
-  serve({tell({}, refusal(StatusCode::INVALID_ARGUMENT, "INVALID_FIELD"))});
+  serve({tell({}, refusal(StatusCode::INVALID_ARGUMENT, "INVALID_FIELD")),
+         tell({}, refusal(StatusCode::INTERNAL, "INTERNAL_DEFECT"))});
   TransferWatch watch(client());
   EXPECT_TRUE(error_of([&] { watch.next(kLong); }).is(v1::FAILURE_REASON_INVALID_FIELD));
+  EXPECT_TRUE(error_of([&] { watch.next(kLong); }).is(v1::FAILURE_REASON_INTERNAL_DEFECT));
 }
 
 TEST_F(Watch, PausesBetweenStreamsGrow) {

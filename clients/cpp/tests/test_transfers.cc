@@ -86,7 +86,8 @@ TEST_F(CleanUp, BothSidesAreToldAtOnceWhatToCancelAndFree) {
     reply->set_outcome(v1::CANCEL_OUTCOME_TOMBSTONED);
     return Status::OK;
   };
-  const auto rows = clean_up({{client(), "key", "", {"a", "b"}}, {connect(other.address()), "", "t"}}, "the client left");
+  const std::vector<CleanUpSide> sides = {{client(), "key", "", {"a", "b"}}, {connect(other.address()), "", "t"}};
+  const auto rows = clean_up(sides, "the client left");
   ASSERT_EQ(rows.size(), 2U);
   EXPECT_EQ(outcome(*rows[0].reply), v1::CANCEL_OUTCOME_ALREADY_ENDED);
   EXPECT_EQ(outcome(*rows[1].reply), v1::CANCEL_OUTCOME_TOMBSTONED);

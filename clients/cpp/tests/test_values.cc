@@ -68,7 +68,8 @@ TEST(States, NamesHaveNoPrefixAndUnknownValuesTheirNumber) {
 }
 
 TEST(Values, DurationsGoThereAndBack) {
-  for (const Nanoseconds value : {Nanoseconds(0), Nanoseconds(1), Nanoseconds(-1'500'000'000), Nanoseconds(std::int64_t{1} << 60)}) {
+  constexpr std::int64_t kLong = std::int64_t{1} << 60;
+  for (const Nanoseconds value : {Nanoseconds(0), Nanoseconds(1), Nanoseconds(-1'500'000'000), Nanoseconds(kLong)}) {
     EXPECT_EQ(from_duration(to_duration(value)), value);
   }
 }

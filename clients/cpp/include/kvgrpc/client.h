@@ -50,7 +50,7 @@ struct Options {
   // Deadline of one stream of a TransferWatch, which then goes on with another: so long a connection that died silently
   // goes unnoticed.
   Nanoseconds watch_stream_timeout = std::chrono::seconds(60);
-  // How long an engine that is watched may say nothing before it counts as unreachable. Servers say something every 5 s.
+  // How long an engine that is watched may say nothing before it is unreachable. Servers say something every 5 s.
   Nanoseconds engine_silence = std::chrono::seconds(15);
   // Sent with every call, for example an `authorization`. Keys are in lower case.
   Metadata metadata;

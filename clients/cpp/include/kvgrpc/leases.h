@@ -30,7 +30,7 @@ struct LeaseStatus {
 // believes in a lease longer than its server does. One that could not be renewed in time is EXPIRED.
 class LeaseKeeper {
  public:
-  // Called once for each lease that is over, by its index, on the keeper's thread. It must not block, nor end the keeper.
+  // Called once for each lease that is over, by its index, on the keeper's thread. It must not block or end the keeper.
   using OnOver = std::function<void(std::size_t index, const LeaseStatus& status)>;
 
   // `ttl`: unset takes the one that each lease was granted with.

@@ -66,8 +66,8 @@ class EngineWatch {
   ~EngineWatch();
 
   // The next status, or, once for each time that it is lost, that the engine is unreachable: its stream broke, or said
-  // nothing for Options::engine_silence. It is tried again for ever, after pauses that grow from 0.1 s to 2 s. Nothing when `timeout` is
-  // over.
+  // nothing for Options::engine_silence. It is tried again for ever, after pauses that grow from 0.1 s to 2 s. Nothing
+  // when `timeout` is over.
   //
   // Throws Error: CANCELLED after cancel(), and what the server refuses every such watch with (INVALID_ARGUMENT,
   // UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED).
