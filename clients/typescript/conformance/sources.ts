@@ -1,6 +1,7 @@
 // What `next` reads from: a raw stream, or a watch of the wrapper.
 
-import type { Stream } from "kvgrpc";
+import { status } from "@grpc/grpc-js";
+import { KvGrpcError, type Stream } from "kvgrpc";
 
 type Json = Record<string, unknown>;
 
@@ -28,7 +29,7 @@ class Reader {
 
   async next(timeoutMs: number): Promise<Json> {
     let timer: NodeJS.Timeout | undefined;
-    const over = new Promise<undefined>((resolve) => (timer = setTimeout(resolve, timeoutMs)));
+    const over = new Promise<undefined>((resolve) => (timer = setTimeout(() => resolve(undefined), timeoutMs)));
     const taken = () => (this.pending = undefined);
     try {
       const answer = await Promise.race([this.start(), over]);
@@ -79,6 +80,6 @@ export function iteratorSource<Message>(
     next: (timeoutMs) => reader.next(timeoutMs),
     send: async () => onlyReads(),
     finish: onlyReads,
-    cancel: () => stop.abort(),
+    cancel: () => stop.abort(new KvGrpcError(status.CANCELLED, "cancelled by the caller")),
   };
 }

@@ -62,8 +62,7 @@ export class Keeper {
     const held = new HeldLease(lease);
     this.held.add(held);
     void held.over.then(() => this.held.delete(held));
-    if (this.running) this.wake();
-    else void this.run();
+    this.start();
     return held;
   }
 
@@ -82,8 +81,14 @@ export class Keeper {
     this.onClose();
   }
 
-  private async run(): Promise<void> {
+  private start(): void {
+    if (this.running) return this.wake();
     this.running = true;
+    // A moment later, so that leases that are added together are renewed together.
+    queueMicrotask(() => void this.run());
+  }
+
+  private async run(): Promise<void> {
     try {
       while (this.held.size > 0 && !this.closing.signal.aborted) await this.step();
     } catch (error) {

@@ -14,8 +14,8 @@ type Call<Request, Response> = ClientReadableStream<Response> | ClientDuplexStre
 /**
  * Read it with `for await`, or message by message with `next`. Leaving the loop cancels the call.
  *
- * It reads what was received before it tells the status, also of a call that failed: the last messages of a stream that
- * the server ends with an error count.
+ * What was read ahead is given before the status is told, also of a call that failed. gRPC for Node reads some 16
+ * messages ahead and drops what came after them when a call fails.
  */
 export class Stream<Request, Response> implements AsyncIterable<Response> {
   /** The server's initial metadata; rejects when the call fails before it is there. */

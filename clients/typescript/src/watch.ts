@@ -29,7 +29,8 @@ export interface WatchOptions extends Omit<CallOptions, "timeoutMs"> {
  * after the last message.
  *
  * A message with `historyLost` stands for changes that are missing: list the transfers. The watch goes on with later
- * changes. When the engine's life is over the watch ends with INCARNATION_CHANGED, after all changes of that life.
+ * changes. When the engine's life is over the watch ends with INCARNATION_CHANGED: all that was of it is gone, also what
+ * changed last and was not told any more.
  */
 export async function* watch(
   caller: Caller,
