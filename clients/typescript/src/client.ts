@@ -2,16 +2,16 @@
 
 import { credentials as grpcCredentials, Client as GrpcClient } from "@grpc/grpc-js";
 import type { ChannelCredentials, ChannelOptions } from "@grpc/grpc-js";
+import type { WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
 import { Caller, type CallOptions, type Method } from "./caller.js";
 import { CHANNEL_OPTIONS } from "./channel.js";
 import type { AnyLease } from "./held-lease.js";
 import { Keeper, type KeepAliveOptions } from "./keeper.js";
-import { services } from "./services.js";
+import { services, type Services } from "./services.js";
 import type { Stream } from "./stream.js";
 import { wait, type Waited, type WaitOptions } from "./wait.js";
 import { watch, type WatchOptions } from "./watch.js";
 import { watchEngine, type EngineNews, type WatchEngineOptions } from "./watch-engine.js";
-import type { WatchTransfersResponse } from "../gen/kvgrpc/v1/transfer.js";
 
 const TIMEOUT_MS = 10_000;
 
@@ -34,16 +34,16 @@ export function connect(address: string, options: ConnectOptions = {}): Client {
 }
 
 /** One server. Any number of calls may run at once. */
-export class Client {
+export class Client implements Services {
   /** For what has no method here. */
   readonly grpc: GrpcClient;
-  readonly admin;
-  readonly handoff;
-  readonly handshake;
-  readonly leases;
-  readonly pool;
-  readonly scheduler;
-  readonly transfers;
+  readonly admin: Services["admin"];
+  readonly handoff: Services["handoff"];
+  readonly handshake: Services["handshake"];
+  readonly leases: Services["leases"];
+  readonly pool: Services["pool"];
+  readonly scheduler: Services["scheduler"];
+  readonly transfers: Services["transfers"];
   private readonly caller: Caller;
   private readonly keepers = new Set<Keeper>();
 

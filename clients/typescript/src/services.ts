@@ -54,7 +54,17 @@ function service<Definition extends object>(caller: Caller, file: object, defini
 }
 
 /** All services of one server. */
-export function services(caller: Caller) {
+export interface Services {
+  readonly admin: Service<typeof admin.AdminServiceService>;
+  readonly handoff: Service<typeof handoff.HandoffServiceService>;
+  readonly handshake: Service<typeof handshake.HandshakeServiceService>;
+  readonly leases: Service<typeof lease.LeaseServiceService>;
+  readonly pool: Service<typeof pool.PoolServiceService>;
+  readonly scheduler: Service<typeof scheduler.SchedulerServiceService>;
+  readonly transfers: Service<typeof transfer.TransferServiceService>;
+}
+
+export function services(caller: Caller): Services {
   return {
     admin: service(caller, admin, admin.AdminServiceService),
     handoff: service(caller, handoff, handoff.HandoffServiceService),
