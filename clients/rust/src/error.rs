@@ -50,8 +50,8 @@ impl Error {
     }
 
     /// That of a call that a message reports: the same as if the call had ended with it.
-    pub(crate) fn reported(code: &str, failure: Failure) -> Self {
-        let code = CODES.iter().find(|(_, name)| *name == code).map_or(Code::Unknown, |(code, _)| *code);
+    pub(crate) fn reported(status_code: u32, failure: Failure) -> Self {
+        let code = i32::try_from(status_code).map_or(Code::Unknown, Code::from_i32);
         let mut error = Self::because(code, failure.reason(), failure.message.clone());
         if FailureReason::try_from(failure.reason).is_err() {
             error.0.reason = failure.reason.to_string();

@@ -159,7 +159,7 @@ impl Scheduler {
 
 fn answer(row: ScheduleAnswer) -> Result<Answer, Error> {
     match (row.failure, row.answer) {
-        (Some(failure), _) => Err(Error::reported(&row.code, failure)),
+        (Some(failure), _) => Err(Error::reported(row.status_code, failure)),
         (None, Some(answer)) => Ok(answer),
         (None, None) => Err(Error::new(Code::Internal, "an answer that this version does not know")),
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::proxy::Proxy;
 use common::{Answers, Handshakes, Leases, Running, Server, answers, client, header, on, soon};
-use kvgrpc::v1::lease_ref::Ref;
+use kvgrpc::v1::lease_ref::By;
 use kvgrpc::v1::{
     FailureReason, KeepAliveRequest, KeepAliveResponse, LeaseRef, LeaseState, RenewedLease, WatchEngineResponse,
 };
@@ -61,7 +61,7 @@ async fn a_watch_of_an_engine_tells_once_that_it_is_unreachable_and_then_how_it_
 }
 
 fn by_id(id: &str) -> LeaseRef {
-    LeaseRef { r#ref: Some(Ref::LeaseId(id.into())) }
+    LeaseRef { by: Some(By::LeaseId(id.into())) }
 }
 
 fn row(left: Duration, reason: FailureReason, state: LeaseState) -> RenewedLease {
@@ -103,7 +103,7 @@ async fn keeping(
 }
 
 fn id_of(lease: &LeaseRef) -> String {
-    let Some(Ref::LeaseId(id)) = &lease.r#ref else { panic!("not by id") };
+    let Some(By::LeaseId(id)) = &lease.by else { panic!("not by id") };
     id.clone()
 }
 

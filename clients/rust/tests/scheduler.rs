@@ -112,7 +112,7 @@ async fn a_call_that_is_refused_is_an_error_in_its_place_and_the_others_are_answ
             message: "twice".into(),
             ..Default::default()
         };
-        let refused = ScheduleAnswer { failure: Some(failure), code: "INVALID_ARGUMENT".into(), answer: None };
+        let refused = ScheduleAnswer { failure: Some(failure), status_code: 3, answer: None };
         Ok(ScheduleResponse { header: header(7, 0), answers: vec![refused, matched(32)], ..Default::default() })
     })
     .await;
