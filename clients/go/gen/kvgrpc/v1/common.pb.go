@@ -21,19 +21,19 @@
 //   SchedulerService, whose meaning depends on the calls before.
 // * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
 //   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
-//   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
-//   as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
+//   (who refused; the latter in decimal), and what the reason needs: `phase`, `limit`, `free_block_count`,
+//   `block_count`, `group`, `engine`, as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
 //   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
 // * Of a stream of replies the initial metadata comes at once, before the first reply.
 // * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
 // * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
 //   reserved together with its name. Readers skip what they do not know.
 // * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
-//   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile), FAILED_PRECONDITION
-//   DRAINING (no retry here: choose another engine),
-//   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
-//   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
-//   (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
+//   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile, or the server ends),
+//   FAILED_PRECONDITION DRAINING (no retry here: choose another engine), RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is
+//   full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED,
+//   INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT (a defect ended the engine's life; UNAVAILABLE: the
+//   next one has not begun yet).
 // * Texts that a server keeps (request ids, idempotency keys, addresses, names) have at most 256 bytes. A message for
 //   people may be longer; what is over 1,024 bytes is cut.
 // * A list of GroupBlocks has at most 256 rows, as a pool has groups.
