@@ -38,6 +38,8 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """A source that pushes to this engine lets it read, and writes nothing."""
     FEATURE_REMOTE_RANKS: _Feature.ValueType  # 4
     """Ranks may connect from other hosts."""
+    FEATURE_CHECKSUMS: _Feature.ValueType  # 5
+    """It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """An optional behaviour of an engine."""
@@ -52,6 +54,8 @@ FEATURE_READS_PUSHES: Feature.ValueType  # 3
 """A source that pushes to this engine lets it read, and writes nothing."""
 FEATURE_REMOTE_RANKS: Feature.ValueType  # 4
 """Ranks may connect from other hosts."""
+FEATURE_CHECKSUMS: Feature.ValueType  # 5
+"""It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 class _Admission:
@@ -401,7 +405,7 @@ class WatchEngineRequest(_message.Message):
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """At most once in this time; unset means 0.1 s, and no less is kept."""
+        """At most once in this time; from 0.1 s, which unset means, to 5 s."""
 
     def __init__(
         self,
@@ -465,7 +469,7 @@ class EngineStatus(_message.Message):
     admission_reason: _builtins.str
     """Why not, to be read; empty when it does."""
     engine_attached: _builtins.bool
-    """An engine is attached. False: it has no blocks."""
+    """An engine is attached through its session. False where the server itself has the pool, or nobody has one."""
     transfer_count: _builtins.int
     """Transfers that are not over."""
     waiting_turn_count: _builtins.int

@@ -51,8 +51,8 @@ METADATA_BYTES_MAX = 1 << 20
 """Of what a library says of its endpoint."""
 DIGESTS_BYTES_MAX = 1 << 22
 """A chain over two million tokens."""
-ADDRESS_MAX = 1 << 62
-"""Addresses: of none does an offset leave 64 bits."""
+ADDRESS_MAX = 2**53 - 1
+"""Of a process: above what the kernel gives out unless it is asked to, and what every language can hold."""
 
 
 def check_count(field: str, count: int, most: int) -> None:
@@ -75,7 +75,7 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
     counted before anything is made of their runs.
     """
     check_counts(field, lists, rows)
-    named = sum(sum(row.blocks.counts) for some in lists for row in some)
+    named = sum(sum(row.runs.counts) for some in lists for row in some)
     if named > ids:
         raise OutOfRange(
             Reason.LIMIT_EXCEEDED,
