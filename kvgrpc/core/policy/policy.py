@@ -83,7 +83,12 @@ class Policy:
         """What `arrived` would answer now, or raise. Changes nothing."""
         known = self._requests.get(arrival.request_id)
         if known is None and len(self._requests) >= self.rules.requests_max:
-            raise Exhausted(Reason.LIMIT_EXCEEDED, f"{len(self._requests)} requests are known", retry_delay_s=1.0)
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{len(self._requests)} requests are known",
+                retry_delay_s=1.0,
+                metadata={"limit": str(self.rules.requests_max)},
+            )
         if known is not None and known.arrival != arrival:
             what = f"another request is called {arrival.request_id!r}, until it has left and its blocks are back"
             raise AlreadyExists(Reason.TRANSFER_EXISTS, f"{what}: name this one otherwise")

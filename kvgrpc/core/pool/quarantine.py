@@ -117,7 +117,8 @@ class Quarantine:
             self._go()
             return
         late = ", ".join(map(str, sorted(self._proofs.rekeying_ranks)))
-        self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, f"rank {late} has not begun its data paths again"))
+        message = f"rank {late} has not begun its data paths again"
+        self._refuse_calls(DeadlineExceeded(Reason.DEADLINE, message, retry_delay_s=1.0, metadata={"phase": "rekey"}))
 
     def rekeyed(self, event: Rekeyed) -> None:
         """A rank began its data paths again."""

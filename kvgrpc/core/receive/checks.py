@@ -55,6 +55,7 @@ def check_destination(state: NodeState, destination: Destination, tokens: int) -
                     Reason.BLOCK_COUNT_MISMATCH,
                     f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
                     f"{len(blocks[i])} are listed",
+                    metadata={"group": str(i), "block_count": str(needed)},
                 )
     state.check_owned(blocks, destination.allocation_id)
     state.pins.check_free_for(PinKind.TARGET, blocks)

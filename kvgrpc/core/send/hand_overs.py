@@ -69,7 +69,10 @@ class HandOvers:
         """The lease that a hand-over makes, before anything changed. Raises AlreadyExists or Exhausted."""
         state = self._state
         if len(state.leases) >= state.limits.leases:
-            raise Exhausted(Reason.QUEUE_FULL, f"{state.limits.leases} leases are live", retry_delay_s=1.0)
+            most = state.limits.leases
+            raise Exhausted(
+                Reason.QUEUE_FULL, f"{most} leases are live", retry_delay_s=1.0, metadata={"limit": str(most)}
+            )
         self._check_unused(event.lease_id)
         return Lease(
             id=event.lease_id or mint_lease_id(state.secret, state.incarnation, "lead", self._minted + 1),
@@ -130,7 +133,8 @@ class HandOvers:
         """RenewLeases: one row for each lease asked for; a dead one is a row."""
         state = self._state
         if len(event.leases) > state.limits.renewals_per_call:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {state.limits.renewals_per_call} leases in one call")
+            most = state.limits.renewals_per_call
+            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {most} leases in one call", metadata={"limit": str(most)})
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
         rows = tuple(self._renew_one(ref, ttl_s, validate_only=event.validate_only) for ref in event.leases)
         state.reply(event.call.id, Renewed(rows))
@@ -385,4 +389,5 @@ def check_covers(blocks: Blocks, content: Content, groups: tuple[Group, ...]) ->
                 Reason.CONTENT_RANGE,
                 f"group {i}: {content.tokens} tokens fill {needed} blocks of {group.block_tokens}; "
                 f"{len(ids)} are listed",
+                metadata={"group": str(i), "block_count": str(needed)},
             )

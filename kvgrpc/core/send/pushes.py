@@ -312,7 +312,10 @@ class Pushes:
             raise PreconditionFailed(Reason.PREEMPTED, replaced)
         granted_ttl(event.ttl_s, state.limits)
         if event.consumers > state.limits.registrations:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"a push has at most {state.limits.registrations} destinations")
+            most = state.limits.registrations
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED, f"a push has at most {most} destinations", metadata={"limit": str(most)}
+            )
         blocks = state.resolve(event.blocks, "blocks")
         if not any(len(ids) for ids in blocks) and (first or not event.last):
             raise PreconditionFailed(Reason.EMPTY_FINISH, "there are no blocks to hand over")

@@ -206,7 +206,9 @@ def _touching(items: Sequence[Item], tokens: int) -> dict[int, list[Item]]:
         touches += len(units)
         if touches > TOUCHES_MAX:
             raise OutOfRange(
-                Reason.LIMIT_EXCEEDED, f"multimodal items lie over more than {TOUCHES_MAX} units of tokens"
+                Reason.LIMIT_EXCEEDED,
+                f"multimodal items lie over more than {TOUCHES_MAX} units of tokens",
+                metadata={"limit": str(TOUCHES_MAX)},
             )
         for unit in units:
             found.setdefault(unit, []).append(item)

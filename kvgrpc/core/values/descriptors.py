@@ -73,7 +73,11 @@ def expand_runs(starts: Sequence[int], counts: Sequence[int], limit: int) -> Ids
         raise invalid("runs.counts", "are at least 1")
     total = int(count.sum())
     if total > limit:
-        raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one request; the limit is {limit}")
+        raise OutOfRange(
+            Reason.LIMIT_EXCEEDED,
+            f"{total} blocks in one request; the limit is {limit}",
+            metadata={"limit": str(limit)},
+        )
     if not total:
         return np.empty(0, dtype=np.int64)
     start = np.asarray(starts, dtype=np.int64)
@@ -108,8 +112,10 @@ def runs_of(ids: Ids) -> tuple[Ids, Ids]:
     return ids[edges[:-1]], np.diff(edges)
 
 
-def check_ids(ids: Ids, blocks: int, field: str) -> None:
-    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice."""
+def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) -> None:
+    """Raises OutOfRange or InvalidRequest unless every id is in [0, blocks) and none is twice. `group`: they are blocks
+    of that group, which the error names.
+    """
     if not len(ids):
         return
     increasing = len(ids) == 1 or bool((ids[1:] > ids[:-1]).all())
@@ -117,7 +123,9 @@ def check_ids(ids: Ids, blocks: int, field: str) -> None:
     if low < 0 or high >= blocks:
         bad = low if low < 0 else high
         raise OutOfRange(
-            Reason.BLOCK_OUT_OF_RANGE, f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}"
+            Reason.BLOCK_OUT_OF_RANGE,
+            f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}",
+            metadata={} if group is None else {"group": str(group), "block_count": str(blocks)},
         )
     if increasing:
         return

@@ -154,7 +154,7 @@ class Parts:
                 self._take(row)
             for i, (before, ids) in enumerate(zip(table, self._table, strict=True)):
                 if len(ids) > len(before):
-                    check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}")
+                    check_ids(ids, self._pool.groups[i].blocks, f"parts, group {i}", group=i)
         except KVGrpcError:
             del self._parts[count:]
             self._spans, self._table, self._handed = spans, table, handed
@@ -216,10 +216,16 @@ class Parts:
     def _check_room(self, spans: int, blocks: int) -> None:
         total = sum(map(len, self._table)) + blocks
         if total > self._most:
-            raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} blocks in one push; the limit is {self._most}")
+            raise OutOfRange(
+                Reason.LIMIT_EXCEEDED,
+                f"{total} blocks in one push; the limit is {self._most}",
+                metadata={"limit": str(self._most)},
+            )
         if len(self._parts) >= PARTS_MAX or self._spans + spans > SPANS_MAX:
             raise OutOfRange(
-                Reason.LIMIT_EXCEEDED, f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all"
+                Reason.LIMIT_EXCEEDED,
+                f"a push has at most {PARTS_MAX} parts, which list {SPANS_MAX} groups in all",
+                metadata={"limit": str(PARTS_MAX)},
             )
 
     def _check_goes_on(self, layers: LayerRange | None) -> None:
