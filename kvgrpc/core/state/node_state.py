@@ -55,6 +55,7 @@ from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import (
     Aborted,
     Exhausted,
+    FieldViolation,
     InvalidRequest,
     KVGrpcError,
     OutOfRange,
@@ -231,18 +232,20 @@ class NodeState:
         groups = self.pool.pool.groups
         blocks = [np.empty(0, dtype=np.int64) for _ in groups]
         seen = set()
-        for group, ids in lists:
+        for row, (group, ids) in enumerate(lists):
             if not 0 <= group < len(groups) or group in seen:
                 what = "is listed twice" if group in seen else f"does not exist; the pool has {len(groups)}"
-                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}")
+                wrong = (FieldViolation(f"{field}.groups[{row}].group", what),)
+                raise InvalidRequest(Reason.GROUP_MISMATCH, f"{field}: group {group} {what}", violations=wrong)
             seen.add(group)
-            check_ids(ids, groups[group].blocks, f"{field}, group {group}", group=group)
+            check_ids(ids, groups[group].blocks, f"{field}.groups[{row}]", group=group)
             blocks[group] = ids
         total = sum(len(ids) for ids in blocks)
         if total > self.limits.blocks_per_request:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
                 f"{field}: {total} blocks in one request; the limit is {self.limits.blocks_per_request}",
+                violations=(FieldViolation(field, f"at most {self.limits.blocks_per_request} blocks"),),
                 metadata={"limit": str(self.limits.blocks_per_request)},
             )
         return tuple(blocks)

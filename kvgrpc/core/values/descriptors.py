@@ -122,9 +122,11 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
     low, high = (int(ids[0]), int(ids[-1])) if increasing else (int(ids.min()), int(ids.max()))
     if low < 0 or high >= blocks:
         bad = low if low < 0 else high
+        what = f"block {bad} does not exist; ids run from 0 to {blocks - 1}"
         raise OutOfRange(
             Reason.BLOCK_OUT_OF_RANGE,
-            f"{field}: block {bad} does not exist; ids run from 0 to {blocks - 1}",
+            f"{field}: {what}",
+            violations=(FieldViolation(field, what),),
             metadata={} if group is None else {"group": str(group), "block_count": str(blocks)},
         )
     if increasing:
@@ -137,7 +139,8 @@ def check_ids(ids: Ids, blocks: int, field: str, *, group: int | None = None) ->
     in_order = np.sort(ids)
     twice = in_order[1:][in_order[1:] == in_order[:-1]]
     if len(twice):
-        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: block {int(twice[0])} is listed twice")
+        what = f"block {int(twice[0])} is listed twice"
+        raise InvalidRequest(Reason.BLOCK_DUPLICATE, f"{field}: {what}", violations=(FieldViolation(field, what),))
 
 
 def holds(region: Region, layers: tuple[int, int]) -> bool:

@@ -165,7 +165,9 @@ def _condition(until: int) -> Callable[[Transfer], bool]:
 
 def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest, most_s: float) -> float:
     asked_s = seconds(request, "timeout")
-    return most_s if asked_s is None else min(max(asked_s, 0.0), most_s)
+    if asked_s is not None and asked_s < 0:
+        raise invalid("timeout", "is not negative; leave it out for the longest")
+    return most_s if asked_s is None else min(asked_s, most_s)
 
 
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:
