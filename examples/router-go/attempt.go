@@ -48,11 +48,11 @@ func (a *attempt) tell(e *engine) {
 	a.of(e)
 }
 
-// abandon notes that another engine takes over.
-func (a *attempt) abandon(e *engine) {
+// abandon notes whether an engine has failed, so that another one takes over, unless the same does it after all.
+func (a *attempt) abandon(e *engine, failed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.of(e).abandoned = true
+	a.of(e).abandoned = failed
 }
 
 // hold notes an allocation, which is renewed until it is let go.

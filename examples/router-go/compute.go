@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -41,7 +42,7 @@ func (d *driven) compute(ctx context.Context, a *attempt, work work, blocks *pb.
 	if err != nil {
 		return err
 	}
-	reply, err := post(ctx, d.engine, "/compute", a.header, body)
+	reply, err := post(ctx, d.engine, "/compute", a, body)
 	if err != nil {
 		return err
 	}
@@ -92,13 +93,15 @@ func newTransport() *http.Transport {
 }
 
 // post sends a request to an engine, with the trace, and returns its answer if that is 200.
-func post(ctx context.Context, to *engine, path string, header http.Header, body []byte) (*http.Response, error) {
+func post(ctx context.Context, to *engine, path string, a *attempt, body []byte) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, to.url+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	request.Header = header.Clone()
+	request.Header = a.header.Clone()
 	request.Header.Set("Content-Type", "application/json")
+	// Another one each time: the engine may still know the try before.
+	request.Header.Set("X-Request-Id", a.id+"-"+rand.Text()[:6])
 	if trace := traceparent(ctx); trace != "" {
 		request.Header.Set("Traceparent", trace)
 	}

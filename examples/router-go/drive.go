@@ -74,7 +74,7 @@ func (d *driven) computePrompt(ctx context.Context, a *attempt) (*pb.Blocks, *pb
 	return blocks, kvgrpc.TokenContent(prompt), d.compute(ctx, a, work{TokenIDs: prompt}, blocks)
 }
 
-func (d *driven) decode(ctx context.Context, a *attempt, handed *handOver) error {
+func (d *driven) decode(ctx context.Context, a *attempt, handed *handOver) (failed error) {
 	grant, err := handed.forDrive()
 	if err != nil {
 		return wrong("the prefill engine's kv_transfer_params: %w", err)
@@ -83,6 +83,11 @@ func (d *driven) decode(ctx context.Context, a *attempt, handed *handOver) error
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if failed != nil && ctx.Err() == nil {
+			d.giveBack(ctx, a, blocks) // another try takes others, here or elsewhere
+		}
+	}()
 	pull, err := d.client.Handoff.PullBlocks(ctx, &pb.PullBlocksRequest{
 		Pull:        &pb.PullBlocksRequest_Grant{Grant: grant},
 		Content:     kvgrpc.TokenContent(prompt),

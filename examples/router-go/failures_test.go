@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +30,17 @@ func TestRetryHereIsFollowedAtTheSameEngineAfterTheDelay(t *testing.T) {
 		t.Error("it went elsewhere")
 	}
 	s.atRest(t)
+}
+
+func TestATryThatFailedGivesItsBlocksBackBeforeTheNext(t *testing.T) {
+	s := on(t, "pull", []string{"drive"}, []string{"drive"})
+	s.d[0].fails = []*pb.Failure{failing(pb.FailureReason_FAILURE_REASON_DATA_PATH_FAILED, retryHere)}
+	s.served(t)
+	s.atRest(t)
+	calls := slices.DeleteFunc(s.d[0].calls, func(name string) bool { return !strings.HasSuffix(name, "Blocks") })
+	if want := "AllocateBlocks PullBlocks FreeBlocks AllocateBlocks PullBlocks FreeBlocks"; strings.Join(calls, " ") != want {
+		t.Errorf("%v", calls)
+	}
 }
 
 func TestRetryOtherConsumerTakesTheSameGrantElsewhere(t *testing.T) {

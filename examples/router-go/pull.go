@@ -19,9 +19,7 @@ func (r *router) pull(ctx context.Context, request *request) error {
 	}
 	err = r.step(ctx, request, decode, "decode", func(ctx context.Context, e *engine) error {
 		err := e.decode(ctx, a, handed)
-		if err != nil {
-			a.abandon(e)
-		}
+		a.abandon(e, err != nil)
 		return err
 	})
 	r.end(ctx, a, err)

@@ -49,7 +49,7 @@ func (e *relayed) computePrompt(ctx context.Context, a *attempt, given params) (
 		return nil, err
 	}
 	a.tell(e.engine)
-	reply, err := post(ctx, e.engine, a.path, a.header, body)
+	reply, err := post(ctx, e.engine, a.path, a, body)
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +104,7 @@ func (e *relayed) complete(ctx context.Context, a *attempt, params params) error
 		return err
 	}
 	a.tell(e.engine)
-	reply, err := post(ctx, e.engine, a.path, a.header, body)
+	reply, err := post(ctx, e.engine, a.path, a, body)
 	if err != nil {
 		return e.explain(ctx, a, err)
 	}

@@ -32,7 +32,6 @@ func newRequest(id string, from *http.Request, body []byte, answer *answer) (*re
 		r.header.Set("Authorization", given)
 	}
 	r.header.Set("Content-Type", "application/json")
-	r.header.Set("X-Request-Id", id)
 	if err := json.Unmarshal(body, &r.body); err != nil {
 		return nil, wrong("the body is no JSON object: %w", err)
 	}

@@ -31,7 +31,7 @@ func (r *router) step(
 			return err
 		}
 		var f *failure
-		if !errors.As(err, &f) {
+		if !errors.As(err, &f) || f.at == nil {
 			return err
 		}
 		slog.Info("a step failed", "request", request.id, "step", name, "next", f.next, "error", err)
@@ -42,9 +42,7 @@ func (r *router) step(
 			}
 			pause = min(2*pause, pauseMax)
 		case f.next == retryOther, f.next == recompute && role == prefill:
-			if f.at != nil {
-				request.avoid[f.at] = true
-			}
+			request.avoid[f.at] = true
 			e = nil
 		default:
 			return err
