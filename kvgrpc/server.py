@@ -20,6 +20,7 @@ from kvgrpc.core.events import LifeBegan, MemoryGone
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.core.values.compatibility import CHECKSUMS, READS_PUSHES, EngineDescription
+from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.core.values.layout import PoolKind, PoolLayout
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.datapath.host.memory import SharedMemory
@@ -240,7 +241,7 @@ class Server:
     ) -> None:
         """Ends the present life and begins the next. The old memory goes when its last posting has ended."""
         old, self._local = self._local, local
-        incarnation = engine.incarnation if engine else secrets.randbits(63) + 1
+        incarnation = engine.incarnation if engine else secrets.randbelow(INCARNATION_MAX) + 1
         self._runner.feed(LifeBegan(incarnation, secret, engine, attached, sets_aside))
         self._ranks.ranks = ranks
         assert self._health is not None
@@ -325,7 +326,7 @@ class Server:
         """This engine, in a new life."""
         return EngineDescription(
             engine_id=self.config.engine_id,
-            incarnation=secrets.randbits(63) + 1,
+            incarnation=secrets.randbelow(INCARNATION_MAX) + 1,
             address=self.address,
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,

@@ -25,6 +25,7 @@ from kvgrpc.core.defects import MESSAGE
 from kvgrpc.core.events import CallAbandoned, Event, LeasesVoided, Tick
 from kvgrpc.core.node import Node
 from kvgrpc.core.tables.transfers import Transfer
+from kvgrpc.core.values.ids import INCARNATION_MAX
 from kvgrpc.errors import InternalError, KVGrpcError, Reason, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ class Runner:
         with suppress(Exception):
             self._perform(decided)
         self.unclosed = self.node.unclosed()
-        self.node, ended = self.node.successor(secrets.randbits(63) + 1, self.now)
+        self.node, ended = self.node.successor(secrets.randbelow(INCARNATION_MAX) + 1, self.now)
         self._mailbox.clear()
         calls, self._calls = self._calls, {}
         for answered in calls.values():

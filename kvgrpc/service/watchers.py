@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -60,6 +60,48 @@ class Watchers:
             return found
         self._runner.advance()
         return self._runner.node.state.transfers.get(transfer_id)
+
+    async def wait_many(
+        self, transfer_ids: Sequence[str], condition: Condition, least: int, timeout_s: float
+    ) -> dict[str, Transfer | None]:
+        """The transfers as they are when `condition` holds of at least so many of them, or when the time is over. An
+        unknown one is None, and counts: nothing can become of it.
+        """
+        found = {id_: self._runner.node.state.transfers.find(id_) for id_ in transfer_ids}
+        left = least - sum(1 for transfer in found.values() if transfer is None or condition(transfer))
+        if left <= 0 or timeout_s <= 0:
+            return found
+        loop = asyncio.get_running_loop()
+        enough: asyncio.Future[Transfer | None] = loop.create_future()
+        entries: dict[str, tuple[Condition, asyncio.Future[Transfer | None]]] = {}
+
+        def met(future: "asyncio.Future[Transfer | None]") -> None:
+            nonlocal left
+            if future.cancelled():
+                return
+            transfer = future.result()
+            if transfer is not None:
+                found[transfer.id] = transfer
+            left -= 1
+            if left <= 0 or transfer is None:
+                _wake(enough)
+
+        for id_, transfer in found.items():
+            if transfer is not None and not condition(transfer):
+                future: asyncio.Future[Transfer | None] = loop.create_future()
+                future.add_done_callback(met)
+                entries[id_] = condition, future
+                self._waiters.setdefault(id_, []).append(entries[id_])
+        timer = loop.call_later(timeout_s, _wake, enough)
+        try:
+            await enough
+        finally:
+            timer.cancel()
+            for id_, entry in entries.items():
+                self._leave(id_, entry)
+        self._runner.advance()
+        transfers = self._runner.node.state.transfers
+        return {id_: transfers.find(id_) or seen for id_, seen in found.items()}  # its life may be over with it
 
     @contextmanager
     def watch(self, wanted: Condition, backlog: list[Transfer]) -> Iterator["Watch"]:

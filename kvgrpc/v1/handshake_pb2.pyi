@@ -38,6 +38,8 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """A source that pushes to this engine lets it read, and writes nothing."""
     FEATURE_REMOTE_RANKS: _Feature.ValueType  # 4
     """Ranks may connect from other hosts."""
+    FEATURE_CHECKSUMS: _Feature.ValueType  # 5
+    """It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """An optional behaviour of an engine."""
@@ -52,6 +54,8 @@ FEATURE_READS_PUSHES: Feature.ValueType  # 3
 """A source that pushes to this engine lets it read, and writes nothing."""
 FEATURE_REMOTE_RANKS: Feature.ValueType  # 4
 """Ranks may connect from other hosts."""
+FEATURE_CHECKSUMS: Feature.ValueType  # 5
+"""It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 class _Admission:

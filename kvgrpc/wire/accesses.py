@@ -13,7 +13,7 @@ from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.packed import packed_checksums, put_runs, unpacked_checksums
-from kvgrpc.wire.values import block_lists, core_reason, layer_ranges, put_content, reason
+from kvgrpc.wire.values import DATA_PATHS, block_lists, core_reason, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
 
@@ -25,7 +25,7 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
         token=opening.token,
         transfer_id=opening.transfer_id,
         request_id=opening.request_id,
-        data_paths=opening.data_paths,
+        data_paths=[DATA_PATHS[name] for name in opening.data_paths],
         reverse_access_id=opening.reverse_access_id,
         part_epoch=opening.part_epoch,
     )
@@ -45,7 +45,7 @@ def settle_request(caller: peer_pb2.Caller, settling: Settling) -> peer_pb2.Sett
     row = peer_pb2.AccessSettling(
         access_id=settling.access_id,
         last=settling.last,
-        bytes=settling.nbytes,
+        moved_bytes=settling.nbytes,
         part=settling.part,
         layers_done=layer_ranges(settling.layers_done),
     )
@@ -81,7 +81,7 @@ def checksum_request(
         row = request.blocks.add()
         for group, ids in enumerate(lists):
             if len(ids):
-                put_runs(ids, row.blocks.add(group=group).blocks)
+                put_runs(ids, row.blocks.add(group=group).runs)
         if layers is not None:
             row.layers.first, row.layers.count = layers
     return request
@@ -105,8 +105,8 @@ def _put_parts(parts: Sequence[ReadyPart], rows: RepeatedCompositeFieldContainer
         row = rows.add(number=part.number, last=part.last)
         for group, ids in part.blocks:
             if len(ids):
-                put_runs(ids, row.blocks.add(group=group).blocks)
-        row.known.extend(part.known)
+                put_runs(ids, row.blocks.add(group=group).runs)
+        row.known_block_counts.extend(part.known)
         if part.layers is not None:
             row.layers.first, row.layers.count = part.layers
 

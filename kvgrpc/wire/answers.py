@@ -13,7 +13,7 @@ from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
-from kvgrpc.wire.values import duration, error_row, failure, layer_ranges, pool_blocks, reason
+from kvgrpc.wire.values import DATA_PATHS, PHASES, duration, error_row, failure, layer_ranges, pool_blocks, reason
 
 DIRECTIONS = {
     Direction.SEND: transfer_pb2.DIRECTION_SEND,
@@ -44,6 +44,20 @@ PIN_KINDS = {
     PinKind.TARGET: admin_pb2.PIN_KIND_TARGET,
     PinKind.ACCESS: admin_pb2.PIN_KIND_ACCESS,
     PinKind.QUARANTINE: admin_pb2.PIN_KIND_QUARANTINE,
+}
+WAITS = {
+    "": transfer_pb2.WAITING_FOR_UNSPECIFIED,
+    "handshake": transfer_pb2.WAITING_FOR_HANDSHAKE,
+    "access": transfer_pb2.WAITING_FOR_ACCESS,
+    "blocks": transfer_pb2.WAITING_FOR_BLOCKS,
+    "step": transfer_pb2.WAITING_FOR_STEP,
+    "turn": transfer_pb2.WAITING_FOR_TURN,
+    "readers": transfer_pb2.WAITING_FOR_READERS,
+    "source": transfer_pb2.WAITING_FOR_SOURCE,
+    "registration": transfer_pb2.WAITING_FOR_REGISTRATION,
+    "parts": transfer_pb2.WAITING_FOR_PARTS,
+    "checksums": transfer_pb2.WAITING_FOR_CHECKSUMS,
+    "settle": transfer_pb2.WAITING_FOR_SETTLE,
 }
 OUTCOMES = {
     "cancelled_before_access": transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
@@ -78,19 +92,19 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         request_id=value.request_id,
         trace_id=trace_id(value.trace),
         lease_id=value.lease_id,
-        waiting_for=value.waiting_for,
+        waiting_for=WAITS[value.waiting_for],
         use_tokens=value.use_tokens,
-        blocks=value.blocks,
-        bytes=value.nbytes,
-        bytes_done=value.nbytes_done,
+        block_count=value.blocks,
+        total_bytes=value.nbytes,
+        moved_bytes=value.nbytes_done,
         phases=[_phase(phase, value.created, end) for phase in value.phases],
         paths=[_path(path) for path in value.paths[:PATHS_SHOWN_MAX]],
         layers_done=layer_ranges(value.layers_done),
         part_epoch=value.part_epoch,
         failure=failure(value.failure) if value.failure else None,
         age=duration(now - value.created),
-        consumers_done=value.consumers_done,
-        consumers=value.consumers,
+        done_consumer_count=value.consumers_done,
+        consumer_count=value.consumers,
         priority=value.priority,
         event_seq=value.seq,
     )
@@ -106,8 +120,8 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
     return made
 
 
-def lease(value: LeaseView) -> lease_pb2.Lease:
-    """A lease as it was when it was looked at."""
+def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
+    """A lease as it was when it was looked at, in that life of its engine."""
     return lease_pb2.Lease(
         lease_id=value.id,
         state=LEASE_STATES[value.state],
@@ -117,12 +131,12 @@ def lease(value: LeaseView) -> lease_pb2.Lease:
         remaining=duration(value.remaining_s),
         cap_remaining=duration(value.cap_remaining_s),
         age=duration(value.age_s),
-        blocks=pool_blocks(value.blocks),
+        blocks=pool_blocks(value.blocks, incarnation),
         token_count=value.token_count,
-        consumers=value.consumers,
-        consumers_done=value.consumers_done,
-        open_accesses=value.open_accesses,
-        renewals=value.renewals,
+        consumer_count=value.consumers,
+        done_consumer_count=value.consumers_done,
+        open_access_count=value.open_accesses,
+        renewal_count=value.renewals,
         trace_id=trace_id(value.trace),
         labels=dict(value.labels),
     )
@@ -162,7 +176,7 @@ def verdicts(value: Verdicts) -> list[peer_pb2.SettledAccess]:
 
 def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
     for group, ids in row.blocks:  # also those without blocks: a destination that has all tokens says so for each
-        put_runs(ids, into.blocks.add(group=group).blocks)
+        put_runs(ids, into.blocks.add(group=group).runs)
     into.token_count = row.token_count
     into.offer_tokens = row.offer_tokens
     into.remaining.CopyFrom(duration(row.remaining_s))
@@ -172,10 +186,10 @@ def _opened(row: Opened, into: peer_pb2.OpenedAccess) -> None:
     into.lease_id = row.lease_id
 
 
-def _phase(value: Phase, created: float, end: float) -> transfer_pb2.Phase:
+def _phase(value: Phase, created: float, end: float) -> transfer_pb2.PhaseTiming:
     stop = value.end if value.end is not None else end
-    return transfer_pb2.Phase(
-        name=value.name, start=duration(value.start - created), duration=duration(stop - value.start)
+    return transfer_pb2.PhaseTiming(
+        phase=PHASES[value.name], start=duration(value.start - created), duration=duration(stop - value.start)
     )
 
 
@@ -183,8 +197,8 @@ def _path(value: TransferPath) -> transfer_pb2.TransferPath:
     return transfer_pb2.TransferPath(
         rank=value.path.rank,
         peer_rank=value.path.peer_rank,
-        data_path=value.path.data_path,
+        data_path=DATA_PATHS[value.path.data_path],
         why=value.path.why,
-        bytes=value.nbytes,
-        descriptors=value.descriptors,
+        moved_bytes=value.nbytes,
+        descriptor_count=value.descriptors,
     )

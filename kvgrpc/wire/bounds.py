@@ -75,7 +75,7 @@ def check_blocks(field: str, lists: Sequence[Sequence[common_pb2.GroupBlocks]], 
     counted before anything is made of their runs.
     """
     check_counts(field, lists, rows)
-    named = sum(sum(row.blocks.counts) for some in lists for row in some)
+    named = sum(sum(row.runs.counts) for some in lists for row in some)
     if named > ids:
         raise OutOfRange(
             Reason.LIMIT_EXCEEDED,

@@ -31,7 +31,7 @@ from kvgrpc.wire.bounds import (
     check_counts,
     text,
 )
-from kvgrpc.wire.values import duration, invalid
+from kvgrpc.wire.values import DATA_PATHS, duration, invalid
 
 POOL_KINDS = {
     PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
@@ -44,11 +44,22 @@ GROUP_KINDS = {
     GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
 }
 TENSOR_KINDS = {
-    TensorKind.KEY_VALUE: pool_types_pb2.TENSOR_KIND_KEY_VALUE,
-    TensorKind.KEY: pool_types_pb2.TENSOR_KIND_KEY,
-    TensorKind.VALUE: pool_types_pb2.TENSOR_KIND_VALUE,
+    TensorKind.KEY_VALUE: pool_types_pb2.TENSOR_KIND_KV,
+    TensorKind.KEY: pool_types_pb2.TENSOR_KIND_K,
+    TensorKind.VALUE: pool_types_pb2.TENSOR_KIND_V,
     TensorKind.LATENT: pool_types_pb2.TENSOR_KIND_LATENT,
     TensorKind.STATE: pool_types_pb2.TENSOR_KIND_STATE,
+}
+ORDERS = {
+    "token_major": pool_types_pb2.BLOCK_ORDER_TOKEN_MAJOR,
+    "head_major": pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR,
+}
+FEATURES = {
+    "push": handshake_pb2.FEATURE_PUSH,
+    "layerwise": handshake_pb2.FEATURE_LAYERWISE,
+    "reads_pushes": handshake_pb2.FEATURE_READS_PUSHES,
+    "remote_ranks": handshake_pb2.FEATURE_REMOTE_RANKS,
+    "checksums": handshake_pb2.FEATURE_CHECKSUMS,
 }
 MEMORY_KINDS = {
     MemoryKind.HOST: pool_types_pb2.MEMORY_KIND_HOST,
@@ -69,6 +80,8 @@ PATHS_SHOWN_MAX = 256
 _CORE_POOL_KINDS = {int(v): k for k, v in POOL_KINDS.items()}
 _CORE_GROUP_KINDS = {int(v): k for k, v in GROUP_KINDS.items()}
 _CORE_TENSOR_KINDS = {int(v): k for k, v in TENSOR_KINDS.items()}
+_CORE_ORDERS = {int(v): k for k, v in ORDERS.items()} | {0: "token_major"}
+_CORE_FEATURES = {int(v): k for k, v in FEATURES.items()}
 _CORE_MEMORY_KINDS = {int(v): k for k, v in MEMORY_KINDS.items()} | {0: MemoryKind.HOST}
 
 
@@ -80,13 +93,13 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
             pool_types_pb2.Group(
                 name=g.name,
                 kind=GROUP_KINDS[g.kind],
-                layers=g.layers,
+                layer_count=g.layers,
                 block_tokens=g.block_tokens,
-                blocks=g.blocks,
-                kv_heads=g.kv_heads,
+                block_count=g.blocks,
+                kv_head_count=g.kv_heads,
                 head_dim=g.head_dim,
                 dtype=g.dtype,
-                order=g.order,
+                order=ORDERS[g.order],
                 window_tokens=g.window_tokens,
             )
             for g in layout.groups
@@ -95,7 +108,7 @@ def pool_to_proto(layout: PoolLayout, kind: PoolKind) -> pool_types_pb2.PoolDesc
             pool_types_pb2.Region(
                 group=r.group,
                 first_layer=r.first_layer,
-                layers=r.layers,
+                layer_count=r.layers,
                 offset=r.offset,
                 stride_bytes=r.stride_bytes,
                 block_bytes=r.block_bytes,
@@ -121,13 +134,13 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
             Group(
                 _printable(f"{field}.groups[{i}].name", g.name),
                 kind,
-                g.layers,
+                g.layer_count,
                 g.block_tokens,
-                g.blocks,
-                g.kv_heads,
+                g.block_count,
+                g.kv_head_count,
                 g.head_dim,
                 _printable(f"{field}.groups[{i}].dtype", g.dtype),
-                _printable(f"{field}.groups[{i}].order", g.order) or "token_major",
+                _order(f"{field}.groups[{i}].order", g.order),
                 g.window_tokens,
             )
         )
@@ -136,7 +149,7 @@ def pool_from_proto(value: pool_types_pb2.PoolDescription, field: str) -> PoolLa
         tensor = _CORE_TENSOR_KINDS.get(r.tensor)
         if tensor is None:
             raise invalid(f"{field}.regions[{i}].tensor", "is required, and must be one that this server knows")
-        regions.append(Region(r.group, r.first_layer, r.layers, r.offset, r.stride_bytes, r.block_bytes, tensor))
+        regions.append(Region(r.group, r.first_layer, r.layer_count, r.offset, r.stride_bytes, r.block_bytes, tensor))
     return PoolLayout(tuple(groups), tuple(regions), value.total_bytes)
 
 
@@ -160,8 +173,8 @@ def engine_to_proto(engine: EngineDescription) -> handshake_pb2.EngineDescriptio
         pool=pool_to_proto(engine.pool, engine.pool_kind),
         world_size=engine.world_size,
         memory_generation=engine.memory_generation,
-        features=engine.features,
-        required_features=engine.required_features,
+        features=[FEATURES[name] for name in engine.features],
+        required_features=[FEATURES[name] for name in engine.required_features],
     )
 
 
@@ -185,8 +198,8 @@ def engine_from_proto(value: handshake_pb2.EngineDescription, field: str) -> Eng
         pool_kind=pool_kind_from_proto(value.pool.kind, f"{field}.pool.kind"),
         world_size=value.world_size,
         memory_generation=value.memory_generation,
-        features=tuple(_printable(f"{field}.features", name) for name in value.features),
-        required_features=tuple(_printable(f"{field}.required_features", name) for name in value.required_features),
+        features=tuple(_feature(number) for number in value.features),
+        required_features=tuple(_feature(number) for number in value.required_features),
     )
 
 
@@ -199,7 +212,7 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
             pool_types_pb2.ShmEndpoint(
                 socket_path=shm.socket_path,
                 token=shm.token,
-                nbytes=shm.nbytes,
+                size_bytes=shm.nbytes,
                 nonce=shm.nonce,
                 nonce_offset=shm.nonce_offset,
             )
@@ -221,7 +234,9 @@ def endpoint_to_proto(value: RankEndpoint) -> pool_types_pb2.RankEndpoint:
             )
         )
     if value.loopback:
-        made.loopback.CopyFrom(pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, nbytes=value.loopback.nbytes))
+        made.loopback.CopyFrom(
+            pool_types_pb2.LoopbackEndpoint(key=value.loopback.key, size_bytes=value.loopback.nbytes)
+        )
     return made
 
 
@@ -239,7 +254,7 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
     if value.HasField("shm"):
         s = value.shm
         path = text("endpoints.shm.socket_path", s.socket_path, SOCKET_PATH_BYTES_MAX)
-        shm = ShmEndpoint(path, s.token, s.nbytes, s.nonce, s.nonce_offset)
+        shm = ShmEndpoint(path, s.token, s.size_bytes, s.nonce, s.nonce_offset)
     if value.HasField("cma"):
         c = value.cma
         cma = CmaEndpoint(_core_process(c.process), tuple(_core_segment(x) for x in c.segments))
@@ -249,7 +264,7 @@ def endpoint_from_proto(value: pool_types_pb2.RankEndpoint) -> RankEndpoint:
         agent, backend = text("endpoints.nixl.agent", n.agent), text("endpoints.nixl.backend", n.backend)
         nixl = NixlEndpoint(agent, n.metadata, backend, tuple(_core_segment(x) for x in n.segments), process)
     if value.HasField("loopback"):
-        loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.nbytes)
+        loopback = LoopbackEndpoint(text("endpoints.loopback.key", value.loopback.key), value.loopback.size_bytes)
     return RankEndpoint(value.rank, shm, cma, nixl, loopback)
 
 
@@ -265,9 +280,11 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
     return handshake_pb2.RankPath(
         rank=value.rank,
         peer_rank=value.peer_rank,
-        data_path=value.data_path,
+        data_path=DATA_PATHS[value.data_path],
         why=value.why,
-        rejected=[handshake_pb2.DataPathStatus(name=name, why=why) for name, why in value.rejected],
+        rejected_paths=[
+            handshake_pb2.DataPathStatus(data_path=DATA_PATHS[name], why=why) for name, why in value.rejected
+        ],
     )
 
 
@@ -280,7 +297,7 @@ def peer_to_proto(value: PeerView) -> handshake_pb2.Peer:
         state=PEER_STATES[value.state],
         paths=[path_to_proto(path) for path in value.paths[:PATHS_SHOWN_MAX]],
         silence=duration(value.silence_s),
-        open_accesses=value.open_accesses,
+        open_access_count=value.open_accesses,
     )
 
 
@@ -294,10 +311,10 @@ def limits_to_proto(value: Limits) -> handshake_pb2.Limits:
         settle_timeout=duration(value.settle_timeout_s),
         registration_timeout=duration(value.registration_timeout_s),
         peer_grace=duration(value.peer_grace_s),
-        blocks_per_request=value.blocks_per_request,
+        request_block_count=value.blocks_per_request,
         message_bytes=value.message_bytes,
-        leases=value.leases,
-        transfers=value.transfers,
+        lease_count=value.leases,
+        transfer_count=value.transfers,
     )
 
 
@@ -311,11 +328,23 @@ def limits_from_proto(value: handshake_pb2.Limits) -> Limits:
         settle_timeout_s=_s(value.settle_timeout),
         registration_timeout_s=_s(value.registration_timeout),
         peer_grace_s=_s(value.peer_grace),
-        blocks_per_request=value.blocks_per_request,
+        blocks_per_request=value.request_block_count,
         message_bytes=value.message_bytes,
-        leases=value.leases,
-        transfers=value.transfers,
+        leases=value.lease_count,
+        transfers=value.transfer_count,
     )
+
+
+def _order(field: str, value: int) -> str:
+    order = _CORE_ORDERS.get(value)
+    if order is None:
+        raise invalid(field, "must be one that this server knows")
+    return order
+
+
+def _feature(value: int) -> str:
+    """The core's name of a feature; the number of one that is unknown here, which an engine may still require."""
+    return _CORE_FEATURES.get(value, str(value))
 
 
 def _printable(field: str, value: str, most: int = TEXT_BYTES_MAX) -> str:
@@ -331,7 +360,7 @@ def _s(value: Duration) -> float:
 
 def _segment(value: Segment) -> pool_types_pb2.Segment:
     return pool_types_pb2.Segment(
-        address=value.address, nbytes=value.nbytes, kind=MEMORY_KINDS[value.kind], device=value.device
+        address=value.address, size_bytes=value.nbytes, kind=MEMORY_KINDS[value.kind], device=value.device
     )
 
 
@@ -345,4 +374,4 @@ def _core_process(value: pool_types_pb2.ProcessEndpoint) -> ProcessEndpoint:
 
 def _core_segment(value: pool_types_pb2.Segment) -> Segment:
     kind = _CORE_MEMORY_KINDS.get(value.kind, MemoryKind.HOST)
-    return Segment(value.address, value.nbytes, kind, value.device)
+    return Segment(value.address, value.size_bytes, kind, value.device)

@@ -18,6 +18,8 @@ from kvgrpc.core.values.parts import BATCH_PARTS
 from kvgrpc.errors import NOTE_BYTES_MAX, FieldViolation, InvalidRequest, OutOfRange, Reason
 from kvgrpc.wire import bounds
 
+INTEGER_MAX = 2**53 - 1
+"""What every language can hold, those whose only number is a double too."""
 Field = Any
 """A FieldDescriptor: there are two classes of them, without a common one."""
 _Path = tuple[Any, str] | None
@@ -70,23 +72,26 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.FRAME_ROWS_MAX, "CallBatch.calls reports"),
     Bound(Kind.ROWS, BATCH_PARTS, "parts"),
     Bound(Kind.ROWS, bounds.RANGES_MAX, "layers_done data_paths ChecksumBlocksRequest.blocks"),
-    Bound(Kind.ROWS, bounds.BLOCK_ROWS_MAX, "blocks dropped_blocks known"),
+    Bound(Kind.ROWS, bounds.BLOCK_ROWS_MAX, "blocks Blocks.groups dropped_block_counts known_block_counts"),
     Bound(Kind.ROWS, bounds.RUNS_MAX, "starts"),
     Bound(Kind.BLOCKS, bounds.BLOCKS_MAX, "counts"),
-    Bound(Kind.ROWS, bounds.GROUPS_MAX, "groups AllocateBlocksRequest.counts"),
+    Bound(Kind.ROWS, bounds.GROUPS_MAX, "groups group_block_counts"),
     Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
     Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments"),
     Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
-    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
+    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases waited_transfers"),
     Bound(Kind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
-    Bound(Kind.ROWS, bounds.NAMES_MAX, "features required_features states memory labels rejected"),
+    Bound(
+        Kind.ROWS, bounds.NAMES_MAX,
+        "features required_features states memory_dispositions labels rejected rejected_paths free_allocation_ids",
+    ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(
         Kind.BYTES, bounds.TEXT_BYTES_MAX,
         "request_id idempotency_key transfer_id transfer_ids lease_id allocation_id address engine_id "
-        "expected_engine_id peer_engine_id weights_revision trace_id name dtype order backend agent socket_path "
-        "fingerprint features required_features data_path data_paths code peer posting_id key value page_token",
+        "expected_engine_id peer_engine_id weights_revision trace_id pair_id name dtype backend agent socket_path "
+        "fingerprint data_path code peer posting_id key value page_token free_allocation_ids",
     ),
     Bound(Kind.BYTES, bounds.SALT_BYTES_MAX, "adapter cache_salt"),
     Bound(
@@ -95,19 +100,22 @@ TABLE: tuple[Bound, ...] = (
     ),
     Bound(Kind.BYTES, bounds.METADATA_BYTES_MAX, "metadata"),
     Bound(Kind.BYTES, bounds.DIGESTS_BYTES_MAX, "digests"),
-    Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest phase field here there traceparent"),
+    Bound(Kind.CUT, NOTE_BYTES_MAX, "message why not_at_rest field here there traceparent"),
     Bound(
-        Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes AccessSettling.bytes"
+        Kind.NUMBER, BYTES_MAX, "offset stride_bytes block_bytes total_bytes nonce_offset nbytes size_bytes moved_bytes"
     ),
     Bound(Kind.NUMBER, bounds.ADDRESS_MAX, "Segment.address"),
-    Bound(Kind.NUMBER, LAYERS_MAX, "Group.layers"),
+    Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
+    Bound(
+        Kind.NUMBER, INTEGER_MAX,
+        "after_step step after_seq after_event_seq read_events event_seq attempt seconds incarnation call_id",
+    ),
     Bound(
         Kind.FREE, 0,
-        "after_step step after_seq after_event_seq read_events event_seq attempt seconds nanos incarnation call_id "
-        "rank peer_rank world_size device void_slot group block count first number "
-        "part part_epoch priority consumers page_size token_count opaque_tokens offer_tokens use_tokens have_tokens "
-        "computed_tokens external_tokens memory_generation protocol protocol_min protocol_max block_count length "
-        "MultimodalItem.offset Region.layers first_layer Group.blocks block_tokens kv_heads head_dim window_tokens",
+        "nanos rank peer_rank world_size device void_slot group block count first number part part_epoch priority "
+        "consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens computed_tokens "
+        "external_tokens memory_generation protocol protocol_min protocol_max block_count length "
+        "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens",
     ),
 )  # fmt: skip
 _BY_NAME = {(_ASPECTS[row.kind], name): row for row in TABLE for name in row.fields.split()}

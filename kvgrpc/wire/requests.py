@@ -11,14 +11,13 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.content import Claim
 from kvgrpc.core.values.ids import ACCESS_ID_BYTES
 from kvgrpc.core.values.parts import BATCH_PARTS
-from kvgrpc.errors import PreconditionFailed, Reason, note
+from kvgrpc.errors import note
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire.bounds import (
     BLOCK_ROWS_MAX,
     GROUPS_MAX,
     IDS_MAX,
-    NAMES_MAX,
     RANGES_MAX,
     ROWS_MAX,
     check_blocks,
@@ -30,8 +29,10 @@ from kvgrpc.wire.values import (
     block_lists,
     claims_of,
     content,
+    core_data_path,
     invalid,
     layer_range,
+    lists_of,
     on_abort,
     push_content,
     seconds,
@@ -64,32 +65,38 @@ def finished_blocks(
     request: handoff_pb2.FinishedBlocksRequest, call: events.Call, weights: str, limit: int
 ) -> events.FinishedBlocks:
     """FinishedBlocks: a whole prompt for readers, or one part of a push."""
-    push = request.waits_for == handoff_pb2.WAITS_FOR_REGISTRATION
-    if not push and (not request.last or request.HasField("layers") or request.part_epoch):
-        raise PreconditionFailed(
-            Reason.WAITS_FOR_MISMATCH,
-            "for READERS a hand-over is exactly one part: set last, leave layers and epoch out",
+    job = request.WhichOneof("job")
+    if job is None:
+        raise invalid("job", "is required: for_readers, part or failure")
+    if job == "failure":
+        return events.FinishedBlocks(
+            call=call,
+            key=request.transfer_key,
+            blocks=(),
+            content=None,
+            validate_only=request.validate_only,
+            waits_for=events.WaitsFor.REGISTRATION,
+            failure=note(request.failure.message) or "the source cannot deliver",
         )
-    if not push and request.HasField("failure"):
-        raise PreconditionFailed(Reason.EMPTY_FINISH, "a failure ends a push; there is nothing to end for READERS")
+    part = request.part if job == "part" else None
+    said = part or request.for_readers
     return events.FinishedBlocks(
         call=call,
         key=request.transfer_key,
-        blocks=block_lists(request.blocks, limit),
-        content=content(request.content, weights) if not push or request.HasField("content") else None,
-        ttl_s=seconds(request, "ttl"),
-        consumers=consumers(request.consumers),
-        on_abort=on_abort(request.on_abort),
+        blocks=lists_of(f"{job}.blocks", said.blocks, limit),
+        content=content(said.content, weights),
+        ttl_s=seconds(said, "ttl"),
+        consumers=consumers(said.consumer_count),
+        on_abort=on_abort(said.on_abort),
         request_id=text("request_id", request.request_id),
-        priority=request.priority,
-        after_step=request.after_step,
-        lease_id=text("lease_id", request.lease_id),
+        priority=said.priority,
+        after_step=said.after_step,
+        lease_id=text(f"{job}.lease_id", said.lease_id),
         validate_only=request.validate_only,
-        waits_for=events.WaitsFor.REGISTRATION if push else events.WaitsFor.READERS,
-        last=request.last,
-        layers=layer_range(request),
-        part_epoch=request.part_epoch,
-        failure=(note(request.failure.message) or "the source cannot deliver") if request.HasField("failure") else "",
+        waits_for=events.WaitsFor.REGISTRATION if part is not None else events.WaitsFor.READERS,
+        last=part is None or part.last,
+        layers=None if part is None else layer_range(part),
+        part_epoch=0 if part is None else part.part_epoch,
     )
 
 
@@ -118,7 +125,7 @@ def reserve_blocks(
     return events.ReserveBlocks(
         call=call,
         key=request.transfer_key,
-        blocks=block_lists(request.blocks, limit),
+        blocks=lists_of("blocks", request.blocks, limit),
         content=content(request.content, weights, also_at=request.use_tokens),
         have_tokens=request.have_tokens,
         use_tokens=request.use_tokens,
@@ -144,12 +151,13 @@ def grant_lease(
     return events.FinishedBlocks(
         call=call,
         key=request.transfer_key or os.urandom(16),
-        blocks=block_lists(request.blocks, limit),
+        blocks=lists_of("blocks", request.blocks, limit),
         content=content(request.content, weights),
         ttl_s=seconds(request, "ttl"),
-        consumers=consumers(request.consumers),
+        consumers=consumers(request.consumer_count),
         on_abort=on_abort(request.on_abort),
         request_id=text("request_id", request.request_id),
+        validate_only=request.validate_only,
         transfer=False,
         labels=labels,
     )
@@ -161,7 +169,7 @@ def pull_blocks(
     """PullBlocks with a grant, or by transfer id."""
     destination = None
     if request.HasField("destination"):
-        lists = block_lists(request.destination.blocks, limit)
+        lists = lists_of("destination.blocks", request.destination.blocks, limit)
         destination = events.Destination(lists, request.destination.have_tokens)
     if request.WhichOneof("pull") == "transfer_id":
         return _give_destination(request, call, destination)
@@ -240,14 +248,14 @@ def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
     """AllocateBlocks."""
-    check_count("counts", len(request.counts), GROUPS_MAX)
-    counts = tuple((row.group, row.count) for row in request.counts)
+    check_count("group_block_counts", len(request.group_block_counts), GROUPS_MAX)
+    counts = tuple((row.group, row.block_count) for row in request.group_block_counts)
     return events.AllocateBlocks(call, counts, seconds(request, "ttl"), request.allocation_id)
 
 
 def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:
     """FreeBlocks."""
-    return events.FreeBlocks(call, block_lists(request.blocks, limit))
+    return events.FreeBlocks(call, lists_of("blocks", request.blocks, limit))
 
 
 def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:
@@ -267,7 +275,7 @@ def _opening(row: peer_pb2.AccessOpening, limit: int) -> Opening:
         claim=_claim(row.content) if row.HasField("content") else None,
         transfer_id=text("openings.transfer_id", row.transfer_id),
         request_id=text("openings.request_id", row.request_id),
-        data_paths=tuple(text("openings.data_paths", name, NAMES_MAX) for name in row.data_paths),
+        data_paths=tuple(core_data_path(number) for number in row.data_paths),
         reverse_access_id=row.reverse_access_id,
         push_content=push_content(row.push_content) if row.HasField("push_content") else None,
         part_epoch=row.part_epoch,
@@ -283,7 +291,7 @@ def settle_access(request: peer_pb2.SettleAccessRequest, call: events.Call) -> e
         events.Settling(
             row.access_id,
             row.last,
-            row.bytes,
+            row.moved_bytes,
             row.part,
             tuple((layers.first, layers.count) for layers in row.layers_done),
         )
@@ -323,21 +331,29 @@ def checksum_blocks(request: peer_pb2.ChecksumBlocksRequest, call: events.Call, 
 def _check_ready(field: str, rows: Sequence[peer_pb2.ReadyPart], limit: int) -> None:
     """Raises OutOfRange for too many parts, too many groups in them, or blocks listed by all of them."""
     check_count(field, len(rows), BATCH_PARTS)
-    check_counts(f"{field}.known", (row.known for row in rows), BLOCK_ROWS_MAX)
+    check_counts(f"{field}.known", (row.known_block_counts for row in rows), BLOCK_ROWS_MAX)
     check_blocks(f"{field}.blocks", [row.blocks for row in rows], BLOCK_ROWS_MAX, limit)
 
 
 def _parts(rows: Sequence[peer_pb2.ReadyPart], limit: int) -> tuple[events.ReadyPart, ...]:
     return tuple(
-        events.ReadyPart(row.number, block_lists(row.blocks, limit), tuple(row.known), layer_range(row), row.last)
+        events.ReadyPart(
+            row.number, block_lists(row.blocks, limit), tuple(row.known_block_counts), layer_range(row), row.last
+        )
         for row in rows
     )
 
 
 def _life(request: Message) -> int:
-    """The life that a request says its block ids are of."""
-    if isinstance(request, handoff_pb2.PullBlocksRequest):
-        return request.destination.incarnation
+    """The life of the engine that a request names blocks of, or is meant for; 0 where it says none."""
+    match request:
+        case handoff_pb2.PullBlocksRequest():
+            return request.destination.blocks.incarnation
+        case handoff_pb2.FinishedBlocksRequest():
+            job = request.WhichOneof("job")
+            return 0 if job in (None, "failure") else getattr(request, job).blocks.incarnation
+        case handoff_pb2.ReserveBlocksRequest() | lease_pb2.GrantLeaseRequest() | pool_pb2.FreeBlocksRequest():
+            return request.blocks.incarnation
     life: int = getattr(request, "incarnation", 0)
     return life
 
@@ -349,7 +365,7 @@ def _claim(value: peer_pb2.ContentClaim) -> Claim:
 def consumers(value: int) -> int:
     """How many consumers come: 1 unless it is said. Raises InvalidRequest for too many."""
     if value > CONSUMERS_MAX:
-        raise invalid("consumers", f"at most {CONSUMERS_MAX}")
+        raise invalid("consumer_count", f"at most {CONSUMERS_MAX}")
     return value or 1
 
 

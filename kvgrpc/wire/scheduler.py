@@ -38,9 +38,9 @@ from kvgrpc.wire.values import (
     content,
     failure,
     grant,
-    group_blocks,
     invalid,
     layer_ranges,
+    named_blocks,
     on_abort,
     seconds,
 )
@@ -148,7 +148,7 @@ def arrived(request: scheduler_pb2.RequestArrivedRequest, weights: str, trace: s
         target=_target(request, give),
         transfer_key=key,
         label=text("intent.request_id", intent.request_id) or request_id,
-        consumers=consumers(intent.consumers),
+        consumers=consumers(intent.consumer_count),
         ttl_s=seconds(intent, "ttl"),
         priority=intent.priority,
         on_abort=on_abort(intent.on_abort),
@@ -169,10 +169,10 @@ def with_dropped(blocks: Blocks, dropped: Sequence[int], limit: int) -> Blocks:
     if not dropped:
         return blocks
     if len(dropped) > len(blocks):
-        text = f"dropped_blocks: {len(dropped)} groups are counted; the pool has {len(blocks)}"
+        text = f"dropped_block_counts: {len(dropped)} groups are counted; the pool has {len(blocks)}"
         raise InvalidRequest(Reason.GROUP_MISMATCH, text)
     if sum(dropped) > limit:
-        text = f"dropped_blocks: {sum(dropped)} blocks in one request; the limit is {limit}"
+        text = f"dropped_block_counts: {sum(dropped)} blocks in one request; the limit is {limit}"
         raise OutOfRange(Reason.LIMIT_EXCEEDED, text)
     counts = [*dropped, *[0] * (len(blocks) - len(dropped))]
     return tuple(np.concatenate((np.full(count, DROPPED), ids)) for ids, count in zip(blocks, counts, strict=True))
@@ -233,7 +233,7 @@ def kv_transfer_params(token: bytes) -> str:
     return json.dumps(grants.to_json(token)) if token else ""
 
 
-def put_news(rows: Iterable[tuple[int, News]], into: _Reply) -> None:
+def put_news(rows: Iterable[tuple[int, News]], into: _Reply, incarnation: int) -> None:
     """As many news as fit into one reply; it says whether there are others."""
     nbytes = 0
     for seq, value in rows:
@@ -241,17 +241,17 @@ def put_news(rows: Iterable[tuple[int, News]], into: _Reply) -> None:
             into.more = True
             return
         made = into.news.add(seq=seq, request_id=value.request_id)
-        _put(value, made)
+        _put(value, made, incarnation)
         nbytes += made.ByteSize()
 
 
-def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
+def _put(value: News, into: scheduler_pb2.SchedulerNews, incarnation: int) -> None:
     match value:
         case LoadEnded():
-            into.load_ended.tokens = value.tokens
+            into.load_ended.computed_tokens = value.tokens
             if value.loss is not None:
                 into.load_ended.failure.CopyFrom(_failure(value.loss))
-                into.load_ended.invalid_blocks.extend(_blocks(value.blocks))
+                into.load_ended.invalid_blocks.CopyFrom(_blocks(value.blocks, incarnation))
                 into.load_ended.on_loss = _ON_LOSS[value.on_loss]
         case SendEnded():
             into.send_ended.SetInParent()
@@ -261,9 +261,9 @@ def _put(value: News, into: scheduler_pb2.SchedulerNews) -> None:
             into.take_lost.failure.CopyFrom(_failure(value.loss))
             into.take_lost.on_loss = _ON_LOSS[value.on_loss]
         case Save():
-            into.save.blocks.extend(_blocks(value.blocks))
+            into.save.blocks.CopyFrom(_blocks(value.blocks, incarnation))
         case Load():
-            into.load.blocks.extend(_blocks(value.blocks))
+            into.load.blocks.CopyFrom(_blocks(value.blocks, incarnation))
         case ReservedAt():
             into.reserved_at.grant.CopyFrom(grant(value.grant))
             into.reserved_at.kv_transfer_params = kv_transfer_params(value.grant)
@@ -277,5 +277,5 @@ def _failure(loss: Loss) -> common_pb2.Failure:
     return failure(Failure(loss.reason, loss.message, loss.phase, loss.side, loss.rank, loss.next))
 
 
-def _blocks(lists: Lists) -> list[common_pb2.GroupBlocks]:
-    return group_blocks(block_ids(lists))
+def _blocks(lists: Lists, incarnation: int) -> common_pb2.Blocks:
+    return named_blocks(block_ids(lists), incarnation)

@@ -33,6 +33,26 @@ _ON_ABORT: dict[int, OnAbort] = {
     common_pb2.ON_ABORT_RELEASE: OnAbort.RELEASE,
     common_pb2.ON_ABORT_KEEP: OnAbort.KEEP,
 }
+PHASES: dict[str, "common_pb2.TransferPhase.ValueType"] = {
+    "": common_pb2.TRANSFER_PHASE_UNSPECIFIED,
+    "rendezvous": common_pb2.TRANSFER_PHASE_RENDEZVOUS,
+    "handshake": common_pb2.TRANSFER_PHASE_HANDSHAKE,
+    "open": common_pb2.TRANSFER_PHASE_OPEN,
+    "queue": common_pb2.TRANSFER_PHASE_QUEUE,
+    "wire": common_pb2.TRANSFER_PHASE_WIRE,
+    "checksum": common_pb2.TRANSFER_PHASE_CHECKSUM,
+    "settle": common_pb2.TRANSFER_PHASE_SETTLE,
+    "readers": common_pb2.TRANSFER_PHASE_READERS,
+}
+DATA_PATHS: dict[str, "common_pb2.DataPath.ValueType"] = {
+    "": common_pb2.DATA_PATH_UNSPECIFIED,
+    "shm": common_pb2.DATA_PATH_SHM,
+    "cma": common_pb2.DATA_PATH_CMA,
+    "nixl": common_pb2.DATA_PATH_NIXL,
+    "collective": common_pb2.DATA_PATH_COLLECTIVE,
+    "loopback": common_pb2.DATA_PATH_LOOPBACK,
+}
+_CORE_DATA_PATHS = {int(value): name for name, value in DATA_PATHS.items()}
 _ACCESS = {Access.READ: common_pb2.ACCESS_KIND_READ, Access.WRITE: common_pb2.ACCESS_KIND_WRITE}
 
 
@@ -85,7 +105,7 @@ def failure(value: Failure) -> common_pb2.Failure:
     """A transfer's failure."""
     return common_pb2.Failure(
         reason=reason(value.reason),
-        phase=value.phase,
+        phase=PHASES[value.phase],
         side=SIDE[value.side] if value.side else common_pb2.SIDE_UNSPECIFIED,
         rank=value.rank,
         next=NEXT[value.next] if value.next else common_pb2.NEXT_STEP_UNSPECIFIED,
@@ -103,19 +123,27 @@ def error_row(error: KVGrpcError) -> common_pb2.Failure:
     return common_pb2.Failure(reason=reason(error.reason), message=error.message)
 
 
-def group_blocks(lists: BlockLists) -> list[common_pb2.GroupBlocks]:
-    """Block lists as runs, one entry for each group that has blocks."""
-    found = []
+def named_blocks(lists: BlockLists, incarnation: int, allocation_id: str = "") -> common_pb2.Blocks:
+    """Blocks of one life of an engine as runs, one entry for each group that has some."""
+    made = common_pb2.Blocks(incarnation=incarnation, allocation_id=allocation_id)
     for group, ids in lists:
         if len(ids):
-            found.append(common_pb2.GroupBlocks(group=group))
-            put_runs(ids, found[-1].blocks)
-    return found
+            put_runs(ids, made.groups.add(group=group).runs)
+    return made
 
 
-def pool_blocks(blocks: Blocks) -> list[common_pb2.GroupBlocks]:
-    """As `group_blocks`, for blocks of all groups of a pool."""
-    return group_blocks(tuple(enumerate(blocks)))
+def pool_blocks(blocks: Blocks, incarnation: int, allocation_id: str = "") -> common_pb2.Blocks:
+    """As `named_blocks`, for blocks of all groups of a pool."""
+    return named_blocks(tuple(enumerate(blocks)), incarnation, allocation_id)
+
+
+def lists_of(field: str, value: common_pb2.Blocks, limit: int) -> BlockLists:
+    """What a message of named blocks lists. Raises InvalidRequest where it does not say of which life, and as
+    `block_lists`.
+    """
+    if value.groups and not value.incarnation:
+        raise invalid(f"{field}.incarnation", "is required: hand on the whole message that gave the blocks")
+    return block_lists(value.groups, limit)
 
 
 def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockLists:
@@ -124,7 +152,7 @@ def block_lists(rows: Sequence[common_pb2.GroupBlocks], limit: int) -> BlockList
     found = []
     left = limit
     for row in rows:
-        ids = _ids(row.blocks, left)
+        ids = _ids(row.runs, left)
         left -= len(ids)
         found.append((row.group, ids))
     return tuple(found)
@@ -135,6 +163,11 @@ def _ids(runs: common_pb2.BlockRuns, limit: int) -> Ids:
     if len(starts) == 1 == len(counts) and 0 < counts[0] <= limit:
         return np.arange(starts[0], starts[0] + counts[0], dtype=np.int64)
     return expand_runs(starts, counts, limit)
+
+
+def core_data_path(value: int) -> str:
+    """The core's name of a data path; the number of one that is unknown here."""
+    return _CORE_DATA_PATHS.get(value, str(value))
 
 
 def on_abort(value: int) -> OnAbort:

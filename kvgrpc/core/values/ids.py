@@ -9,6 +9,8 @@ TRANSFER_KEY_BYTES_MIN = 16
 """A transfer key carries at least 128 random bits: a caller that knows it can pair with or cancel the transfer."""
 TRANSFER_KEY_BYTES_MAX = 64
 ACCESS_ID_BYTES = 16
+INCARNATION_MAX = 2**53 - 1
+"""Every language can hold it, those whose only number is a double too."""
 
 
 def format_incarnation(incarnation: int) -> str:

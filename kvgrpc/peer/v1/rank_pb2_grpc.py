@@ -51,7 +51,7 @@ class RankServiceServicer:
         the stream is the end of the rank's life, and so of the engine's.
 
         Errors:
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
         * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

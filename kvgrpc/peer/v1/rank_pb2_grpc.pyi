@@ -38,7 +38,7 @@ class RankServiceStub:
     the stream is the end of the rank's life, and so of the engine's.
 
     Errors:
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
     * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
     """
 
@@ -52,7 +52,7 @@ class RankServiceAsyncStub(RankServiceStub):
     the stream is the end of the rank's life, and so of the engine's.
 
     Errors:
-    * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+    * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
     * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
     """
 
@@ -69,7 +69,7 @@ class RankServiceServicer(metaclass=_abc_1.ABCMeta):
         the stream is the end of the rank's life, and so of the engine's.
 
         Errors:
-        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+        * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
         * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
         """
 

@@ -83,6 +83,10 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.ListPinsResponse(header=found.header, pins=found.rows, next_page_token=found.next_page_token)
 
     @unary
+    async def Drain(self, request: admin_pb2.DrainRequest, trace: str) -> admin_pb2.DrainResponse:
+        raise NotImplementedError
+
+    @unary
     async def ReleaseQuarantine(
         self, request: admin_pb2.ReleaseQuarantineRequest, trace: str
     ) -> admin_pb2.ReleaseQuarantineResponse:
@@ -97,8 +101,8 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             _log.warning("%d blocks left quarantine at an operator's word: %s", answer.released, note(request.message))
         return admin_pb2.ReleaseQuarantineResponse(
             header=header,
-            released_blocks=answer.released,
-            left_blocks=answer.left,
+            released_block_count=answer.released,
+            left_block_count=answer.left,
             memory_generation=answer.memory_generation,
         )
 
@@ -108,17 +112,17 @@ def _counts(lead: Lead) -> admin_pb2.Counts:
     counts = state.transfers.counts
     groups = range(len(state.pool.pool.groups)) if state.description else range(0)
     return admin_pb2.Counts(
-        transfers_pending=counts[State.PENDING],
-        transfers_active=counts[State.ACTIVE],
-        transfers_succeeded=counts[State.SUCCEEDED],
-        transfers_failed=counts[State.FAILED],
-        transfers_cancelled=counts[State.CANCELLED],
-        leases=len(state.leases),
-        open_accesses=sum(peer.open_accesses for peer in node.peers()),
-        pinned_blocks=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
-        quarantined_blocks=sum(state.pins.quarantined),
-        bytes_received=state.bytes_received,
-        defects=lead.runner.defects,
+        pending_transfer_count=counts[State.PENDING],
+        active_transfer_count=counts[State.ACTIVE],
+        succeeded_transfer_count=counts[State.SUCCEEDED],
+        failed_transfer_count=counts[State.FAILED],
+        cancelled_transfer_count=counts[State.CANCELLED],
+        lease_count=len(state.leases),
+        open_access_count=sum(peer.open_accesses for peer in node.peers()),
+        pinned_block_count=sum(int(state.pins.pinned_mask(group).sum()) for group in groups),
+        quarantined_block_count=sum(state.pins.quarantined),
+        received_bytes=state.bytes_received,
+        defect_count=lead.runner.defects,
     )
 
 
@@ -142,7 +146,7 @@ def _pin(node: Node, pin: Pin, now: float) -> admin_pb2.Pin:
         request_id=request_id,
         peer_engine_id=peer,
         age=duration(now - pin.since),
-        blocks=pool_blocks(pin.blocks),
+        blocks=pool_blocks(pin.blocks, state.incarnation),
         missing_proof=missing,
         trace_id=answers.trace_id(trace),
     )

@@ -1,29 +1,29 @@
 """Whether a lead takes new work, and why not: for GetStatus and for health."""
 
 from kvgrpc.service.lead import Lead
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import handshake_pb2
 
 WEDGED_S = 30.0
 """A mover without progress for this long, while something is in flight, is not slow but stuck."""
 
-TAKES_WORK = (admin_pb2.ADMISSION_OPEN, admin_pb2.ADMISSION_OVERLOADED)
+TAKES_WORK = (handshake_pb2.ADMISSION_OPEN, handshake_pb2.ADMISSION_OVERLOADED)
 """Callers may come: where something is full they are told when to come back."""
-BROKEN = (admin_pb2.ADMISSION_NO_ENGINE, admin_pb2.ADMISSION_WEDGED)
+BROKEN = (handshake_pb2.ADMISSION_NO_ENGINE, handshake_pb2.ADMISSION_WEDGED)
 """The server as a whole is of no use. A server that drains, or has too much in quarantine, still serves what it has."""
 
 
-def admission(lead: Lead) -> tuple["admin_pb2.Admission.ValueType", str]:
+def admission(lead: Lead) -> tuple["handshake_pb2.Admission.ValueType", str]:
     """The state of admission, and the reason as text; empty when it is open."""
     state = lead.node.state
     if state.description is None:
-        return admin_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"
+        return handshake_pb2.ADMISSION_NO_ENGINE, state.defect or "no engine is attached"
     if state.draining:
-        return admin_pb2.ADMISSION_DRAINING, "the server is shutting down"
+        return handshake_pb2.ADMISSION_DRAINING, "the server is shutting down"
     if (age_s := lead.progress_age_s()) > WEDGED_S:
-        return admin_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
+        return handshake_pb2.ADMISSION_WEDGED, f"no data path made progress for {age_s:.0f} s"
     anew = f"the memory is being registered again: {state.rekeying}" if state.rekeying else ""
     if full := anew or state.quarantine_full():
-        return admin_pb2.ADMISSION_QUARANTINE_FULL, full
+        return handshake_pb2.ADMISSION_QUARANTINE_FULL, full
     if state.transfers.live >= state.limits.transfers or len(state.leases) >= state.limits.leases:
-        return admin_pb2.ADMISSION_OVERLOADED, "transfers or leases are at their limit"
-    return admin_pb2.ADMISSION_OPEN, ""
+        return handshake_pb2.ADMISSION_OVERLOADED, "transfers or leases are at their limit"
+    return handshake_pb2.ADMISSION_OPEN, ""

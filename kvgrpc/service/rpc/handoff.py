@@ -19,7 +19,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         self, request: handoff_pb2.FinishedBlocksRequest, trace: str
     ) -> handoff_pb2.FinishedBlocksResponse:
         lead = self._lead
-        if request.HasField("failure"):
+        if request.WhichOneof("job") == "failure":
             return await self._give_up(request, trace)
         header, answer = await lead.ask(
             actions.HandedOver,
@@ -30,7 +30,7 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
         )
         return handoff_pb2.FinishedBlocksResponse(
             header=header,
-            lease=answers.lease(answer.lease),
+            lease=answers.lease(answer.lease, header.incarnation),
             transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
             grant=grant(answer.token) if answer.token else None,
         )

@@ -1,13 +1,16 @@
 """HandshakeService: who is there, and whether two engines can exchange blocks."""
 
+from collections.abc import AsyncIterator
+
 from kvgrpc.core import actions, events
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.rpc.method import unary
+from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
 from kvgrpc.wire.bounds import text
+from kvgrpc.wire.values import DATA_PATHS
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
@@ -30,11 +33,22 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             engine=description.engine_to_proto(known) if known else engine,
             limits=description.limits_to_proto(lead.config.limits),
             data_paths=[
-                handshake_pb2.DataPathStatus(name=name, available=available, why=why)
+                handshake_pb2.DataPathStatus(data_path=DATA_PATHS[name], available=available, why=why)
                 for name, available, why in lead.data_paths()
             ],
             version=lead.version,
         )
+
+    @unary
+    async def GetEngine(self, request: handshake_pb2.GetEngineRequest, trace: str) -> handshake_pb2.GetEngineResponse:
+        raise NotImplementedError
+
+    @streaming
+    async def WatchEngine(
+        self, request: handshake_pb2.WatchEngineRequest, trace: str
+    ) -> AsyncIterator[handshake_pb2.WatchEngineResponse]:
+        raise NotImplementedError
+        yield
 
     @unary
     async def Handshake(self, request: handshake_pb2.HandshakeRequest, trace: str) -> handshake_pb2.HandshakeResponse:

@@ -27,7 +27,9 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             trace,
             lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
         )
-        return lease_pb2.GrantLeaseResponse(header=header, lease=answers.lease(answer.lease), grant=grant(answer.token))
+        return lease_pb2.GrantLeaseResponse(
+            header=header, lease=answers.lease(answer.lease, header.incarnation), grant=grant(answer.token)
+        )
 
     @unary
     async def RenewLeases(self, request: lease_pb2.RenewLeasesRequest, trace: str) -> lease_pb2.RenewLeasesResponse:
@@ -41,7 +43,9 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             actions.Released, "ReleaseLease", request, trace, lambda call: requests.release_lease(request, call)
         )
         return lease_pb2.ReleaseLeaseResponse(
-            header=header, lease=answers.lease(answer.lease), freed=pool_blocks(answer.freed)
+            header=header,
+            lease=answers.lease(answer.lease, header.incarnation),
+            freed_blocks=pool_blocks(answer.freed, header.incarnation),
         )
 
     @unary
@@ -49,7 +53,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
         lead = self._lead
         lead.runner.advance()
         found = lead.node.lease(lead.node.find_lease(requests.lease_ref(request.lease)))
-        return lease_pb2.GetLeaseResponse(header=lead.header(), lease=answers.lease(found))
+        return lease_pb2.GetLeaseResponse(header=lead.header(), lease=answers.lease(found, lead.node.state.incarnation))
 
     @unary
     async def ListLeases(self, request: lease_pb2.ListLeasesRequest, trace: str) -> lease_pb2.ListLeasesResponse:
@@ -61,7 +65,7 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             request,
             (lease for lease in state.leases if not wanted or lease.request_id == wanted),
             lambda lease: (lease.granted - state.began, lease.id),
-            lambda lease: answers.lease(lead.node.lease(lease)),
+            lambda lease: answers.lease(lead.node.lease(lease), state.incarnation),
         )
         return lease_pb2.ListLeasesResponse(
             header=found.header, leases=found.rows, next_page_token=found.next_page_token

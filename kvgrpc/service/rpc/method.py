@@ -17,7 +17,7 @@ from kvgrpc.service.places import Method, Places
 from kvgrpc.wire import fields
 
 _log = logging.getLogger(__name__)
-WAITS = frozenset({"WaitTransfer", "PollSchedulerNews"})
+WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews"})
 """Unary methods that last as long as their caller likes: they count as streams."""
 STANDING_BYTES_MAX = 16_384
 """Of a request that is kept as long as its call stands."""

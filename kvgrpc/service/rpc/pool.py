@@ -2,15 +2,15 @@
 
 from kvgrpc.core import actions
 from kvgrpc.core.tables.pins import PinKind
-from kvgrpc.core.values.descriptors import check_ids, expand_runs, holds
-from kvgrpc.core.values.layout import PoolKind
+from kvgrpc.core.values.descriptors import holds
+from kvgrpc.core.values.layout import PoolKind, Region
 from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
 from kvgrpc.wire import requests
 from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
-from kvgrpc.wire.values import duration, invalid, pool_blocks
+from kvgrpc.wire.values import duration, invalid, layer_range, lists_of, pool_blocks
 
 READ_BYTES_MAX = 1 << 20
 
@@ -44,8 +44,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         remaining_s = answer.remaining_s
         return pool_pb2.AllocateBlocksResponse(
             header=header,
-            allocation_id=answer.allocation_id,
-            blocks=pool_blocks(answer.blocks),
+            blocks=pool_blocks(answer.blocks, header.incarnation, answer.allocation_id),
             remaining=None if remaining_s is None else duration(remaining_s),
         )
 
@@ -59,7 +58,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             trace,
             lambda call: requests.free_blocks(request, call, lead.block_limit),
         )
-        return pool_pb2.FreeBlocksResponse(header=header, freed=pool_blocks(answer.freed))
+        return pool_pb2.FreeBlocksResponse(header=header, freed_blocks=pool_blocks(answer.freed, header.incarnation))
 
     @unary
     async def GetPoolStatus(self, request: pool_pb2.GetPoolStatusRequest, trace: str) -> pool_pb2.GetPoolStatusResponse:
@@ -74,13 +73,13 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
             rows.append(
                 pool_pb2.GroupStatus(
                     name=group.name,
-                    blocks=group.blocks,
-                    free=state.allocator.free_count(index) if managed else group.blocks - pinned,
-                    allocated=state.allocator.allocated(index) if managed else 0,
-                    pinned=pinned,
-                    leased=state.pins.count_blocks(index, PinKind.LEASE),
-                    targets=state.pins.count_blocks(index, PinKind.TARGET),
-                    quarantined=state.pins.quarantined[index],
+                    block_count=group.blocks,
+                    free_block_count=state.allocator.free_count(index) if managed else group.blocks - pinned,
+                    allocated_block_count=state.allocator.allocated(index) if managed else 0,
+                    pinned_block_count=pinned,
+                    leased_block_count=state.pins.count_blocks(index, PinKind.LEASE),
+                    target_block_count=state.pins.count_blocks(index, PinKind.TARGET),
+                    quarantined_block_count=state.pins.quarantined[index],
                 )
             )
         return pool_pb2.GetPoolStatusResponse(header=lead.header(), kind=POOL_KINDS[engine.pool_kind], groups=rows)
@@ -88,33 +87,34 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
     @unary
     async def ReadBlocks(self, request: pool_pb2.ReadBlocksRequest, trace: str) -> pool_pb2.ReadBlocksResponse:
         lead = self._lead
-        lead.node.state.check_life(request.incarnation)
+        state = lead.node.state
+        state.check_life(request.blocks.incarnation)
         if not lead.config.read_blocks:
             raise PreconditionFailed(
                 Reason.READ_BLOCKS_DISABLED, "this server does not hand out KV (setting read_blocks)"
             )
-        layout = lead.node.state.pool.pool
-        if not request.HasField("blocks"):
+        if not request.blocks.groups:
             raise invalid("blocks", "is required")
-        group = request.blocks.group
-        if group >= len(layout.groups):
-            raise invalid("blocks.group", f"the pool has {len(layout.groups)} groups")
-        if request.rank >= lead.node.state.pool.world_size:
-            raise invalid("rank", f"the engine has {lead.node.state.pool.world_size} ranks")
-        runs = request.blocks.blocks
-        ids = expand_runs(runs.starts, runs.counts, lead.block_limit)
-        check_ids(ids, layout.groups[group].blocks, "blocks")
-        layers = 0, layout.groups[group].layers
-        if request.HasField("layers"):
-            layers = request.layers.first, request.layers.count
-            if not 0 < layers[1] <= layout.groups[group].layers - layers[0]:
-                raise invalid("layers", f"lie within the group's {layout.groups[group].layers}, at least one")
-        regions = [r for r in layout.regions if r.group == group and holds(r, layers)]
-        total = sum(r.block_bytes for r in regions) * len(ids)
+        if request.rank >= state.pool.world_size:
+            raise invalid("rank", f"the engine has {state.pool.world_size} ranks")
+        lists = state.resolve(lists_of("blocks", request.blocks, lead.block_limit), "blocks")
+        wanted = [(group, ids, self._regions(request, group)) for group, ids in enumerate(lists) if len(ids)]
+        total = sum(sum(r.block_bytes for r in regions) * len(ids) for _, ids, regions in wanted)
         if total > READ_BYTES_MAX:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"{total} bytes in one call; the limit is {READ_BYTES_MAX}")
-        rows = []
-        for block in ids.tolist():
-            parts = [lead.read_block(request.rank, r.offset + block * r.stride_bytes, r.block_bytes) for r in regions]
-            rows.append(pool_pb2.BlockData(block=block, data=b"".join(parts)))
-        return pool_pb2.ReadBlocksResponse(header=lead.header(), blocks=rows)
+        reply = pool_pb2.ReadBlocksResponse(header=lead.header())
+        for group, ids, regions in wanted:
+            for block in ids.tolist():
+                rows = (
+                    lead.read_block(request.rank, r.offset + block * r.stride_bytes, r.block_bytes) for r in regions
+                )
+                reply.blocks.add(group=group, block=block, data=b"".join(rows))
+        return reply
+
+    def _regions(self, request: pool_pb2.ReadBlocksRequest, group: int) -> list[Region]:
+        """The regions that hold the wanted layers of a group. Raises InvalidRequest for layers that it lacks."""
+        layout = self._lead.node.state.pool.pool
+        layers = layer_range(request) or (0, layout.groups[group].layers)
+        if layers[1] > layout.groups[group].layers - layers[0]:
+            raise invalid("layers", f"lie within the group's {layout.groups[group].layers}")
+        return [r for r in layout.regions if r.group == group and holds(r, layers)]

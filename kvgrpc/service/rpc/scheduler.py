@@ -17,7 +17,7 @@ from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import scheduler as wire
 from kvgrpc.wire.bounds import check_count
 from kvgrpc.wire.fields import Budget
-from kvgrpc.wire.values import block_lists, grant, seconds
+from kvgrpc.wire.values import grant, lists_of, seconds
 
 _log = logging.getLogger(__name__)
 WAIT_S_MAX = 60.0
@@ -107,7 +107,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         news.acknowledge(request.after_seq)
         await news.wait(min(seconds(request, "wait") or 0.0, WAIT_S_MAX))
         reply = scheduler_pb2.PollSchedulerNewsResponse(header=lead.header())
-        wire.put_news(news.unread(), reply)
+        wire.put_news(news.unread(), reply, lead.node.state.incarnation)
         return reply
 
     @unary
@@ -142,7 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if time.monotonic() - began > TURN_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        wire.put_news(news.unread(), reply)
+        wire.put_news(news.unread(), reply, self._lead.node.state.incarnation)
         reply.header.CopyFrom(self._lead.header())
 
     def _answer(
@@ -179,7 +179,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _match(self, request: scheduler_pb2.MatchTokensRequest, _: str) -> scheduler_pb2.MatchTokensResponse:
         found = self._scheduling.match(wire.required_id(request.request_id), request.computed_tokens)
-        return scheduler_pb2.MatchTokensResponse(tokens=found.tokens)
+        return scheduler_pb2.MatchTokensResponse(external_tokens=found.tokens)
 
     def _allocated(
         self, request: scheduler_pb2.BlocksAllocatedRequest, _: str
@@ -231,9 +231,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """The blocks of a request, checked as those of any call."""
         wire.required_id(request.request_id)
         state, limit = self._lead.node.state, self._lead.block_limit
-        state.check_life(request.incarnation)
-        blocks = state.resolve(block_lists(request.blocks, limit), "blocks")
-        return wire.with_dropped(blocks, request.dropped_blocks, limit)
+        state.check_life(request.blocks.incarnation)
+        blocks = state.resolve(lists_of("blocks", request.blocks, limit), "blocks")
+        return wire.with_dropped(blocks, request.dropped_block_counts, limit)
 
 
 def _refuse(into: scheduler_pb2.ScheduleAnswer, error: KVGrpcError) -> None:

@@ -11,9 +11,11 @@ from kvgrpc.service.rpc.pages import page
 from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
 from kvgrpc.wire import answers, requests
 from kvgrpc.wire.bounds import NAMES_MAX, check_count
-from kvgrpc.wire.values import layer_range, seconds
+from kvgrpc.wire.values import invalid, layer_range, seconds
 
 WAIT_S_MAX = 60.0
+WAITED_MAX = 1_024
+"""Transfers that one call or filter names."""
 
 
 class TransferService(transfer_pb2_grpc.TransferServiceServicer):
@@ -37,19 +39,42 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
     ) -> transfer_pb2.WaitTransferResponse:
         lead = self._lead
         layers = layer_range(request)
-        asked_s = seconds(request, "timeout")
-        timeout_s = WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)
-        returned = request.until == transfer_pb2.WAIT_CONDITION_RETURNED
+        ended = _condition(request.until)
 
         def done(transfer: Transfer) -> bool:
-            if layers is not None and transfer.has_layers(*layers):
-                return True
-            return transfer.settled if returned else transfer.over
+            return (layers is not None and transfer.has_layers(*layers)) or ended(transfer)
 
         header = lead.header()  # of the life that the transfer is of, whatever comes meanwhile
-        found = await lead.watchers.wait(request.transfer_id, done, timeout_s)
+        found = await lead.watchers.wait(request.transfer_id, done, _timeout_s(request))
         header.event_seq = max(header.event_seq, found.seq)
-        return transfer_pb2.WaitTransferResponse(header=header, transfer=answers.transfer(found, lead.runner.now))
+        return transfer_pb2.WaitTransferResponse(
+            header=header, transfer=answers.transfer(found, lead.runner.now), condition_met=done(found)
+        )
+
+    @unary
+    async def WaitTransfers(
+        self, request: transfer_pb2.WaitTransfersRequest, trace: str
+    ) -> transfer_pb2.WaitTransfersResponse:
+        lead = self._lead
+        if not request.transfer_ids:
+            raise invalid("transfer_ids", "is required: the transfers to wait for")
+        check_count("transfer_ids", len(request.transfer_ids), WAITED_MAX)
+        wanted = list(dict.fromkeys(request.transfer_ids))
+        least = 1 if request.wait_for == transfer_pb2.WAIT_FOR_ANY else len(wanted)
+        done = _condition(request.until)
+        header = lead.header()  # of the life that the transfers are of, whatever comes meanwhile
+        found = await lead.watchers.wait_many(wanted, done, least, _timeout_s(request))
+        met = {id_: transfer is None or done(transfer) for id_, transfer in found.items()}
+        reply = transfer_pb2.WaitTransfersResponse(header=header, condition_met=sum(met.values()) >= least)
+        now = lead.runner.now
+        for id_ in request.transfer_ids:
+            transfer = found[id_]
+            row = reply.waited_transfers.add(transfer_id=id_, condition_met=met[id_])
+            if transfer is not None:
+                row.transfer.CopyFrom(answers.transfer(transfer, now))
+                header.event_seq = max(header.event_seq, transfer.seq)
+        reply.header.CopyFrom(header)
+        return reply
 
     @unary
     async def ListTransfers(
@@ -80,10 +105,14 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         resumed = bool(request.after_event_seq or request.incarnation)
         backlog: list[Transfer] | None = []
         if resumed:
+            if not request.incarnation:
+                raise invalid("incarnation", "is required with after_event_seq: the life that the number is of")
             if request.incarnation != state.incarnation:
                 raise Aborted(
                     Reason.INCARNATION_CHANGED, "that sequence number belongs to an earlier life of this engine"
                 )
+            if request.after_event_seq > state.transfers.seq:
+                raise invalid("after_event_seq", f"has not been reached: the last change has {state.transfers.seq}")
             backlog = state.transfers.changes_after(request.after_event_seq)
         with lead.watchers.watch(_filter(request.filter, lambda: lead.runner.now), backlog or []) as watch:
             # What is told is of this life, also after its end; and every number is one to resume after.
@@ -108,7 +137,7 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
             trace,
             lambda call: requests.acknowledge(request, call),
         )
-        return transfer_pb2.AcknowledgeTransfersResponse(header=header, acknowledged=answer.count)
+        return transfer_pb2.AcknowledgeTransfersResponse(header=header, acknowledged_count=answer.count)
 
     @unary
     async def CancelTransfer(
@@ -129,16 +158,32 @@ class TransferService(transfer_pb2_grpc.TransferServiceServicer):
         )
 
 
+def _condition(until: int) -> Callable[[Transfer], bool]:
+    """When a transfer need not be waited for any more."""
+    returned = until == transfer_pb2.WAIT_CONDITION_RETURNED
+    return lambda transfer: transfer.settled if returned else transfer.over
+
+
+def _timeout_s(request: transfer_pb2.WaitTransferRequest | transfer_pb2.WaitTransfersRequest) -> float:
+    asked_s = seconds(request, "timeout")
+    return WAIT_S_MAX if asked_s is None else min(max(asked_s, 0.0), WAIT_S_MAX)
+
+
 def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Callable[[Transfer], bool]:
     """All fields that are set must match."""
     check_count("filter.states", len(wanted.states), NAMES_MAX)
-    check_count("filter.memory", len(wanted.memory), NAMES_MAX)
+    check_count("filter.memory_dispositions", len(wanted.memory_dispositions), NAMES_MAX)
+    check_count("filter.transfer_ids", len(wanted.transfer_ids), WAITED_MAX)
     min_age_s = seconds(wanted, "min_age") or 0.0
-    states, memory = frozenset(wanted.states), frozenset(wanted.memory)
+    ids = frozenset(wanted.transfer_ids)
+    states, memory = frozenset(wanted.states), frozenset(wanted.memory_dispositions)
 
     def matches(transfer: Transfer) -> bool:
         return (
             (not wanted.request_id or transfer.request_id == wanted.request_id)
+            and (not ids or transfer.id in ids)
+            and (not wanted.lease_id or transfer.lease_id == wanted.lease_id)
+            and (not wanted.direction or answers.DIRECTIONS[transfer.direction] == wanted.direction)
             and (not wanted.trace_id or answers.trace_id(transfer.trace) == wanted.trace_id)
             and (not wanted.peer_engine_id or transfer.peer_engine_id == wanted.peer_engine_id)
             and (not states or answers.STATES[transfer.state] in states)

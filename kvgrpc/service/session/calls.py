@@ -63,11 +63,17 @@ def _step_done(lead: Lead, report: rank_pb2.StepReport) -> events.StepDone:
     return wire.step_of(0, report)
 
 
+def promised_lease(request: handoff_pb2.FinishedBlocksRequest) -> str:
+    """The lease id that the engine minted for its hand-over; empty where it minted none."""
+    job = request.WhichOneof("job")
+    return "" if job in (None, "failure") else getattr(request, job).lease_id
+
+
 def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks | None:
     """For a hand-over that is refused before the node sees it: one that the node refuses in its place, so that an
     opening that waits for its lease learns it. None for calls that promised no lease.
     """
-    lease_id = call.finished_blocks.lease_id if call.HasField("finished_blocks") else ""
+    lease_id = promised_lease(call.finished_blocks) if call.HasField("finished_blocks") else ""
     if not lease_id or call.finished_blocks.validate_only:
         return None
     made = events.Call(call_id, ENGINE, answers.readable_trace(call.traceparent))
@@ -77,7 +83,7 @@ def refused_lease(call: session_pb2.Call, call_id: int) -> events.FinishedBlocks
 def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, made: session_pb2.CallAnswer) -> None:
     """The answer to a call; written in place, into a message that is empty."""
     made.call_id = call_id
-    now = lead.runner.now
+    now, incarnation = lead.runner.now, lead.node.state.incarnation
     match answer:
         case KVGrpcError():
             made.failure.CopyFrom(refusal(answer))
@@ -92,21 +98,21 @@ def put_answer(lead: Lead, call_id: int, answer: actions.Answer | KVGrpcError, m
         case actions.Renewed():
             made.renew_leases.CopyFrom(lease_pb2.RenewLeasesResponse(leases=answers.renewed(answer)))
         case actions.Released():
-            made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease)))
+            made.release_lease.CopyFrom(lease_pb2.ReleaseLeaseResponse(lease=answers.lease(answer.lease, incarnation)))
         case actions.Allocated() | actions.Freed():
-            _pool_answer(made, answer)
+            _pool_answer(made, answer, incarnation)
         case _:
-            _handoff_answer(made, answer, now)
+            _handoff_answer(made, answer, now, incarnation)
 
 
-def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float) -> None:
+def _handoff_answer(made: session_pb2.CallAnswer, answer: actions.Answer, now: float, incarnation: int) -> None:
     match answer:
         case actions.HandedOver(transfer=None) if answer.token:
             made.grant_lease.CopyFrom(
-                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease), grant=grant(answer.token))
+                lease_pb2.GrantLeaseResponse(lease=answers.lease(answer.lease, incarnation), grant=grant(answer.token))
             )
         case actions.HandedOver():  # without a transfer: validate_only
-            made.finished_blocks.lease.CopyFrom(answers.lease(answer.lease))
+            made.finished_blocks.lease.CopyFrom(answers.lease(answer.lease, incarnation))
             if answer.transfer:
                 made.finished_blocks.transfer.CopyFrom(answers.transfer(answer.transfer, now))
         case actions.GaveUp():
@@ -142,13 +148,13 @@ def sentence(error: KVGrpcError) -> str:
     return str(error).removeprefix(f"{error.reason}: ")
 
 
-def _pool_answer(made: session_pb2.CallAnswer, answer: Any) -> None:
+def _pool_answer(made: session_pb2.CallAnswer, answer: Any, incarnation: int) -> None:
     if isinstance(answer, actions.Allocated):
         remaining = None if answer.remaining_s is None else duration(answer.remaining_s)
         made.allocate_blocks.CopyFrom(
             pool_pb2.AllocateBlocksResponse(
-                allocation_id=answer.allocation_id, blocks=pool_blocks(answer.blocks), remaining=remaining
+                blocks=pool_blocks(answer.blocks, incarnation, answer.allocation_id), remaining=remaining
             )
         )
     elif isinstance(answer, actions.Freed):
-        made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed=pool_blocks(answer.freed)))
+        made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed_blocks=pool_blocks(answer.freed, incarnation)))

@@ -17,7 +17,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.state import ENGINE
 from kvgrpc.errors import AlreadyExists, KVGrpcError, OutOfRange, PermissionDenied, Reason
 from kvgrpc.service.lead import Lead
-from kvgrpc.service.session.calls import call_to_event, put_answer, refused_lease, sentence
+from kvgrpc.service.session.calls import call_to_event, promised_lease, put_answer, refused_lease, sentence
 from kvgrpc.service.session.ranks import Rank
 from kvgrpc.service.session.reattach import Return
 from kvgrpc.service.session.socket import File, Frames, check_user, hung_up, listen, read_frames, remove
@@ -122,7 +122,7 @@ class Session:
 
     def _cannot_tell(self, event: session_pb2.Event, error: OutOfRange) -> None:
         """An engine that would wait for ever for what it cannot be told ends."""
-        _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("event"), error)
+        _log.error("event %d (%s) cannot be told: %s", event.event_id, event.WhichOneof("kind"), error)
         self.close(f"event {event.event_id} does not fit into a frame: {error.message}")
 
 
@@ -312,7 +312,7 @@ class Sessions:
 
         def answered(reply: actions.Reply | KVGrpcError) -> None:
             if isinstance(reply, KVGrpcError) and call.void_slot:
-                session.page.refused(call.finished_blocks.lease_id, self._lead.node.state.leases)
+                session.page.refused(promised_lease(call.finished_blocks), self._lead.node.state.leases)
             if call.call_id or isinstance(reply, KVGrpcError):
                 answer = reply if isinstance(reply, KVGrpcError) else reply.answer
                 put_answer(self._lead, call.call_id, answer, session.next_event().answer)
@@ -380,5 +380,5 @@ def _check_attach(request: session_pb2.AttachRequest, config: Config) -> None:
         raise invalid("world_size", f"is at most {WORLD_SIZE_MAX}")
     if len(f"{request.engine_id}{config.advertise or config.listen}".encode()) > NAMES_BYTES_MAX:
         raise invalid("engine_id", f"has, with the address that peers dial, at most {NAMES_BYTES_MAX} bytes")
-    if any(group.blocks > POOL_BLOCKS_MAX for group in request.pool.groups):
-        raise invalid("pool.groups.blocks", f"is at most {POOL_BLOCKS_MAX}")
+    if any(group.block_count > POOL_BLOCKS_MAX for group in request.pool.groups):
+        raise invalid("pool.groups.block_count", f"is at most {POOL_BLOCKS_MAX}")
