@@ -2,10 +2,13 @@
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is first used: it speaks of forks that are none
 
 from . import cases as suite, languages as known, report
 from .run import LanguageRun, Run

@@ -78,7 +78,7 @@ class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, server: NewerServer) -> None:
         self._server = server
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
         method = str(handler_call_details.method).lstrip("/")
         rows = self._server.answers(method)
         if rows is None or method not in schema.methods():
@@ -86,19 +86,19 @@ class _Handlers(grpc.GenericRpcHandler):
         metadata = handler_call_details.invocation_metadata
         descriptor = schema.methods()[method]
 
-        async def unary(request: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
+        async def unary(request: bytes, context: "aio.ServicerContext[Any, Any]") -> bytes:
             self._server.keep(method, request, metadata)
             async for answer in _played(method, rows, context):
                 return answer
             return b""
 
-        async def stream(request: bytes, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
+        async def stream(request: bytes, context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
             self._server.keep(method, request, metadata)
             async for answer in _played(method, rows, context):
                 yield answer
 
         async def conversation(
-            requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
+            requests: AsyncIterator[bytes], context: "aio.ServicerContext[Any, Any]"
         ) -> AsyncIterator[bytes]:
             async for request in requests:
                 self._server.keep(method, request, metadata)
@@ -112,7 +112,7 @@ class _Handlers(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(unary)
 
 
-async def _played(method: str, rows: list[Json], context: aio.ServicerContext[Any, Any]) -> AsyncIterator[bytes]:
+async def _played(method: str, rows: list[Json], context: "aio.ServicerContext[Any, Any]") -> AsyncIterator[bytes]:
     """One call's messages: each row is a message, a pause, or the error that it ends with."""
     for row in rows:
         await asyncio.sleep(row.get("delayS", 0.0))
@@ -123,7 +123,7 @@ async def _played(method: str, rows: list[Json], context: aio.ServicerContext[An
             yield schema.reply(method, row.get("reply", {})).SerializeToString() + bytes.fromhex(row.get("hex", ""))
 
 
-async def _abort(error: Json, context: aio.ServicerContext[Any, Any]) -> None:
+async def _abort(error: Json, context: "aio.ServicerContext[Any, Any]") -> None:
     code = grpc.StatusCode[error["code"]]
     message = error.get("message", "")
     status = status_pb2.Status(code=code.value[0], message=message)

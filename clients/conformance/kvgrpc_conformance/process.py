@@ -9,11 +9,13 @@ from pathlib import Path
 STOP_S = 20.0
 TAIL_BYTES = 4_000
 _PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec a lock of the loader may be held by a thread that is not there any more.
+_PRCTL = ctypes.CDLL(None).prctl
 
 
 def end_with_parent() -> None:
     """For `preexec_fn`: the kernel ends the child when the runner is gone, however it went."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM) -> None:
@@ -28,9 +30,9 @@ async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM
         await process.wait()
 
 
-def tail(path: Path) -> str:
-    """The end of a log."""
+def tail(path: Path, start: int = 0) -> str:
+    """The end of a log, of what was written after its first `start` bytes."""
     try:
-        return path.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        return path.read_bytes()[start:][-TAIL_BYTES:].decode(errors="replace")
     except OSError:
         return ""

@@ -137,6 +137,7 @@ class Run:
             stage = await stages.of(case)
         except ServerFailedError as error:
             return Outcome(case, f"{case.name}: {error}", time.monotonic() - began)
+        stage.mark_logs()
         player = Player(case, stage, executor)
         failure: Failure | str | None
         try:

@@ -33,9 +33,10 @@ class Server:
     def __init__(self, name: str, settings: Mapping[str, Json], folder: Path) -> None:
         self.name = name
         self.clients, self.peers = Proxy(), Proxy()
-        self._settings = {**BASE, "engine_id": name, **{key: value for key, value in settings.items()}}
+        self._settings = {**BASE, "engine_id": name, **settings}
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
+        self._logged = 0
 
     @property
     def address(self) -> str:
@@ -90,9 +91,14 @@ class Server:
         await self.clients.close()
         await self.peers.close()
 
+    def mark_log(self) -> None:
+        """What it has logged so far is of another case."""
+        log = self._folder / "log"
+        self._logged = log.stat().st_size if log.exists() else 0
+
     def log(self) -> str:
-        """The last of what it logged, warnings and worse."""
-        return tail(self._folder / "log")
+        """The last of what it logged since then, warnings and worse."""
+        return tail(self._folder / "log", self._logged)
 
     def alive(self) -> bool:
         """Whether its process lives."""

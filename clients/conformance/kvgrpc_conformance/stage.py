@@ -19,7 +19,7 @@ from .servers import Server
 from .values import CaseError, Json
 
 CALL_S = 5.0
-REST_S = 5.0
+REST_S = 2.0
 """How long the blocks of a case may take to come back after it."""
 
 
@@ -51,6 +51,11 @@ class Stage:
         """What cases name addresses by: `$address.P` for other servers, `$clients.P` for clients."""
         peers = {name: server.peer_address for name, server in {**self._real, **self._newer}.items()}
         return {"address": peers, "clients": self.clients()}
+
+    def mark_logs(self) -> None:
+        """A case begins."""
+        for server in self._real.values():
+            server.mark_log()
 
     def logs(self) -> str:
         """What the servers logged, where they did."""
