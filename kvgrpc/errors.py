@@ -9,7 +9,7 @@
     ├── PermissionDenied      the grant or the caller does not allow it
     ├── Aborted               the engine behind a reference has restarted: start over from the hand-over
     ├── Exhausted             a bounded resource is full: `retry_delay_s` says when to come back
-    ├── Unavailable           the peer or server cannot be reached or is draining: safe to retry
+    ├── Unavailable           the peer or server cannot be reached: safe to retry
     ├── DeadlineExceeded      a bounded wait ended: `phase` names the wait
     ├── DataLoss              bytes arrived that are not the ones sent
     ├── Unimplemented         declared in the schema, not offered by this server
@@ -118,6 +118,19 @@ class Reason(StrEnum):
     INTERNAL_DEFECT = "INTERNAL_DEFECT"
 
 
+class NextStep(StrEnum):
+    """What helps after a refusal. One value here, one value of `kvgrpc.v1.NextStep`; a test compares them."""
+
+    RETRY_HERE = "RETRY_HERE"
+    """The same, again, at the same engine; after the delay, where one is stated."""
+    RETRY_OTHER_CONSUMER = "RETRY_OTHER_CONSUMER"
+    """The same with another engine in place of this one: the same grant on another consumer."""
+    RECOMPUTE = "RECOMPUTE"
+    """What the request names is lost: start over, by computing the KV."""
+    FIX_REQUEST = "FIX_REQUEST"
+    """The request is wrong; it fails everywhere."""
+
+
 @dataclass(frozen=True)
 class FieldViolation:
     """One wrong field of a request or one incompatible field of a pair."""
@@ -155,6 +168,12 @@ class KVGrpcError(Exception):
         self.violations = violations[:VIOLATIONS_MAX]
         self.retry_delay_s = retry_delay_s
         self.metadata = metadata or {}
+        self.next: NextStep | None = None
+        """What helps, as the server that refused said; None where none did: then no machine retries."""
+        self.engine_id = ""
+        """The engine that refused; empty where no engine did."""
+        self.incarnation = 0
+        """Its life."""
         super().__init__(self.message)
 
     def untraced(self) -> Self:

@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
 
-from kvgrpc.client import Client, connect
+from kvgrpc.client import Client, CleanUp, clean_up, connect
 from kvgrpc.errors import KVGrpcError
 
 Body = dict[str, Any]
@@ -95,11 +95,10 @@ class Router:
 
     async def _cancel(self, key: bytes, message: str) -> None:
         """Ends everything under a key, on both sides, and refuses what of it is still to come."""
-        for name, lead in self._leads.items():
-            try:
-                await lead.cancel(key, message=message)
-            except KVGrpcError as error:
-                _log.warning("%s: %s", name, error)
+        said = await clean_up([CleanUp(lead, key) for lead in self._leads.values()], message=message)
+        for name, outcome in zip(self._leads, said, strict=True):
+            if isinstance(outcome, KVGrpcError):
+                _log.warning("%s: %s", name, outcome)
 
 
 def intent(key: bytes, mode: str, **more: Any) -> Body:

@@ -1,4 +1,4 @@
-"""The command line: `kvgrpc serve | demo | status | bench | sim`.
+"""The command line: `kvgrpc serve | demo | status | drain | bench | sim`.
 
 One file a command. `main` is the console script; it also works where only the base package is installed, to say what
 is missing.

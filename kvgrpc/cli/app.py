@@ -5,6 +5,7 @@ import typer
 from kvgrpc import __version__
 from kvgrpc.cli.bench import bench
 from kvgrpc.cli.demo import demo
+from kvgrpc.cli.drain import drain
 from kvgrpc.cli.serve import serve
 from kvgrpc.cli.sim import sim
 from kvgrpc.cli.status import status
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(demo)
 app.command()(status)
+app.command()(drain)
 app.command()(sim)
 app.add_typer(bench)
 

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvgrpc import client
-from kvgrpc.errors import NotFound, Unavailable
+from kvgrpc.client import name_of
+from kvgrpc.errors import NotFound, Unavailable, Unimplemented
 from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 
 MAP_COLUMNS = 64
@@ -27,6 +28,7 @@ async def look(address: str, timeout_s: float) -> dict[str, Any]:
     async with client.connect(address, timeout_s=timeout_s) as server:
         seen: dict[str, Any] = {"status": await server.status(), "capabilities": await server.capabilities()}
         for name, ask in (
+            ("engine", server.get_engine),
             ("pool", server.pool_status),
             ("leases", server.list_leases),
             ("transfers", server.list_transfers),
@@ -35,7 +37,11 @@ async def look(address: str, timeout_s: float) -> dict[str, Any]:
         ):
             try:
                 seen[name] = await ask()
-            except (NotFound, Unavailable):  # no engine is attached: there is no pool to speak of
+            except (
+                NotFound,
+                Unavailable,
+                Unimplemented,
+            ):  # no engine is attached, or the call is newer than the server
                 seen[name] = None
         return seen
 
@@ -51,15 +57,17 @@ def show(address: str, seen: dict[str, Any]) -> None:
     """Tables on standard output, of what `look` has seen."""
     console = Console()
     state: admin_pb2.GetStatusResponse = seen["status"]
-    admission = admin_pb2.Admission.Name(state.admission).removeprefix("ADMISSION_").lower()
+    admission = name_of(handshake_pb2.Admission, state.admission)
     why = f" ({state.admission_reason})" if state.admission_reason else ""
     console.print(
         f"[bold]{state.header.engine_id}[/] at {address}, version {state.version}, up {_s(state.uptime)}, "
         f"admission [bold]{admission}[/]{why}",
         highlight=False,
     )
-    paths = ", ".join(p.name if p.available else f"no {p.name} ({p.why})" for p in seen["capabilities"].data_paths)
+    paths = ", ".join(map(_path, seen["capabilities"].data_paths))
     console.print(f"data paths: {paths or 'none yet'}", highlight=False)
+    if seen["engine"] is not None:
+        _show_load(console, seen["engine"].status)
     if seen["pool"] is not None:
         _show_pool(console, seen["pool"], seen["pins"])
     _show_leases(console, seen["leases"].leases if seen["leases"] else [])
@@ -67,14 +75,30 @@ def show(address: str, seen: dict[str, Any]) -> None:
     _show_peers(console, seen["peers"].peers if seen["peers"] else [])
 
 
+def _path(row: handshake_pb2.DataPathStatus) -> str:
+    name = name_of(common_pb2.DataPath, row.data_path)
+    return name if row.available else f"no {name} ({row.why})"
+
+
+def _show_load(console: Console, load: handshake_pb2.EngineStatus) -> None:
+    """What a router chooses an engine by."""
+    soft = sum(group.soft_block_count for group in load.groups)
+    console.print(
+        f"load: {load.transfer_count} transfers, {load.waiting_turn_count} of them wait for their turn, "
+        f"{load.queued_bytes:,} bytes to move, {load.lease_count} leases, {soft} blocks may be taken back",
+        highlight=False,
+    )
+
+
 def _show_pool(console: Console, pool: pool_pb2.GetPoolStatusResponse, pins: admin_pb2.ListPinsResponse) -> None:
     for index, group in enumerate(pool.groups):
         console.print(
-            f"\npool group [bold]{group.name}[/]: {group.blocks} blocks, {group.free} free, {group.allocated} "
-            f"allocated, {group.leased} leased, {group.targets} targets, {group.quarantined} quarantined",
+            f"\npool group [bold]{group.name}[/]: {group.block_count} blocks, {group.free_block_count} free, "
+            f"{group.allocated_block_count} allocated, {group.leased_block_count} leased, "
+            f"{group.target_block_count} targets, {group.quarantined_block_count} quarantined",
             highlight=False,
         )
-        console.print(_map(index, group.blocks, pins), highlight=False)
+        console.print(_map(index, group.block_count, pins), highlight=False)
 
 
 def _map(group: int, blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
@@ -83,26 +107,21 @@ def _map(group: int, blocks: int, pins: admin_pb2.ListPinsResponse) -> str:
     rank = [0] * -(-blocks // per_cell)
     for pin in pins.pins:
         strength = _STRONGER.index(pin.kind) + 1 if pin.kind in _CELLS else len(_CELLS)
-        for rows in (row.blocks for row in pin.blocks if row.group == group):
-            for block in _ids(rows):
-                rank[block // per_cell] = max(rank[block // per_cell], strength)
+        for block in client.block_ids(pin.blocks, group):
+            rank[block // per_cell] = max(rank[block // per_cell], strength)
     cells = ["." if not strength else _CELLS[_STRONGER[strength - 1]] for strength in rank]
     lines = ["".join(cells[i : i + MAP_COLUMNS]) for i in range(0, len(cells), MAP_COLUMNS)]
     return "\n".join(lines)
 
 
-def _ids(runs: common_pb2.BlockRuns) -> list[int]:
-    return [start + i for start, count in zip(runs.starts, runs.counts, strict=True) for i in range(count)]
-
-
 def _show_leases(console: Console, leases: list[lease_pb2.Lease]) -> None:
     table = Table("lease", "request", "blocks", "left", "consumers", "reading", "renewed", box=None)
     for lease in leases:
-        blocks = sum(sum(row.blocks.counts) for row in lease.blocks)
-        done = f"{lease.consumers_done} of {lease.consumers}"
+        blocks = sum(sum(row.runs.counts) for row in lease.blocks.groups)
+        done = f"{lease.done_consumer_count} of {lease.consumer_count}"
         table.add_row(
-            lease.lease_id, lease.request_id, str(blocks), _s(lease.remaining), done, str(lease.open_accesses),
-            str(lease.renewals),
+            lease.lease_id, lease.request_id, str(blocks), _s(lease.remaining), done, str(lease.open_access_count),
+            str(lease.renewal_count),
         )  # fmt: skip
     _print(console, "leases", table)
 
@@ -112,15 +131,15 @@ def _show_transfers(console: Console, transfers: list[transfer_pb2.Transfer]) ->
     for row in transfers:
         table.add_row(
             row.transfer_id,
-            transfer_pb2.Direction.Name(row.direction).removeprefix("DIRECTION_").lower(),
-            transfer_pb2.TransferState.Name(row.state).removeprefix("TRANSFER_STATE_").lower(),
-            transfer_pb2.MemoryDisposition.Name(row.memory).removeprefix("MEMORY_DISPOSITION_").lower(),
+            name_of(transfer_pb2.Direction, row.direction),
+            name_of(transfer_pb2.TransferState, row.state),
+            name_of(transfer_pb2.MemoryDisposition, row.memory),
             row.request_id,
             row.peer.engine_id,
-            f"{row.bytes_done:,}/{row.bytes:,}",
-            row.paths[0].data_path if row.paths else "",
+            f"{row.moved_bytes:,}/{row.total_bytes:,}",
+            name_of(common_pb2.DataPath, row.paths[0].data_path) if row.paths else "",
             _s(row.age),
-            row.failure.message if row.HasField("failure") else row.waiting_for,
+            row.failure.message if row.HasField("failure") else name_of(transfer_pb2.WaitingFor, row.waiting_for),
         )
     _print(console, "transfers", table)
 
@@ -132,11 +151,11 @@ def _show_peers(console: Console, peers: list[handshake_pb2.Peer]) -> None:
         table.add_row(
             peer.engine_id,
             peer.address,
-            handshake_pb2.PeerState.Name(peer.state).removeprefix("PEER_STATE_").lower(),
-            path.data_path,
+            name_of(handshake_pb2.PeerState, peer.state),
+            name_of(common_pb2.DataPath, path.data_path),
             path.why,
             _s(peer.silence),
-            str(peer.open_accesses),
+            str(peer.open_access_count),
         )
     _print(console, "peers", table)
 

@@ -13,15 +13,31 @@ Every call has a deadline, retries UNAVAILABLE only, and raises the errors of `k
 same methods to code without an event loop.
 """
 
+from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.scheduler import Scheduler, refusal, step_calls
-from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, connect_sync
-from kvgrpc.client.values import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
+from kvgrpc.client.sync import SyncClient, SyncHeldLease, SyncScheduler, clean_up_sync, connect_sync
+from kvgrpc.client.values import (
+    block_ids,
+    block_runs,
+    content,
+    in_seconds,
+    is_over,
+    is_returned,
+    name_of,
+    opaque_content,
+    some_of,
+)
 from kvgrpc.client.watch import HistoryLost, IncarnationChanged, Pace, WatchEvent
+from kvgrpc.client.watch_engine import EngineEvent, EngineUnreachable
 
 __all__ = [
+    "CleanUp",
+    "CleanedUp",
     "Client",
+    "EngineEvent",
+    "EngineUnreachable",
     "HeldLease",
     "HistoryLost",
     "IncarnationChanged",
@@ -33,13 +49,17 @@ __all__ = [
     "WatchEvent",
     "block_ids",
     "block_runs",
+    "clean_up",
+    "clean_up_sync",
     "connect",
     "connect_sync",
     "content",
     "in_seconds",
     "is_over",
     "is_returned",
+    "name_of",
     "opaque_content",
     "refusal",
+    "some_of",
     "step_calls",
 ]

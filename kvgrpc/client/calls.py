@@ -15,7 +15,7 @@ from grpc import aio
 from opentelemetry import trace
 
 from kvgrpc.client.status import to_error
-from kvgrpc.client.values import CALL_OPTIONS
+from kvgrpc.client.values import CALL_OPTIONS, field_of
 from kvgrpc.errors import InternalError, KVGrpcError, Reason
 
 Metadata = tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Caller:
     ) -> Response:
         """A unary call. Of `options` only those of options.Call are read; the others are in the request already."""
         for name in options:
-            if name not in CALL_OPTIONS and name.removesuffix("_s") not in request.DESCRIPTOR.fields_by_name:
+            if name not in CALL_OPTIONS and field_of(name) not in request.DESCRIPTOR.fields_by_name:
                 raise TypeError(f"{_method(request)} has no option {name!r}")
         timeout_s = checked_timeout(options.get("timeout_s", self.timeout_s))
         try:
@@ -100,6 +100,15 @@ class Caller:
     def error(self, failed: aio.AioRpcError, request: Message) -> KVGrpcError:
         """The typed error of a failed call."""
         return to_error(failed, _method(request), self.address)
+
+
+class ServerCalls:
+    """The channel to one server, and what makes calls over it."""
+
+    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
+        self.channel = channel
+        """For calls that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
+        self._call = caller
 
 
 def _method(request: Message) -> str:

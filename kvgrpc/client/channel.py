@@ -31,6 +31,7 @@ SERVICE_CONFIG = {
         {
             "name": [
                 {"service": "kvgrpc.v1.HandshakeService", "method": "ConnectPeer"},
+                {"service": "kvgrpc.v1.HandshakeService", "method": "WatchEngine"},
                 {"service": "kvgrpc.v1.TransferService", "method": "WatchTransfers"},
                 {"service": "kvgrpc.v1.LeaseService", "method": "KeepAlive"},
                 {"service": "kvgrpc.v1.SchedulerService", "method": "Schedule"},

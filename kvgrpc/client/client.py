@@ -5,7 +5,6 @@ schema, so that nothing is lost between them and this file. Errors are those of 
 """
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -18,37 +17,36 @@ from grpc import aio
 from kvgrpc.client import options as opt
 from kvgrpc.client.calls import Caller, as_metadata
 from kvgrpc.client.channel import open_channel
+from kvgrpc.client.handoffs import HandoffCalls
 from kvgrpc.client.leases import HeldLease, Keeper, Renewal
 from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.scheduler import Scheduler
+from kvgrpc.client.transfers import TransferCalls
 from kvgrpc.client.values import (
+    AnyBlocks,
     AnyLease,
-    Blocks,
     Tokens,
     as_content,
+    call_options,
+    duration,
     fields,
-    group_blocks,
     in_seconds,
     lease_ref,
-    life_of,
+    other_fields,
+    own_blocks,
 )
-from kvgrpc.client.waiting import wait
-from kvgrpc.client.watch import Cursor, Pace, Reply, Watch, WatchEvent, point_of
+from kvgrpc.client.watch_engine import EngineEvent, watch_engine
 from kvgrpc.errors import NotFound, PreconditionFailed
-from kvgrpc.v1 import admin_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2
 from kvgrpc.v1.admin_pb2_grpc import AdminServiceStub
-from kvgrpc.v1.common_pb2 import Grant, PeerAddress, ResponseHeader
-from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
+from kvgrpc.v1.common_pb2 import Grant, PeerAddress
 from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.lease_pb2_grpc import LeaseServiceStub
 from kvgrpc.v1.pool_pb2_grpc import PoolServiceStub
 from kvgrpc.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
 
 TIMEOUT_S = 10.0
 """Deadline of a call that states none, retries included."""
-WAIT_S = 90.0
-"""More than a server's defaults for queue, transfer and settle together."""
 
 
 def connect(
@@ -72,19 +70,15 @@ def connect(
     return Client(open_channel(address, credentials, channel_options), caller)
 
 
-class Client:
+class Client(HandoffCalls, TransferCalls):
     """One server, as seen from one event loop. Made by `connect`. Any number of its methods may run at once."""
 
     def __init__(self, channel: aio.Channel, caller: Caller) -> None:
-        self.channel = channel
-        """For calls that have no method here: `SomeServiceStub(client.channel)`, with a deadline of your own."""
-        self._call = caller
+        super().__init__(channel, caller)
         self._admin = AdminServiceStub(channel)
-        self._handoff = HandoffServiceStub(channel)
         self._handshake = HandshakeServiceStub(channel)
         self._leases = LeaseServiceStub(channel)
         self._pool = PoolServiceStub(channel)
-        self._transfers = TransferServiceStub(channel)
         self._keeper = Keeper(Renewals(caller, self._leases))
 
     async def __aenter__(self) -> Self:
@@ -108,6 +102,20 @@ class Client:
         """What the engine is and offers."""
         return await self._call.read(self._handshake.GetCapabilities, handshake_pb2.GetCapabilitiesRequest(), options)
 
+    async def get_engine(self, **options: Unpack[opt.Call]) -> handshake_pb2.GetEngineResponse:
+        """How the engine is right now: whether it takes work, what is free, and what waits."""
+        return await self._call.read(self._handshake.GetEngine, handshake_pb2.GetEngineRequest(), options)
+
+    def watch_engine(self, *, min_interval_s: float | None = None) -> AsyncGenerator[EngineEvent, None]:
+        """How the engine is now and whenever that changes, for as long as it is read. It survives lost connections and
+        restarts of the server; `EngineUnreachable` marks when the server cannot be reached, a reply of another
+        incarnation that all leases, grants and transfers of the one before are gone.
+        """
+        request = handshake_pb2.WatchEngineRequest()
+        if min_interval_s is not None:
+            request.min_interval.CopyFrom(duration(min_interval_s))
+        return watch_engine(self._call, self._handshake.WatchEngine, request)
+
     async def check_compatibility(
         self, engine: handshake_pb2.EngineDescription, **options: Unpack[opt.Call]
     ) -> handshake_pb2.CheckCompatibilityResponse:
@@ -116,10 +124,11 @@ class Client:
         return await self._call.read(self._handshake.CheckCompatibility, request, options)
 
     async def connect_peer(
-        self, address: str, *, engine_id: str = "", **options: Unpack[opt.Call]
+        self, address: str, *, engine_id: str = "", **options: Unpack[opt.Trial]
     ) -> handshake_pb2.ConnectPeerResponse:
         """Lets this server do its handshake with another one now, so that the first transfer does not pay for it."""
-        request = handshake_pb2.ConnectPeerRequest(peer=PeerAddress(address=address, engine_id=engine_id))
+        peer = PeerAddress(address=address, engine_id=engine_id)
+        request = handshake_pb2.ConnectPeerRequest(peer=peer, **fields(options))
         return await self._call.read(self._handshake.ConnectPeer, request, options)
 
     async def handshake(
@@ -149,146 +158,47 @@ class Client:
     async def allocate(
         self, counts: int | Mapping[int, int], **options: Unpack[opt.Allocation]
     ) -> pool_pb2.AllocateBlocksResponse:
-        """Takes free blocks, all or none: so many of the one group, or {group: count}. Without a TTL they are taken
-        until `free`.
+        """Takes free blocks, all or none: so many of the one group, or {group: count}. They are freed by themselves
+        after 10 minutes, or after `ttl_s`; with `no_expiry` by `free` alone. Hand the reply on as it is: every method
+        that takes blocks takes it.
         """
         by_group = {0: counts} if isinstance(counts, int) else counts
-        rows = [pool_pb2.GroupCount(group=group, count=count) for group, count in by_group.items()]
-        request = pool_pb2.AllocateBlocksRequest(counts=rows, **fields(options))
+        rows = [pool_pb2.GroupBlockCount(group=group, block_count=count) for group, count in by_group.items()]
+        request = pool_pb2.AllocateBlocksRequest(group_block_counts=rows, **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
 
     async def renew_allocation(
-        self, allocation_id: str, **options: Unpack[opt.Allocation]
+        self, allocation_id: str, **options: Unpack[opt.Renewal]
     ) -> pool_pb2.AllocateBlocksResponse:
         """Extends the TTL of an allocation."""
         request = pool_pb2.AllocateBlocksRequest(allocation_id=allocation_id, **fields(options))
         return await self._call.change(self._pool.AllocateBlocks, request, options)
 
-    async def free(self, blocks: Blocks, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
-        """Gives blocks back. Those that are pinned come free at their last unpin."""
-        request = pool_pb2.FreeBlocksRequest(**_own(blocks, options))
-        return await self._call.change(self._pool.FreeBlocks, request, options)
+    async def free(self, blocks: AnyBlocks | str, **options: Unpack[opt.OwnBlocks]) -> pool_pb2.FreeBlocksResponse:
+        """Gives blocks back: these, or (a string) all that is left of this allocation. Those that are pinned come free
+        at their last unpin.
+        """
+        which: dict[str, Any] = {"allocation_id": blocks} if isinstance(blocks, str) else own_blocks(blocks, options)
+        request = pool_pb2.FreeBlocksRequest(**which, **other_fields(options))
+        return await self._call.change(self._pool.FreeBlocks, request, call_options(options))
 
     async def read_blocks(
-        self, blocks: Sequence[int], *, group: int = 0, rank: int = 0, **options: Unpack[opt.Reading]
+        self, blocks: AnyBlocks, *, rank: int = 0, **options: Unpack[opt.Reading]
     ) -> pool_pb2.ReadBlocksResponse:
         """Bytes of blocks, for debugging, where the server allows it."""
-        (row,) = group_blocks({group: blocks})
-        request = pool_pb2.ReadBlocksRequest(rank=rank, blocks=row, **fields(options))
-        return await self._call.read(self._pool.ReadBlocks, request, options)
-
-    # ---- hand-overs and transfers
-
-    async def finished_blocks(
-        self, blocks: Blocks, content: Tokens, **options: Unpack[opt.HandOver]
-    ) -> handoff_pb2.FinishedBlocksResponse:
-        """Hands finished blocks over: pins them under a lease and mints the READ grant that a consumer pulls with.
-        Until the transfer's memory is RETURNED the caller does not reuse the blocks.
-        """
-        chosen = {"transfer_key": secrets.token_bytes(16), "last": True, **_own(blocks, options)}
-        request = handoff_pb2.FinishedBlocksRequest(content=as_content(content), **chosen)
-        return await self._call.change(self._handoff.FinishedBlocks, request, options)
-
-    async def pull_blocks(
-        self,
-        pull: Grant | str,
-        content: Tokens | None = None,
-        *,
-        blocks: Blocks | None = None,
-        have_tokens: int = 0,
-        incarnation: int = 0,
-        **options: Unpack[opt.Pull],
-    ) -> handoff_pb2.PullBlocksResponse:
-        """Pulls what a grant offers, or gives an earlier pull, by its transfer id, the blocks that it waits for.
-
-        `blocks` None: not known yet; empty: nowhere, all was found locally, which releases the source. `have_tokens`
-        are those whose KV is here already; `incarnation` is the life that ids in `blocks` are of, where those do not
-        say it. Returns at once; `wait` and `watch` tell the end.
-        """
-        request = handoff_pb2.PullBlocksRequest(**fields(options))
-        if isinstance(pull, Grant):
-            request.grant.CopyFrom(pull)
-        else:
-            request.transfer_id = pull
-        if content is not None:
-            request.content.CopyFrom(as_content(content))
-        if blocks is not None:
-            own = {"incarnation": incarnation or life_of(blocks)}
-            destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens, **own)
-            request.destination.CopyFrom(destination)
-        return await self._call.change(self._handoff.PullBlocks, request, options)
-
-    async def reserve_blocks(
-        self, transfer_key: bytes, blocks: Blocks, content: Tokens, **options: Unpack[opt.Reservation]
-    ) -> handoff_pb2.ReserveBlocksResponse:
-        """Reserves blocks that a push will fill, and mints the WRITE grant for it."""
-        request = handoff_pb2.ReserveBlocksRequest(
-            transfer_key=transfer_key, content=as_content(content), **_own(blocks, options)
-        )
-        return await self._call.change(self._handoff.ReserveBlocks, request, options)
-
-    async def register_push(
-        self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.Change]
-    ) -> handoff_pb2.RegisterPushResponse:
-        """Tells the source of a push where its blocks are to go."""
-        request = handoff_pb2.RegisterPushRequest(grant=grant, request_id=request_id)
-        return await self._call.change(self._handoff.RegisterPush, request, options)
-
-    async def get_transfer(self, transfer_id: str, **options: Unpack[opt.Call]) -> transfer_pb2.GetTransferResponse:
-        """One transfer. NotFound means that its memory counts as QUARANTINED."""
-        request = transfer_pb2.GetTransferRequest(transfer_id=transfer_id)
-        return await self._call.read(self._transfers.GetTransfer, request, options)
-
-    async def wait(
-        self, transfer_id: str, *, returned: bool = False, timeout_s: float = WAIT_S
-    ) -> transfer_pb2.Transfer:
-        """The transfer once it is over, however it ended: look at its state. With `returned`, once its memory is
-        RETURNED too. DeadlineExceeded names the phase that it is in; a silent server can add 5 s to `timeout_s`.
-        """
-        return await wait(self._call, self._transfers, transfer_id, returned, timeout_s)
-
-    async def list_transfers(self, **options: Unpack[opt.Listing]) -> transfer_pb2.ListTransfersResponse:
-        """Transfers that match, newest first. A watch after this reply misses nothing."""
-        call: dict[str, object] = {name: options.pop(name) for name in ("limit", "timeout_s") if name in options}
-        request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(**fields(options)))
-        return await self._call.pages(self._transfers.ListTransfers, request, call, "transfers")
-
-    def watch(
-        self, *, after: Reply | ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
-    ) -> AsyncGenerator[WatchEvent, None]:
-        """Every change of the transfers that match, from now on, or after an earlier reply, for example that of
-        `pull_blocks` or `list_transfers`. It survives lost connections and restarts; `HistoryLost` and
-        `IncarnationChanged` mark where to list again.
-        """
-        cursor = Cursor(transfer_pb2.TransferFilter(**fields(which)), *point_of(after))
-        return Watch(self._call, self._transfers.WatchTransfers, cursor, pace or Pace()).events()
-
-    async def acknowledge(
-        self, transfer_ids: Sequence[str], **options: Unpack[opt.Change]
-    ) -> transfer_pb2.AcknowledgeTransfersResponse:
-        """For the owning engine: it has seen the end of these transfers and the return of their memory."""
-        request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=transfer_ids)
-        return await self._call.change(self._transfers.AcknowledgeTransfers, request, options)
-
-    async def cancel(
-        self, transfer: str | bytes, *, message: str = "", **options: Unpack[opt.Change]
-    ) -> transfer_pb2.CancelTransferResponse:
-        """Ends a transfer by its id, or (bytes) all with this transfer key, those still to come included."""
-        request = transfer_pb2.CancelTransferRequest(message=message)
-        if isinstance(transfer, bytes):
-            request.transfer_key = transfer
-        else:
-            request.transfer_id = transfer
-        return await self._call.change(self._transfers.CancelTransfer, request, options)
+        request = pool_pb2.ReadBlocksRequest(rank=rank, **own_blocks(blocks, options), **other_fields(options))
+        return await self._call.read(self._pool.ReadBlocks, request, call_options(options))
 
     # ---- leases
 
     async def grant_lease(
-        self, blocks: Blocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseGrant]
     ) -> lease_pb2.GrantLeaseResponse:
         """Pins blocks and mints a READ grant, as finished_blocks does, without a transfer to follow."""
-        request = lease_pb2.GrantLeaseRequest(content=as_content(content), **_own(blocks, options))
-        return await self._call.change(self._leases.GrantLease, request, options)
+        request = lease_pb2.GrantLeaseRequest(
+            content=as_content(content), **own_blocks(blocks, options), **other_fields(options)
+        )
+        return await self._call.change(self._leases.GrantLease, request, call_options(options))
 
     async def renew_leases(
         self, leases: Sequence[AnyLease], **options: Unpack[opt.Renewing]
@@ -297,9 +207,9 @@ class Client:
         request = lease_pb2.RenewLeasesRequest(leases=[lease_ref(lease) for lease in leases], **fields(options))
         return await self._call.read(self._leases.RenewLeases, request, options)
 
-    async def release_lease(self, lease: AnyLease, **options: Unpack[opt.Change]) -> lease_pb2.ReleaseLeaseResponse:
+    async def release_lease(self, lease: AnyLease, **options: Unpack[opt.Effect]) -> lease_pb2.ReleaseLeaseResponse:
         """Ends a lease before its time and says what came free."""
-        request = lease_pb2.ReleaseLeaseRequest(lease=lease_ref(lease))
+        request = lease_pb2.ReleaseLeaseRequest(lease=lease_ref(lease), **fields(options))
         return await self._call.change(self._leases.ReleaseLease, request, options)
 
     async def get_lease(self, lease: AnyLease, **options: Unpack[opt.Call]) -> lease_pb2.GetLeaseResponse:
@@ -314,7 +224,7 @@ class Client:
 
     @asynccontextmanager
     async def lease(
-        self, blocks: Blocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.LeaseTerms]
     ) -> AsyncIterator[HeldLease]:
         """A lease for the length of an `async with`: granted, renewed in time, released at the end."""
         sent = time.monotonic()
@@ -358,6 +268,13 @@ class Client:
         """Whether the server takes work, and what it has done and has in flight."""
         return await self._call.read(self._admin.GetStatus, admin_pb2.GetStatusRequest(), options)
 
+    async def drain(self, *, cancel: bool = False, **options: Unpack[opt.Effect]) -> admin_pb2.DrainResponse:
+        """The server takes no new work any more, or, with `cancel`, takes it again. The reply comes at once and says
+        what is still going on: ask again until nothing is, then stop the server.
+        """
+        request = admin_pb2.DrainRequest(cancel=cancel, **fields(options))
+        return await self._call.change(self._admin.Drain, request, options)
+
     async def peers(self, **options: Unpack[opt.Call]) -> admin_pb2.ListPeersResponse:
         """The engines that this one knows, newest first."""
         return await self._call.read(self._admin.ListPeers, admin_pb2.ListPeersRequest(), options)
@@ -372,15 +289,12 @@ class Client:
         return await self._call.pages(self._admin.ListPins, request, options, "pins")
 
     async def release_quarantine(
-        self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Change]
+        self, *, force: bool = False, message: str = "", transfer_ids: Sequence[str] = (), **options: Unpack[opt.Effect]
     ) -> admin_pb2.ReleaseQuarantineResponse:
         """Gets memory out of quarantine: by re-key, which takes as long as a transfer may (give it a `timeout_s` above
         that), or with `force` at your word, which `message` explains.
         """
-        request = admin_pb2.ReleaseQuarantineRequest(force=force, message=message, transfer_ids=transfer_ids)
+        request = admin_pb2.ReleaseQuarantineRequest(
+            force=force, message=message, transfer_ids=transfer_ids, **fields(options)
+        )
         return await self._call.change(self._admin.ReleaseQuarantine, request, options)
-
-
-def _own(blocks: Blocks, options: Mapping[str, object]) -> dict[str, Any]:
-    """Blocks of the engine that is called, with the life that their ids are of, and the other options."""
-    return {"blocks": group_blocks(blocks), "incarnation": life_of(blocks), **fields(options)}

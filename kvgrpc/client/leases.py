@@ -19,7 +19,7 @@ from kvgrpc.client.renewals import Renewals
 from kvgrpc.client.values import in_seconds, reason_of
 from kvgrpc.errors import Aborted, KVGrpcError, NotFound, PreconditionFailed, Reason
 from kvgrpc.v1.common_pb2 import Grant
-from kvgrpc.v1.lease_pb2 import LeaseRef, RenewedLease
+from kvgrpc.v1.lease_pb2 import LEASE_STATE_LIVE, LeaseRef, LeaseState, RenewedLease
 
 TOGETHER_S = 0.25
 """Renewals that are due this soon go along with one that is due now."""
@@ -47,6 +47,8 @@ class Renewal:
     """When to renew it next."""
     error: KVGrpcError | None = None
     """Why it is over; None while it lives."""
+    state: LeaseState.ValueType = LEASE_STATE_LIVE
+    """The last that the server said."""
     on_end: Callable[[], None] = lambda: None
     _failure: KVGrpcError | None = None
 
@@ -59,6 +61,7 @@ class Renewal:
     def answered(self, row: RenewedLease, sent: float) -> None:
         """What the server said to a renewal sent at `sent`."""
         left_s = in_seconds(row.remaining)
+        self.state = row.state or self.state
         if not row.reason and left_s > 0:
             self.granted(left_s, sent)
             return
@@ -103,9 +106,14 @@ class HeldLease:
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done."""
+        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done: see `state`."""
         error = self._renewal.overdue(time.monotonic())
         return error.reason if error else None
+
+    @property
+    def state(self) -> LeaseState.ValueType:
+        """What the server said of it last; DONE tells that its consumers have their KV."""
+        return self._renewal.state
 
     def check(self) -> None:
         """Raises the error that says why the lease is over, if it is."""

@@ -1,14 +1,15 @@
 """Optional arguments of the client's methods, by name and type.
 
 Each is the field of the same name in the request message, where its comment is the contract; `_s` marks seconds where
-the field is a Duration. Left out means what the schema says for an unset field.
+the field is a Duration, `consumers` is the field `consumer_count`. Left out means what the schema says for an unset
+field.
 """
 
+from collections.abc import Sequence
 from typing import TypedDict
 
-from kvgrpc.v1.common_pb2 import Failure, Grant, Intent, OnAbort, PeerAddress
-from kvgrpc.v1.handoff_pb2 import WaitsFor
-from kvgrpc.v1.transfer_pb2 import MemoryDisposition, TransferState
+from kvgrpc.v1.common_pb2 import Grant, Intent, OnAbort, PeerAddress
+from kvgrpc.v1.transfer_pb2 import CancelScope, Direction, MemoryDisposition, TransferState
 
 
 class Call(TypedDict, total=False):
@@ -27,46 +28,73 @@ class Change(Call, total=False):
     idempotency_key: str
 
 
-class OwnBlocks(Change, total=False):
-    """Of calls that name blocks of this engine. `incarnation` is the life that their ids are of: the header's of the
-    reply that gave them out. With the reply itself as `blocks` it needs no saying.
+class Trial(Call, total=False):
+    """Of calls that can be tried: `validate_only` checks all that can be checked at the server and changes nothing. The
+    reply says what would come of the call, without ids and grants.
+    """
+
+    validate_only: bool
+
+
+class Effect(Change, Trial, total=False):
+    """Of calls that change something, and can be tried."""
+
+
+class OwnBlocks(Effect, total=False):
+    """Of calls that name blocks of this engine. `incarnation` is the life that bare ids are of: the header's of the
+    reply that gave them out. A message of blocks says it by itself.
     """
 
     incarnation: int
 
 
-class Allocation(Change, total=False):
-    """Of allocate and renew_allocation."""
+class Renewal(Effect, total=False):
+    """Of renew_allocation."""
 
     ttl_s: float
 
 
-class Renewing(Call, total=False):
+class Allocation(Renewal, total=False):
+    """Of allocate."""
+
+    no_expiry: bool
+
+
+class Renewing(Trial, total=False):
     """Of renew_leases."""
 
     ttl_s: float
 
 
 class HandOver(OwnBlocks, total=False):
-    """Of finished_blocks. `transfer_key` is a fresh one and `last` is set unless given."""
+    """Of finished_blocks. `transfer_key` is a fresh one unless given."""
 
     transfer_key: bytes
     request_id: str
     ttl_s: float
     consumers: int
     on_abort: OnAbort.ValueType
-    waits_for: WaitsFor.ValueType
-    last: bool
-    layers: tuple[int, int]  # first layer, number of layers
-    part_epoch: int
-    failure: Failure
     after_step: int
     lease_id: str
     priority: int
-    validate_only: bool
 
 
-class Pull(Change, total=False):
+class Part(OwnBlocks, total=False):
+    """Of push_part."""
+
+    request_id: str
+    layers: tuple[int, int]  # first layer, number of layers
+    part_epoch: int
+    last: bool
+    ttl_s: float
+    consumers: int
+    on_abort: OnAbort.ValueType
+    after_step: int
+    lease_id: str
+    priority: int
+
+
+class Pull(Effect, total=False):
     """Of pull_blocks."""
 
     use_tokens: int
@@ -76,7 +104,6 @@ class Pull(Change, total=False):
     after_step: int
     queue_timeout_s: float
     transfer_timeout_s: float
-    validate_only: bool
 
 
 class Reservation(OwnBlocks, total=False):
@@ -89,12 +116,12 @@ class Reservation(OwnBlocks, total=False):
     after_step: int
     registration_timeout_s: float
     priority: int
-    validate_only: bool
 
 
-class LeaseTerms(OwnBlocks, total=False):
-    """Of grant_lease and lease."""
+class LeaseTerms(Change, total=False):
+    """Of lease."""
 
+    incarnation: int
     ttl_s: float
     consumers: int
     on_abort: OnAbort.ValueType
@@ -103,9 +130,24 @@ class LeaseTerms(OwnBlocks, total=False):
     labels: dict[str, str]
 
 
+class LeaseGrant(LeaseTerms, Effect, total=False):
+    """Of grant_lease."""
+
+
+class Cancelling(Effect, total=False):
+    """Of cancel."""
+
+    scope: CancelScope.ValueType
+    free_allocation_ids: Sequence[str]
+
+
 class Which(TypedDict, total=False):
     """Which transfers: all that is given must match."""
 
+    transfer_ids: Sequence[str]
+    pair_id: str
+    lease_id: str
+    direction: Direction.ValueType
     request_id: str
     trace_id: str
     peer_engine_id: str

@@ -16,11 +16,22 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, PermissionDenied, Reason, Unavailable
+from kvgrpc.errors import (
+    BY_CODE,
+    FieldViolation,
+    InternalError,
+    KVGrpcError,
+    NextStep,
+    PermissionDenied,
+    Reason,
+    Unavailable,
+)
 
 DETAILS_KEY = "grpc-status-details-bin"
-DOMAIN = "kvgrpc.v1"
+DOMAIN = "kvgrpc.dev"
 _LENGTH_DELIMITED = 2
+INCARNATION_DIGITS = 20
+"""Of the largest number of 64 bits."""
 
 # Codes that kvgrpc itself never sends; proxies, servers in the middle of their end and gRPC do.
 _FOREIGN: dict[str, type[KVGrpcError]] = {
@@ -54,13 +65,18 @@ def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:
         metadata.setdefault("phase", "call")
     violations = tuple(_violations(details.get("google.rpc.BadRequest", b"")))
     kind = BY_CODE.get(code.name) or _FOREIGN.get(code.name, InternalError)
-    return kind(
+    error = kind(
         reason,
         _without_repetition(message, reason, violations),
         violations=violations,
         retry_delay_s=_retry_delay_s(details.get("google.rpc.RetryInfo", b"")),
         metadata=metadata,
     )
+    if _text(info, 2) == DOMAIN:
+        error.next = _next(metadata.get("next", ""))
+        error.engine_id = metadata.get("engine_id", "")
+        error.incarnation = _incarnation(metadata.get("incarnation", ""))
+    return error
 
 
 def _details(failed: aio.AioRpcError) -> Iterator[tuple[str, bytes]]:
@@ -91,6 +107,15 @@ def _reason(code: grpc.StatusCode, info: dict[int, list[bytes]], metadata: dict[
         return Reason[name]
     metadata.update(reason=name, domain=domain)
     return Reason.INTERNAL
+
+
+def _next(name: str) -> NextStep | None:
+    """One that this version does not know is None: it is not retried by machine."""
+    return NextStep[name] if name in NextStep.__members__ else None
+
+
+def _incarnation(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= INCARNATION_DIGITS else 0
 
 
 def _violations(bad_request: bytes) -> Iterator[FieldViolation]:

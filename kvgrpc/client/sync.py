@@ -11,20 +11,23 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from kvgrpc.client.cleaning import CleanedUp, CleanUp, clean_up
 from kvgrpc.client.client import Client, connect
 from kvgrpc.client.leases import HeldLease
 from kvgrpc.client.scheduler import Scheduler, Step
 from kvgrpc.client.scheduler.step_calls import StepCall
 from kvgrpc.errors import Reason
 from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.v1.lease_pb2 import LeaseState
 from kvgrpc.v1.scheduler_pb2 import ScheduleResponse
 
-A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+B = TypeVar("B")
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
@@ -120,10 +123,10 @@ class _LoopThread:
 os.register_at_fork(after_in_child=_LoopThread.forked)
 
 
-class _Twin(Generic[A]):
+class _Twin(Generic[A_co]):
     """An object whose coroutines run in the loop thread."""
 
-    def __init__(self, target: A, thread: _LoopThread) -> None:
+    def __init__(self, target: A_co, thread: _LoopThread) -> None:
         self._target = target
         self._thread = thread
         self._closed = False
@@ -135,19 +138,19 @@ class _Twin(Generic[A]):
         return self._thread.run(coroutine)
 
 
-def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Twin[A], P], T]:
+def _blocking(method: Callable[Concatenate[B, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Twin[B], P], T]:
     @functools.wraps(method)
-    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: _Twin[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._run(method(self._target, *args, **kwargs))
 
     return call
 
 
 def _iterating(
-    method: Callable[Concatenate[A, P], AsyncIterator[T]],
-) -> Callable[Concatenate[_Twin[A], P], Generator[T, None, None]]:
+    method: Callable[Concatenate[B, P], AsyncIterator[T]],
+) -> Callable[Concatenate[_Twin[B], P], Generator[T, None, None]]:
     @functools.wraps(method)
-    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+    def call(self: _Twin[B], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         events = method(self._target, *args, **kwargs)
         try:
             while True:
@@ -162,11 +165,11 @@ def _iterating(
 
 
 def _managing(
-    method: Callable[Concatenate[A, P], AbstractAsyncContextManager[T]], twin: Callable[[T, _LoopThread], S]
-) -> Callable[Concatenate[_Twin[A], P], AbstractContextManager[S]]:
+    method: Callable[Concatenate[B, P], AbstractAsyncContextManager[T]], twin: Callable[[T, _LoopThread], S]
+) -> Callable[Concatenate[_Twin[B], P], AbstractContextManager[S]]:
     @functools.wraps(method)
     @contextmanager
-    def call(self: _Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
+    def call(self: _Twin[B], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
         manager = method(self._target, *args, **kwargs)
         value = self._run(_enter(manager))
         try:
@@ -194,8 +197,13 @@ class SyncHeldLease(_Twin[HeldLease]):
 
     @property
     def reason(self) -> Reason | None:
-        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done."""
+        """Why it is over; None while it lives. LEASE_RELEASED also means that its consumers are done: see `state`."""
         return self._target.reason
+
+    @property
+    def state(self) -> LeaseState.ValueType:
+        """What the server said of it last; DONE tells that its consumers have their KV."""
+        return self._target.state
 
     def check(self) -> None:
         """Raises the error that says why the lease is over, if it is."""
@@ -270,9 +278,11 @@ class SyncClient(_Twin[Client]):
     capabilities = _blocking(Client.capabilities)
     check_compatibility = _blocking(Client.check_compatibility)
     connect_peer = _blocking(Client.connect_peer)
+    drain = _blocking(Client.drain)
     describe_pools = _blocking(Client.describe_pools)
     finished_blocks = _blocking(Client.finished_blocks)
     free = _blocking(Client.free)
+    get_engine = _blocking(Client.get_engine)
     get_lease = _blocking(Client.get_lease)
     get_transfer = _blocking(Client.get_transfer)
     grant_lease = _blocking(Client.grant_lease)
@@ -286,15 +296,19 @@ class SyncClient(_Twin[Client]):
     release_quarantine = _blocking(Client.release_quarantine)
     pool_status = _blocking(Client.pool_status)
     pull_blocks = _blocking(Client.pull_blocks)
+    push_part = _blocking(Client.push_part)
     read_blocks = _blocking(Client.read_blocks)
     register_push = _blocking(Client.register_push)
     release_lease = _blocking(Client.release_lease)
     renew_allocation = _blocking(Client.renew_allocation)
     renew_leases = _blocking(Client.renew_leases)
     reserve_blocks = _blocking(Client.reserve_blocks)
+    source_failed = _blocking(Client.source_failed)
     status = _blocking(Client.status)
     wait = _blocking(Client.wait)
+    wait_transfers = _blocking(Client.wait_transfers)
     watch = _iterating(Client.watch)
+    watch_engine = _iterating(Client.watch_engine)
 
 
 async def _connected(make: Callable[P, Client], *args: P.args, **kwargs: P.kwargs) -> Client:
@@ -316,6 +330,15 @@ def _connecting(make: Callable[P, Client]) -> Callable[P, SyncClient]:
 
 connect_sync = _connecting(connect)
 """As `connect`, for a SyncClient: `with connect_sync("127.0.0.1:50051") as client: ...`"""
+
+
+def clean_up_sync(
+    sides: Sequence[CleanUp[SyncClient]], *, message: str = "", timeout_s: float | None = None
+) -> list[CleanedUp]:
+    """As `clean_up`, for synchronous clients."""
+    clients = [side.client for side in sides]
+    told = [CleanUp(side.client._target, side.transfer, side.free_allocation_ids) for side in sides]  # noqa: SLF001
+    return clients[0]._run(clean_up(told, message=message, timeout_s=timeout_s)) if clients else []  # noqa: SLF001
 
 
 async def _next(events: AsyncIterator[T]) -> T:

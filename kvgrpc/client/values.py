@@ -1,8 +1,8 @@
 """Python values to messages of the schema, and back: block ids, content, durations, references to leases."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -10,6 +10,7 @@ from kvgrpc.errors import Reason
 from kvgrpc.v1 import transfer_pb2
 from kvgrpc.v1.common_pb2 import (
     BlockRuns,
+    Blocks,
     Content,
     FailureReason,
     Grant,
@@ -21,12 +22,14 @@ from kvgrpc.v1.common_pb2 import (
 from kvgrpc.v1.lease_pb2 import Lease, LeaseRef
 from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
 
-Blocks = AllocateBlocksResponse | Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]
-"""Block ids in token order: what `allocate` replied, a list for a pool with one group, {group: ids} for several, or
-rows of an earlier reply.
+V = TypeVar("V", bound=int)
 
-Only the whole reply says of which life of the engine the ids are. Say it of others with `incarnation`: else nothing
-guards, after a restart, blocks that are another request's by then.
+AnyBlocks = Blocks | AllocateBlocksResponse | Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]
+"""Block ids in token order: what `allocate` replied, its `blocks`, those of any other reply, or `some_of` them; else a
+list for a pool with one group, {group: ids} for several, or rows of an earlier reply.
+
+Only the whole message says of which life of the engine the ids are, and of which allocation. Of bare ids `incarnation`
+says the life: without it they are refused, since after a restart they are another request's.
 """
 
 Tokens = Sequence[int] | Content
@@ -37,6 +40,13 @@ AnyLease = str | Lease | Grant
 
 CALL_OPTIONS = frozenset({"idempotency_key", "limit", "timeout_s"})
 """Options that are not fields of a request."""
+
+_FIELDS = {
+    "consumers": "consumer_count",
+    "dropped_blocks": "dropped_block_counts",
+    "memory": "memory_dispositions",
+}
+"""Options whose fields have another name."""
 
 _OVER = {
     transfer_pb2.TRANSFER_STATE_SUCCEEDED,
@@ -86,28 +96,29 @@ def block_runs(ids: Iterable[int]) -> BlockRuns:
     return runs
 
 
-def block_ids(blocks: BlockRuns | GroupBlocks) -> list[int]:
-    """The block ids of runs, in their order."""
-    runs = blocks.blocks if isinstance(blocks, GroupBlocks) else blocks
+def block_ids(blocks: BlockRuns | GroupBlocks | Blocks | AllocateBlocksResponse, group: int = 0) -> list[int]:
+    """The block ids of runs, in their order; of blocks of several groups, those of `group`."""
+    if isinstance(blocks, AllocateBlocksResponse):
+        blocks = blocks.blocks
+    if isinstance(blocks, Blocks):
+        return [id_ for row in blocks.groups if row.group == group for id_ in block_ids(row)]
+    runs = blocks.runs if isinstance(blocks, GroupBlocks) else blocks
     return [id_ for start, count in zip(runs.starts, runs.counts, strict=True) for id_ in range(start, start + count)]
 
 
-def group_blocks(blocks: Blocks) -> list[GroupBlocks]:
-    """Rows for a request, one a group."""
+def as_blocks(blocks: AnyBlocks, incarnation: int = 0) -> Blocks:
+    """The message for a request: as it was given, or made of ids, which are of the life `incarnation`."""
     if isinstance(blocks, AllocateBlocksResponse):
-        return list(blocks.blocks)
-    if isinstance(blocks, Mapping):
-        return [GroupBlocks(group=group, blocks=block_runs(ids)) for group, ids in blocks.items()]
-    rows = [row for row in blocks if isinstance(row, GroupBlocks)]
-    ids = [block for block in blocks if not isinstance(block, GroupBlocks)]
-    if rows and ids:
-        raise TypeError("blocks are ids or GroupBlocks, not both")
-    return [GroupBlocks(group=0, blocks=block_runs(ids))] if ids else rows
+        return blocks.blocks
+    if isinstance(blocks, Blocks):
+        return blocks
+    return Blocks(incarnation=incarnation, groups=_rows(blocks))
 
 
-def life_of(blocks: Blocks) -> int:
-    """The life of the engine that block ids are of; 0 where they do not say."""
-    return blocks.header.incarnation if isinstance(blocks, AllocateBlocksResponse) else 0
+def some_of(taken: Blocks | AllocateBlocksResponse, ids: Sequence[int] | Mapping[int, Sequence[int]]) -> Blocks:
+    """Some blocks of an allocation, for example those of one part of a push: of its life, and checked against it."""
+    whole = as_blocks(taken)
+    return Blocks(incarnation=whole.incarnation, allocation_id=whole.allocation_id, groups=_rows(ids))
 
 
 def as_content(tokens: Tokens) -> Content:
@@ -141,7 +152,45 @@ def fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
     The request class refuses names that it does not have.
     """
-    return dict(_field(name, value) for name, value in options.items() if name not in CALL_OPTIONS)
+    return {field_of(name): _value(value, name) for name, value in options.items() if name not in CALL_OPTIONS}
+
+
+def call_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the call itself, for a request whose fields are set already."""
+    return {name: value for name, value in options.items() if name in CALL_OPTIONS}
+
+
+def own_blocks(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Blocks of the engine that is called, of the life that they or the options say."""
+    return {"blocks": as_blocks(blocks, options.get("incarnation", 0))}
+
+
+def other_fields(options: Mapping[str, Any], but: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a call that takes blocks, without what `own_blocks` reads."""
+    return fields({name: value for name, value in options.items() if name != "incarnation" and name not in but})
+
+
+def field_of(option: str) -> str:
+    """The field of a request that an option is."""
+    return _FIELDS.get(option, option.removesuffix("_s"))
+
+
+class Enumeration(Protocol[V]):
+    """An enum of the schema."""
+
+    def Name(self, number: V) -> str: ...  # noqa: N802 - protobuf's name
+    def keys(self) -> list[str]: ...
+    def values(self) -> list[V]: ...
+
+
+def name_of(enum: Enumeration[V], value: V) -> str:
+    """A value as it is shown: its name without prefix, in lower case. "" for UNSPECIFIED; of one that this version does
+    not know, its number.
+    """
+    if not value:
+        return ""
+    prefix = enum.keys()[0].removesuffix("UNSPECIFIED")
+    return enum.Name(value).removeprefix(prefix).lower() if value in enum.values() else str(value)
 
 
 def reason_of(value: FailureReason.ValueType) -> Reason:
@@ -160,9 +209,20 @@ def is_returned(transfer: transfer_pb2.Transfer) -> bool:
     return is_over(transfer) and transfer.memory == transfer_pb2.MEMORY_DISPOSITION_RETURNED
 
 
-def _field(name: str, value: object) -> tuple[str, object]:
+def _rows(ids: Sequence[int] | Mapping[int, Sequence[int]] | Sequence[GroupBlocks]) -> list[GroupBlocks]:
+    """One a group."""
+    if isinstance(ids, Mapping):
+        return [GroupBlocks(group=group, runs=block_runs(of_group)) for group, of_group in ids.items()]
+    rows = [row for row in ids if isinstance(row, GroupBlocks)]
+    bare = [block for block in ids if not isinstance(block, GroupBlocks)]
+    if rows and bare:
+        raise TypeError("blocks are ids or GroupBlocks, not both")
+    return [GroupBlocks(group=0, runs=block_runs(bare))] if bare else rows
+
+
+def _value(value: object, name: str) -> object:
     if name.endswith("_s") and isinstance(value, int | float):
-        return name.removesuffix("_s"), duration(value)
+        return duration(value)
     if name == "layers" and isinstance(value, tuple):
-        return name, LayerRange(first=value[0], count=value[1])
-    return name, value
+        return LayerRange(first=value[0], count=value[1])
+    return value

@@ -22,7 +22,7 @@ def take_over(new: NodeState, old: NodeState, incarnation: int, now: float) -> l
     transfers: those that were not over have failed with INTERNAL_DEFECT.
     """
     new.now = max(now, old.now)
-    new.draining = old.draining
+    new.draining, new.stopping = old.draining, old.stopping
     new.begin(incarnation, b"", None, attached=False)
     new.defect = f"{MESSAGE}, and the next one has not begun"
     new.leases.take_over(old.leases)

@@ -15,7 +15,7 @@ from kvgrpc.core import events
 from kvgrpc.core.access.checksums import ChecksumCalls
 from kvgrpc.core.access.openings import AccessOpenings
 from kvgrpc.core.access.serving import Serving
-from kvgrpc.core.actions import Acknowledged, Action, Cancelled, LeaseView, SendClose, TransferChanged
+from kvgrpc.core.actions import Acknowledged, Action, Cancelled, Drained, LeaseView, SendClose, TransferChanged
 from kvgrpc.core.defects import closings, take_over
 from kvgrpc.core.idempotency import Begun
 from kvgrpc.core.moves.course import Course
@@ -251,6 +251,7 @@ class Node:
             events.ProcessEnded: (self._quarantine.process_ended,),
             events.Rekeyed: (self._quarantine.rekeyed,),
             events.ReleaseQuarantine: (self._quarantine.release,),
+            events.Drain: (self._drain,),
         }  # fmt: skip
 
     def _make_deadlines(self) -> dict[Timer, Callable[[str], None]]:
@@ -345,8 +346,19 @@ class Node:
         return False
 
     def _acknowledge(self, event: events.AcknowledgeTransfers) -> None:
-        count = sum(self.state.transfers.archive(id_) for id_ in event.transfer_ids)
+        transfers = self.state.transfers
+        take = transfers.archivable if event.validate_only else transfers.archive
+        count = sum(map(take, event.transfer_ids))
         self.state.reply(event.call.id, Acknowledged(count))
+
+    def _drain(self, event: events.Drain) -> None:
+        """Drain: new work is refused from now on, or taken again. A server that was told to end goes on with that."""
+        state = self.state
+        if not event.validate_only and not state.stopping:
+            state.draining = not event.cancel
+        transfers = state.transfers
+        quarantined = sum(state.pins.quarantined)
+        state.reply(event.call.id, Drained(transfers.going_on, len(state.leases), quarantined, transfers.oldest))
 
     def _forget_cancelled(self, name: str) -> None:
         del self.state.cancelled_keys[bytes.fromhex(name)]

@@ -57,6 +57,6 @@ async def _turn(
         offered_tokens=lease.token_count,
         pulled_tokens=history["pulled_tokens"],
         recompute_tokens=history["recompute_tokens"],
-        renewals=lease.renewals,
+        renewals=lease.renewal_count,
     )
     return turn, served.decode

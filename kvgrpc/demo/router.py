@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvgrpc import client
+from kvgrpc.client import name_of
 from kvgrpc.demo.processes import EngineProcess
 from kvgrpc.demo.results import Left, Options, PromptResult
 from kvgrpc.demo.spans import Span
 from kvgrpc.v1 import transfer_pb2
+from kvgrpc.v1.common_pb2 import DataPath, TransferPhase
 
 TOKENS = 24
 LEASE_TTL_S = 20.0
@@ -107,7 +109,7 @@ class Router:
                     await server_client.wait(transfer.transfer_id, returned=True)
         counts = [(await server_client.status()).counts for server_client in self._clients]
         used = [(await engine.ask(op="usage"))["used_blocks"] for engine in (self._prefill, self._decode)]
-        return Left(sum(c.leases for c in counts), sum(c.pinned_blocks for c in counts), sum(used))
+        return Left(sum(c.lease_count for c in counts), sum(c.pinned_block_count for c in counts), sum(used))
 
     async def forget(self) -> None:
         """Empties the prefix caches of P and D, so that what follows moves the same blocks each time."""
@@ -142,7 +144,9 @@ class Router:
         paths = transfer.paths
         if not paths:  # P moved the bytes, so P says how
             paths = (await self._clients[0].get_transfer(transfer.peer.transfer_id)).transfer.paths
-        result = replace(result, visible_ms=visible_ms, data_path=paths[0].data_path if paths else "")
+        result = replace(
+            result, visible_ms=visible_ms, data_path=name_of(DataPath, paths[0].data_path) if paths else ""
+        )
         return _with_transfer(result, transfer, self.options.phases)
 
     def _labels(self, request: Request) -> dict[str, str]:
@@ -156,10 +160,12 @@ class Router:
 
 
 def _with_transfer(result: PromptResult, transfer: transfer_pb2.Transfer, names: Sequence[str]) -> PromptResult:
-    phases = {p.name: p.duration.seconds * 1e3 + p.duration.nanos / 1e6 for p in transfer.phases}
+    phases = {
+        name_of(TransferPhase, p.phase): p.duration.seconds * 1e3 + p.duration.nanos / 1e6 for p in transfer.phases
+    }
     return replace(
         result,
-        blocks=transfer.blocks,
-        nbytes=transfer.bytes,
+        blocks=transfer.block_count,
+        nbytes=transfer.total_bytes,
         ms={name: round(phases.get(name, 0.0), 3) for name in names},
     )

@@ -33,7 +33,7 @@ from kvgrpc.engine.session.lead_restart import COMES_BACK_S
 from kvgrpc.engine.session.sessions import Sessions
 from kvgrpc.engine.ticket import RankTicket
 from kvgrpc.engine.transfers.events import Event
-from kvgrpc.engine.transfers.handles import BlockIds, Content, HandOver, Pull, group_blocks
+from kvgrpc.engine.transfers.handles import AnyBlocks, Content, HandOver, Pull, named_blocks
 from kvgrpc.engine.transfers.pushes import LayerRange, Push, Reservation
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.session.v1 import session_pb2
@@ -139,7 +139,7 @@ class Engine:
 
     def finished_blocks(  # noqa: PLR0913 - by name, each with a default
         self,
-        blocks: BlockIds,
+        blocks: AnyBlocks,
         content: Content,
         *,
         transfer_key: bytes,
@@ -157,7 +157,7 @@ class Engine:
         """
         check_transfer_key(transfer_key)
         ttl_s = granted_ttl(ttl_s, self.limits)
-        key, rows, lease_id = self._lives.sign_with(), group_blocks(blocks), self._lives.mint()
+        key, own, lease_id = self._lives.sign_with(), named_blocks(blocks, self.incarnation), self._lives.mint()
         claims = grants.Claims(
             access=grants.Access.READ,
             engine_id=self.engine_id,
@@ -166,24 +166,21 @@ class Engine:
             lease_id=lease_id,
             transfer_key=transfer_key,
             ttl_s=ttl_s,
-            block_count=sum(sum(row.blocks.counts) for row in rows),
+            block_count=sum(sum(row.runs.counts) for row in own.groups),
             token_count=content.tokens,
             on_abort=on_abort,
         )
         token = grants.mint(claims, key)
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=transfer_key,
-            request_id=request_id,
-            blocks=rows,
+        job = handoff_pb2.HandOver(
+            blocks=own,
             content=content.message,
             ttl=duration(ttl_s),
-            consumers=consumers,
+            consumer_count=consumers,
             on_abort=ON_ABORT[on_abort],
-            waits_for=handoff_pb2.WAITS_FOR_READERS,
-            last=True,
             after_step=after_step,
             lease_id=lease_id,
         )
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, request_id=request_id, for_readers=job)
         ask, page = self._lives.ask, self._lives.page
         made = HandOver(ask=ask, request_id=request_id, grant=token, lease_id=lease_id, page=page)
         ask(made, traceparent, finished_blocks=request, void_slot=page.take(lease_id))
@@ -214,13 +211,13 @@ class Engine:
             priority=priority,
         )
         usable = use_tokens or largest_use(content.tokens, offer_tokens)
-        pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable)
+        pull = Pull(ask=self._lives.ask, request_id=request_id, use_tokens=usable, incarnation=self.incarnation)
         self._lives.ask_for(pull, traceparent, pull_blocks=request)
         return pull
 
     def reserve(  # noqa: PLR0913 - by name, each with a default
         self,
-        blocks: BlockIds,
+        blocks: AnyBlocks,
         content: Content,
         *,
         transfer_key: bytes,
@@ -241,8 +238,9 @@ class Engine:
         """
         check_transfer_key(transfer_key)
         request = handoff_pb2.ReserveBlocksRequest(
-            transfer_key=transfer_key, request_id=request_id, blocks=group_blocks(blocks), have_tokens=have_tokens,
-            content=content.message, use_tokens=use_tokens, after_step=after_step, priority=priority,
+            transfer_key=transfer_key, request_id=request_id, blocks=named_blocks(blocks, self.incarnation),
+            have_tokens=have_tokens, content=content.message, use_tokens=use_tokens, after_step=after_step,
+            priority=priority,
         )  # fmt: skip
         if source_address:
             request.source.address, request.source.engine_id = source_address, source_engine_id
@@ -266,7 +264,7 @@ class Engine:
         return Push(
             ask=self._lives.ask, page=self._lives.page, mint=self._lives.mint, consumers=consumers, on_abort=on_abort,
             request_id=request_id, transfer_key=transfer_key, content=content, priority=priority,
-            traceparent=traceparent,
+            incarnation=self.incarnation, traceparent=traceparent,
         )  # fmt: skip
 
     def cancel(self, transfer_key: bytes, message: str = "") -> None:
@@ -285,21 +283,21 @@ class Engine:
         self._lives.step_done(step, layers)
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
-        """Takes blocks of a SERVER_MANAGED pool; waits for the answer.
+        """Takes blocks of a SERVER_MANAGED pool, for as long as the session; waits for the answer.
 
         Raises Exhausted (POOL_EXHAUSTED) when there are too few, PreconditionFailed (POOL_KIND_MISMATCH).
         """
-        request = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(group=group, count=count)])
-        answer = self._lives.wait(allocate_blocks=request)
-        runs = answer.allocate_blocks.blocks[0].blocks
+        counts = [pool_pb2.GroupBlockCount(group=group, block_count=count)]
+        answer = self._lives.wait(allocate_blocks=pool_pb2.AllocateBlocksRequest(group_block_counts=counts))
+        runs = answer.allocate_blocks.blocks.groups[0].runs
         return [start + i for start, n in zip(runs.starts, runs.counts, strict=True) for i in range(n)]
 
-    def free(self, blocks: BlockIds) -> None:
+    def free(self, blocks: AnyBlocks) -> None:
         """Gives blocks of a SERVER_MANAGED pool back; waits for the answer. Pinned ones come free at their last unpin.
 
         Raises PreconditionFailed (BLOCK_NOT_ALLOCATED), and then none is given back.
         """
-        self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=group_blocks(blocks)))
+        self._lives.wait(free_blocks=pool_pb2.FreeBlocksRequest(blocks=named_blocks(blocks, self.incarnation)))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """Sends what is queued and returns what happened, waiting up to `timeout_s` for the first event.

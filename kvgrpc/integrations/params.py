@@ -59,7 +59,7 @@ def wanted(
     mode = _mode(intent, defaults, pushes=writes)
     fields: dict[str, Any] = {
         "transfer_key": _key(intent, params, mode),
-        "consumers": intent.consumers or 1,
+        "consumers": intent.consumer_count or 1,
         "on_abort": grants.OnAbort.KEEP if intent.on_abort == ON_ABORT_KEEP else grants.OnAbort.RELEASE,
         "ttl_s": intent.ttl.ToMilliseconds() / 1000 if intent.HasField("ttl") else defaults.ttl_s,
         "priority": intent.priority,

@@ -13,7 +13,7 @@ from kvgrpc.errors import InternalError, KVGrpcError, PreconditionFailed, Reason
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.wire.bounds import text
 from kvgrpc.wire.packed import packed_checksums, put_runs, unpacked_checksums
-from kvgrpc.wire.values import DATA_PATHS, block_lists, core_reason, layer_ranges, put_content, reason
+from kvgrpc.wire.values import block_lists, core_reason, data_path, layer_ranges, put_content, reason
 
 _Row = TypeVar("_Row")
 
@@ -25,7 +25,7 @@ def open_request(caller: peer_pb2.Caller, opening: Opening) -> peer_pb2.OpenAcce
         token=opening.token,
         transfer_id=opening.transfer_id,
         request_id=opening.request_id,
-        data_paths=[DATA_PATHS[name] for name in opening.data_paths],
+        data_paths=[data_path(name) for name in opening.data_paths],
         reverse_access_id=opening.reverse_access_id,
         part_epoch=opening.part_epoch,
     )

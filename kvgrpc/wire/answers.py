@@ -13,7 +13,7 @@ from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
-from kvgrpc.wire.values import DATA_PATHS, PHASES, duration, error_row, failure, layer_ranges, pool_blocks, reason
+from kvgrpc.wire.values import PHASES, data_path, duration, error_row, failure, layer_ranges, pool_blocks, reason
 
 DIRECTIONS = {
     Direction.SEND: transfer_pb2.DIRECTION_SEND,
@@ -197,7 +197,7 @@ def _path(value: TransferPath) -> transfer_pb2.TransferPath:
     return transfer_pb2.TransferPath(
         rank=value.path.rank,
         peer_rank=value.path.peer_rank,
-        data_path=DATA_PATHS[value.path.data_path],
+        data_path=data_path(value.path.data_path),
         why=value.path.why,
         moved_bytes=value.nbytes,
         descriptor_count=value.descriptors,

@@ -31,7 +31,7 @@ from kvgrpc.wire.bounds import (
     check_counts,
     text,
 )
-from kvgrpc.wire.values import DATA_PATHS, duration, invalid
+from kvgrpc.wire.values import data_path, duration, invalid
 
 POOL_KINDS = {
     PoolKind.SERVER_MANAGED: pool_types_pb2.POOL_KIND_SERVER_MANAGED,
@@ -44,9 +44,9 @@ GROUP_KINDS = {
     GroupKind.STATE: pool_types_pb2.GROUP_KIND_STATE,
 }
 TENSOR_KINDS = {
-    TensorKind.KEY_VALUE: pool_types_pb2.TENSOR_KIND_KV,
-    TensorKind.KEY: pool_types_pb2.TENSOR_KIND_K,
-    TensorKind.VALUE: pool_types_pb2.TENSOR_KIND_V,
+    TensorKind.KV: pool_types_pb2.TENSOR_KIND_KV,
+    TensorKind.K: pool_types_pb2.TENSOR_KIND_K,
+    TensorKind.V: pool_types_pb2.TENSOR_KIND_V,
     TensorKind.LATENT: pool_types_pb2.TENSOR_KIND_LATENT,
     TensorKind.STATE: pool_types_pb2.TENSOR_KIND_STATE,
 }
@@ -280,10 +280,10 @@ def path_to_proto(value: RankPath) -> handshake_pb2.RankPath:
     return handshake_pb2.RankPath(
         rank=value.rank,
         peer_rank=value.peer_rank,
-        data_path=DATA_PATHS[value.data_path],
+        data_path=data_path(value.data_path),
         why=value.why,
         rejected_paths=[
-            handshake_pb2.DataPathStatus(data_path=DATA_PATHS[name], why=why) for name, why in value.rejected
+            handshake_pb2.DataPathStatus(data_path=data_path(name), why=why) for name, why in value.rejected
         ],
     )
 

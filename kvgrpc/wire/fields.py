@@ -79,12 +79,12 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.ROWS, bounds.REGIONS_MAX, "regions"),
     Bound(Kind.ROWS, bounds.SEGMENTS_MAX, "segments"),
     Bound(Kind.ROWS, bounds.ENDPOINTS_MAX, "endpoints ranks"),
-    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases waited_transfers"),
+    Bound(Kind.ROWS, bounds.IDS_MAX, "transfer_ids leases"),
     Bound(Kind.ROWS, bounds.TOKENS_MAX, "token_ids values"),
     Bound(Kind.ROWS, bounds.ITEMS_MAX, "multimodal_items"),
     Bound(
         Kind.ROWS, bounds.NAMES_MAX,
-        "features required_features states memory_dispositions labels rejected rejected_paths free_allocation_ids",
+        "features required_features states memory_dispositions labels rejected free_allocation_ids",
     ),
     Bound(Kind.ROWS, bounds.DIFFERENCES_MAX, "differences"),
     Bound(
@@ -108,11 +108,11 @@ TABLE: tuple[Bound, ...] = (
     Bound(Kind.NUMBER, LAYERS_MAX, "Group.layer_count"),
     Bound(
         Kind.NUMBER, INTEGER_MAX,
-        "after_step step after_seq after_event_seq read_events event_seq attempt seconds incarnation call_id",
+        "after_step step after_seq after_event_seq read_events event_seq attempt incarnation call_id",
     ),
     Bound(
         Kind.FREE, 0,
-        "nanos rank peer_rank world_size device void_slot group block count first number part part_epoch priority "
+        "seconds nanos rank peer_rank world_size device void_slot group block count first number part part_epoch priority "
         "consumer_count page_size token_count opaque_tokens offer_tokens use_tokens have_tokens computed_tokens "
         "external_tokens memory_generation protocol protocol_min protocol_max block_count length "
         "MultimodalItem.offset Region.layer_count first_layer block_tokens kv_head_count head_dim window_tokens",

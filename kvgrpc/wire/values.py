@@ -165,6 +165,11 @@ def _ids(runs: common_pb2.BlockRuns, limit: int) -> Ids:
     return expand_runs(starts, counts, limit)
 
 
+def data_path(name: str) -> "common_pb2.DataPath.ValueType":
+    """The wire's value of a data path; UNSPECIFIED for one that this version does not know, as a worker may say."""
+    return DATA_PATHS.get(name, common_pb2.DATA_PATH_UNSPECIFIED)
+
+
 def core_data_path(value: int) -> str:
     """The core's name of a data path; the number of one that is unknown here."""
     return _CORE_DATA_PATHS.get(value, str(value))

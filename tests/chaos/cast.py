@@ -256,7 +256,7 @@ class Player:
         """Until it holds nothing, and takes new work: a re-key may be under way."""
 
         def rests() -> bool:
-            return self.lead.at_rest() and self.lead.status().admission == admin_pb2.ADMISSION_OPEN
+            return self.lead.at_rest() and self.lead.status().admission == handshake_pb2.ADMISSION_OPEN
 
         wait_until(rests, what=lambda: (self.lead.status(), self.quarantine()))
 

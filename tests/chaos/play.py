@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.v1 import transfer_pb2
+from kvgrpc.v1.common_pb2 import TRANSFER_PHASE_SETTLE, TRANSFER_PHASE_WIRE
+from kvgrpc.v1.transfer_pb2 import WAITING_FOR_BLOCKS, WAITING_FOR_PARTS
 from tests.chaos.cast import Player
 from tests.service.engines import CANCELLED, FAILED, SUCCEEDED, wait_until
 from tests.service.values import prompt
@@ -76,7 +78,7 @@ class Play:
         if step == "before they have met":
             return
         self._ask(self.destination, "pull", grant=self.grant, tokens=TOKENS)
-        self._until(lambda: self.received.waiting_for == "blocks")
+        self._until(lambda: self.received.waiting_for == WAITING_FOR_BLOCKS)
         if step == "waiting for blocks":
             return
         self.destination.ask("start", name=self.name, blocks=TARGET)
@@ -91,7 +93,7 @@ class Play:
 
         def waits() -> bool:
             end = mover.transfer(self.name)
-            return end.phases[-1].name == "settle" or end.state in OVER
+            return end.phases[-1].phase == TRANSFER_PHASE_SETTLE or end.state in OVER
 
         self._until(waits)
 
@@ -120,7 +122,7 @@ class Play:
             return
         if step == "between two parts":
             self._part(BLOCKS[:2], last=False)
-            self._until(lambda: self.received.waiting_for == "parts" and self.received.bytes_done > 0)
+            self._until(lambda: self.received.waiting_for == WAITING_FOR_PARTS and self.received.moved_bytes > 0)
         elif step == "between two layers":
             self._part(BLOCKS, layers=[0, 1], last=False)
             self._until(lambda: len(self.received.layers_done) == 1)
@@ -138,9 +140,8 @@ class Play:
         self.source.ask("part", name=self.name, blocks=blocks, layers=layers, last=last)
 
     def _on_the_wire(self) -> bool:
-        return any(
-            end.phases and end.phases[-1].name == "wire" for end in (self.received, self.source.transfer(self.name))
-        )
+        ends = (self.received, self.source.transfer(self.name))
+        return any(end.phases and end.phases[-1].phase == TRANSFER_PHASE_WIRE for end in ends)
 
     @property
     def received(self) -> transfer_pb2.Transfer:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 
 import grpc
 
+from kvgrpc.client import some_of
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import Api
-from tests.service.engines import into, wait_until
-from tests.service.values import content, dur, group, ids_of, new_key, prompt
+from tests.service.engines import wait_until
+from tests.service.values import content, dur, for_readers, ids_of, new_key, prompt, push_part
 
 MIDWAY = "bytes on their way"
 STEPS = {
@@ -50,10 +51,18 @@ class Router:
         self.watches = [api.transfers.WatchTransfers(watch) for api in (source, destination)]
         threading.Thread(target=self._renew, daemon=True).start()
 
-    def finish(self, key: bytes, blocks: list[int], **fields: Any) -> handoff_pb2.FinishedBlocksResponse:
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=key, content=content(TOKENS), blocks=[group(blocks)], ttl=dur(TTL_S), **fields
+    def hand_over(self) -> handoff_pb2.FinishedBlocksResponse:
+        """All blocks, for whoever pulls them."""
+        return self._finish(
+            for_readers(transfer_key=new_key(), content=content(TOKENS), blocks=self.mine, ttl=dur(TTL_S))
         )
+
+    def part(self, key: bytes, blocks: slice, **fields: Any) -> handoff_pb2.FinishedBlocksResponse:
+        """Some blocks, as a part of a push."""
+        some = some_of(self.mine, ids_of(self.mine)[blocks])
+        return self._finish(push_part(transfer_key=key, content=content(TOKENS), blocks=some, ttl=dur(TTL_S), **fields))
+
+    def _finish(self, request: handoff_pb2.FinishedBlocksRequest) -> handoff_pb2.FinishedBlocksResponse:
         made = self.source.handoff.FinishedBlocks(request)
         self._lease_id = made.lease.lease_id
         return made
@@ -76,13 +85,14 @@ class Router:
         """Fails for one that is over: it was to be met on its way."""
         found = self.received(transfer_id)
         assert found.state in (transfer_pb2.TRANSFER_STATE_PENDING, transfer_pb2.TRANSFER_STATE_ACTIVE), found
-        return found.bytes > 0 and found.waiting_for == "" and "wire" in {phase.name for phase in found.phases}
+        wired = common_pb2.TRANSFER_PHASE_WIRE in {timing.phase for timing in found.phases}
+        return found.total_bytes > 0 and not found.waiting_for and wired
 
-    def _allocate(self, api: Api) -> list[int]:
-        counts = [pool_pb2.GroupCount(count=COUNT)]
-        made = api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=counts, ttl=dur(TTL_S)))
-        self._allocations.append((api, made.allocation_id))
-        return ids_of(made.blocks)
+    def _allocate(self, api: Api) -> common_pb2.Blocks:
+        counts = [pool_pb2.GroupBlockCount(block_count=COUNT)]
+        made = api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(group_block_counts=counts, ttl=dur(TTL_S)))
+        self._allocations.append((api, made.blocks.allocation_id))
+        return made.blocks
 
     def _renew(self) -> None:
         try:
@@ -98,13 +108,15 @@ class Router:
 
 
 def pull(router: Router) -> None:
-    handed = router.finish(new_key(), router.mine, last=True)
+    handed = router.hand_over()
     reached("handed over")
     request = handoff_pb2.PullBlocksRequest(grant=handed.grant, content=content(TOKENS))
     pulled = router.destination.handoff.PullBlocks(request).transfer.transfer_id
-    wait_until(lambda: router.received(pulled).waiting_for == "blocks")
+    wait_until(lambda: router.received(pulled).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     reached("waiting for blocks")
-    given = handoff_pb2.PullBlocksRequest(transfer_id=pulled, destination=into(router.theirs))
+    given = handoff_pb2.PullBlocksRequest(
+        transfer_id=pulled, destination=handoff_pb2.PullDestination(blocks=router.theirs)
+    )
     router.destination.handoff.PullBlocks(given)
     router.end(pulled)
 
@@ -118,14 +130,15 @@ class HandOver(Protocol):
 def _push(router: Router, hand_over: HandOver, between: str) -> None:
     key = new_key()
     reserved = router.destination.handoff.ReserveBlocks(
-        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=[group(router.theirs)], content=content(TOKENS))
+        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=router.theirs, content=content(TOKENS))
     )
     reached("reserved")
     router.source.handoff.RegisterPush(handoff_pb2.RegisterPushRequest(grant=reserved.grant))
     reached("registered")
     received = reserved.transfer.transfer_id
     hand_over(key, last=False)
-    wait_until(lambda: (now := router.received(received)).waiting_for == "parts" and now.bytes_done > 0)
+    parts = transfer_pb2.WAITING_FOR_PARTS
+    wait_until(lambda: (now := router.received(received)).waiting_for == parts and now.moved_bytes > 0)
     reached(between)
     hand_over(key, last=True)
     router.end(received)
@@ -133,8 +146,7 @@ def _push(router: Router, hand_over: HandOver, between: str) -> None:
 
 def push(router: Router) -> None:
     def hand_over(key: bytes, *, last: bool) -> None:
-        blocks = router.mine[2:] if last else router.mine[:2]
-        router.finish(key, blocks, last=last, waits_for=handoff_pb2.WAITS_FOR_REGISTRATION)
+        router.part(key, slice(2, None) if last else slice(2), last=last)
 
     _push(router, hand_over, "between two parts")
 
@@ -142,7 +154,7 @@ def push(router: Router) -> None:
 def layers(router: Router) -> None:
     def hand_over(key: bytes, *, last: bool) -> None:
         layer = common_pb2.LayerRange(first=int(last), count=1)
-        router.finish(key, router.mine, layers=layer, last=last, waits_for=handoff_pb2.WAITS_FOR_REGISTRATION)
+        router.part(key, slice(None), layers=layer, last=last)
 
     _push(router, hand_over, "between two layers")
 

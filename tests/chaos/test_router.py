@@ -42,7 +42,7 @@ def cases() -> Iterator[object]:
 
 def free(engine: Engine) -> bool:
     counts = engine.counts()
-    return counts.free == counts.blocks and not engine.pins()
+    return counts.free_block_count == counts.block_count and not engine.pins()
 
 
 @pytest.mark.timeout(TEST_S)

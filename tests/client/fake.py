@@ -125,7 +125,7 @@ async def fail(
     """Ends a call as a kvgrpc server does; without a reason as anything else would."""
     trailing: tuple[tuple[str, bytes], ...] = ()
     if reason:
-        info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.v1", metadata=metadata)
+        info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.dev", metadata=metadata)
         trailing = (("grpc-status-details-bin", encoded(code, message, info, *details)),)
     await context.abort(code, message, trailing)
     raise AssertionError("abort does not return")

@@ -27,7 +27,13 @@ from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.handshake_pb2 import EngineDescription
 from kvgrpc.v1.lease_pb2 import RenewedLease, RenewLeasesResponse
 from kvgrpc.v1.pool_pb2 import FreeBlocksResponse
-from kvgrpc.v1.transfer_pb2 import TRANSFER_STATE_SUCCEEDED, ListTransfersResponse, Transfer, WaitTransferResponse
+from kvgrpc.v1.transfer_pb2 import (
+    TRANSFER_STATE_SUCCEEDED,
+    ListTransfersResponse,
+    Transfer,
+    WaitTransferResponse,
+    WaitTransfersResponse,
+)
 from tests.client.fake import METHODS, FakeServer, fail, failing
 
 GRANT = Grant(token=b"t", lease_id="l")
@@ -36,6 +42,7 @@ Invoke = Callable[..., Awaitable[Any]]
 # method of the client -> how to call it, with options passed on.
 READS: dict[str, Callable[[Client], Invoke]] = {
     "capabilities": lambda c: c.capabilities,
+    "get_engine": lambda c: c.get_engine,
     "check_compatibility": lambda c: lambda **o: c.check_compatibility(EngineDescription(), **o),
     "connect_peer": lambda c: lambda **o: c.connect_peer("127.0.0.1:1", **o),
     "handshake": lambda c: lambda **o: c.handshake(EngineDescription(), **o),
@@ -75,7 +82,10 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "renew_allocation": lambda c: lambda **o: c.renew_allocation("a", **o),
     "free": lambda c: lambda **o: c.free([1], **o),
     "release_quarantine": lambda c: c.release_quarantine,
+    "drain": lambda c: c.drain,
     "finished_blocks": lambda c: lambda **o: c.finished_blocks([1], [2], **o),
+    "push_part": lambda c: lambda **o: c.push_part(b"k" * 16, [1], [2], **o),
+    "source_failed": lambda c: lambda **o: c.source_failed(b"k" * 16, **o),
     "pull_blocks": lambda c: lambda **o: c.pull_blocks(GRANT, [2], **o),
     "reserve_blocks": lambda c: lambda **o: c.reserve_blocks(b"k" * 16, [1], [2], **o),
     "register_push": lambda c: lambda **o: c.register_push(GRANT, **o),
@@ -85,7 +95,7 @@ CHANGES: dict[str, Callable[[Client], Invoke]] = {
     "release_lease": lambda c: lambda **o: c.release_lease("l", **o),
 }
 # Those that make calls of their own kind; each has its own tests.
-LONGER = {"wait", "watch", "lease", "keep_alive"}
+LONGER = {"wait", "wait_transfers", "watch", "watch_engine", "lease", "keep_alive"}
 ALL = {**READS, **CHANGES}
 
 
@@ -99,12 +109,14 @@ def test_the_table_above_names_every_method() -> None:
 
 async def test_every_rpc_of_the_schema_has_a_method(server: FakeServer, client: Client) -> None:
     server.answers["WaitTransfer"] = lambda request, context: WaitTransferResponse(
-        transfer=Transfer(state=TRANSFER_STATE_SUCCEEDED)
+        transfer=Transfer(state=TRANSFER_STATE_SUCCEEDED), condition_met=True
     )
+    server.answers["WaitTransfers"] = lambda request, context: WaitTransfersResponse(condition_met=True)
     for method in ALL.values():
         await method(client)()
     await client.wait("t")
-    streams = {"WatchTransfers", "KeepAlive", "Schedule"}
+    await client.wait_transfers(["t"])
+    streams = {"WatchTransfers", "WatchEngine", "KeepAlive", "Schedule"}
     assert {seen.method for seen in server.seen} | streams == set(METHODS)
 
 

@@ -80,8 +80,8 @@ async def test_the_sample_drives_a_pull_in_one_trace(demo: Path) -> None:
         for address in (source.address, destination.address):
             async with connect(address) as client:
                 (transfer,) = (await client.list_transfers(trace_id=trace_id)).transfers
-                assert transfer.blocks == 5
-                assert (await client.pool_status()).groups[0].allocated == 0
+                assert transfer.block_count == 5
+                assert (await client.pool_status()).groups[0].allocated_block_count == 0
     assert "by shm" in output
     assert "PIN_KIND_LEASE of 5 blocks" in output
     assert "TRANSFER_STATE_SUCCEEDED: 5 blocks" in output

@@ -12,6 +12,7 @@ from kvgrpc.errors import Aborted, DeadlineExceeded, InternalError, InvalidReque
 from kvgrpc.v1.common_pb2 import (
     FAILURE_REASON_BLOCK_COUNT_MISMATCH,
     TRANSFER_MODE_PUSH,
+    Blocks,
     Grant,
     GroupBlocks,
     Intent,
@@ -71,11 +72,15 @@ async def test_blocks_are_listed_as_everywhere(server: FakeServer, client: Clien
     scheduler = client.scheduler()
     await scheduler.blocks_allocated(R, [5, 6], computed_tokens=16, external_tokens=48, after_step=3)
     said = last(server)
-    assert block_ids(said.blocks[0]) == [5, 6]
+    assert block_ids(said.blocks) == [5, 6]
     assert (said.computed_tokens, said.external_tokens, said.after_step) == (16, 48, 3)
     await scheduler.tokens_computed(R, {0: [5], 1: [7]}, 32, step=4, dropped_blocks=[0, 2])
-    assert [(row.group, block_ids(row)) for row in last(server).blocks] == [(0, [5]), (1, [7])]
-    assert (last(server).computed_tokens, last(server).step, list(last(server).dropped_blocks)) == (32, 4, [0, 2])
+    assert [(row.group, block_ids(row)) for row in last(server).blocks.groups] == [(0, [5]), (1, [7])]
+    assert (last(server).computed_tokens, last(server).step, list(last(server).dropped_block_counts)) == (
+        32,
+        4,
+        [0, 2],
+    )
     await scheduler.request_finished(R, [5], 64, content=TOKENS)
     assert (last(server).outcome, last(server).content) == (REQUEST_OUTCOME_COMPLETE, content(TOKENS))
     await scheduler.request_finished(R, [5], 64, REQUEST_OUTCOME_ABORTED)
@@ -90,14 +95,16 @@ async def test_requests_and_blocks_are_of_the_life_in_the_first_reply(server: Fa
     await scheduler.request_arrived(R)
     assert (last(server).incarnation, scheduler.incarnation) == (0, 7)
     await scheduler.blocks_allocated(R, [5])
-    assert last(server).incarnation == 7
+    assert last(server).blocks.incarnation == 7
     await scheduler.step()
     assert last(server).incarnation == 7
-    taken = AllocateBlocksResponse(header=ResponseHeader(incarnation=8), blocks=[GroupBlocks(blocks=block_runs([5]))])
-    await scheduler.blocks_allocated(R, taken)
-    assert last(server).incarnation == 8
+    taken = Blocks(incarnation=8, allocation_id="a", groups=[GroupBlocks(runs=block_runs([5]))])
+    await scheduler.blocks_allocated(R, AllocateBlocksResponse(blocks=taken))
+    assert last(server).blocks == taken
     await scheduler.tokens_computed(R, [5], 16, incarnation=9)
-    assert last(server).incarnation == 9
+    assert last(server).blocks.incarnation == 9
+    await scheduler.step([step_calls.tokens_computed(R, [5], 16), step_calls.tokens_computed(R, taken, 16)])
+    assert [call.tokens_computed.blocks.incarnation for call in last(server).calls] == [7, 8]
     scheduler.start_over()
     await scheduler.poll()
     assert (last(server).incarnation, last(server).after_seq) == (0, 0)
@@ -232,7 +239,7 @@ def test_a_refusal_within_a_step_is_the_error_of_the_call() -> None:
     assert (error.reason, error.message) == (Reason.BLOCK_COUNT_MISMATCH, "3 blocks")
     answer.code = "A_CODE_OF_TOMORROW"
     assert isinstance(refusal(answer), InternalError)
-    assert refusal(ScheduleAnswer(match_tokens=MatchTokensResponse(tokens=3))) is None
+    assert refusal(ScheduleAnswer(match_tokens=MatchTokensResponse(external_tokens=3))) is None
 
 
 # ---- with real servers
@@ -269,9 +276,13 @@ async def test_a_request_goes_from_server_to_server_by_pull_and_by_push(pair: tu
         if mode == "pull":
             await d.request_arrived(id_, TOKENS, take=finished.grant)
             found = await d.match_tokens(id_)
-            await d.blocks_allocated(id_, target, external_tokens=found.tokens)
+            await d.blocks_allocated(id_, target, external_tokens=found.external_tokens)
         (ended,) = await d.poll(30.0)
-        assert (ended.request_id, ended.load_ended.tokens, ended.load_ended.HasField("failure")) == (id_, 64, False)
+        assert (ended.request_id, ended.load_ended.computed_tokens, ended.load_ended.HasField("failure")) == (
+            id_,
+            64,
+            False,
+        )
         (sent,) = await p.poll(30.0)
         assert sent.WhichOneof("news") == "send_ended"
         for client, blocks in zip(pair, (taken, target), strict=True):
@@ -321,9 +332,9 @@ async def test_a_request_goes_from_server_to_server_by_steps_over_streams(pair: 
             ]
         )
         assert [refusal(answer) for answer in reply.answers] == [None] * 3
-        assert reply.answers[1].match_tokens.tokens == 64
+        assert reply.answers[1].match_tokens.external_tokens == 64
         news = list(reply.news) or list(await d.poll(30.0))
-        assert [(row.request_id, row.load_ended.tokens) for row in news] == [("s9", 64)]
+        assert [(row.request_id, row.load_ended.computed_tokens) for row in news] == [("s9", 64)]
         assert not (await at_d()).news, "the number that was heard last is one for stream and calls"
         sent = await p.poll(30.0)
         assert [row.WhichOneof("news") for row in sent] == ["send_ended"]
@@ -340,9 +351,9 @@ async def test_without_an_event_loop_it_is_the_same(addresses: tuple[str, str]) 
                 pass
             scheduler.request_arrived("t1", give=KvGift(), intent=Intent(transfer_key=b"k" * 16))
             assert scheduler.incarnation
-            assert scheduler.match_tokens("t1").tokens == 0
+            assert scheduler.match_tokens("t1").external_tokens == 0
             with scheduler.steps() as step:
-                assert step([step_calls.match_tokens("t1")]).answers[0].match_tokens.tokens == 0
+                assert step([step_calls.match_tokens("t1")]).answers[0].match_tokens.external_tokens == 0
                 assert not step(timeout_s=5.0).answers
             assert not scheduler.abort_request("t1").keep
             scheduler.start_over()

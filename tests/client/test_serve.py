@@ -10,8 +10,9 @@ import pytest
 
 from kvgrpc.client import Client, IncarnationChanged, Pace, block_ids, connect, connect_sync, content, is_over
 from kvgrpc.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PreconditionFailed, Reason
-from kvgrpc.v1.admin_pb2 import ADMISSION_OPEN, PIN_KIND_LEASE
-from kvgrpc.v1.common_pb2 import FAILURE_REASON_CONTENT_MISMATCH
+from kvgrpc.v1.admin_pb2 import PIN_KIND_LEASE
+from kvgrpc.v1.common_pb2 import DATA_PATH_SHM, FAILURE_REASON_CONTENT_MISMATCH
+from kvgrpc.v1.handshake_pb2 import ADMISSION_OPEN
 from kvgrpc.v1.lease_pb2 import LEASE_STATE_RELEASED
 from kvgrpc.v1.transfer_pb2 import (
     CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS,
@@ -45,7 +46,7 @@ async def pair(servers: tuple[Served, Served]) -> AsyncIterator[Pair]:
     async with connect(servers[0].address) as source, connect(servers[1].address) as destination:
         yield Pair(source, destination)
         for client in (source, destination):  # a test that leaves something pinned has a name
-            assert (await client.pool_status()).groups[0].allocated == 0
+            assert (await client.pool_status()).groups[0].allocated_block_count == 0
             assert not (await client.pins()).pins
 
 
@@ -54,22 +55,22 @@ async def test_a_pull_between_two_servers(pair: Pair, servers: tuple[Served, Ser
     described = (await destination.capabilities()).engine
     assert (await source.check_compatibility(described)).compatible
     peer = (await destination.connect_peer(servers[0].address, engine_id="P")).peer
-    assert [path.data_path for path in peer.paths] == ["shm"]
+    assert [path.data_path for path in peer.paths] == [DATA_PATH_SHM]
     taken, target = await source.allocate(4), await destination.allocate(4)
     handed_over = await source.finished_blocks(taken, TOKENS, request_id="r-1")
-    (pin,) = (await source.pins(block_ids(taken.blocks[0])[0])).pins
+    (pin,) = (await source.pins(block_ids(taken)[0])).pins
     assert (pin.kind, pin.owner) == (PIN_KIND_LEASE, handed_over.lease.lease_id)
     pull = await destination.pull_blocks(handed_over.grant, TOKENS, blocks=target, request_id="r-1")
     got = await destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert (got.state, got.memory) == (TRANSFER_STATE_SUCCEEDED, MEMORY_DISPOSITION_RETURNED)
-    assert got.bytes == got.bytes_done > 0
+    assert got.total_bytes == got.moved_bytes > 0
     sent = await source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     assert sent.state == TRANSFER_STATE_SUCCEEDED
-    here = await destination.read_blocks(block_ids(target.blocks[0]))
-    there = await source.read_blocks(block_ids(taken.blocks[0]))
+    here = await destination.read_blocks(target)
+    there = await source.read_blocks(taken)
     assert [row.data for row in here.blocks] == [row.data for row in there.blocks]
     acknowledged = await destination.acknowledge([got.transfer_id])
-    assert acknowledged.acknowledged <= 1  # a server without an engine has acknowledged it itself
+    assert acknowledged.acknowledged_count <= 1  # a server without an engine has acknowledged it itself
     listed = await destination.list_transfers(request_id="r-1")
     assert [row.transfer_id for row in listed.transfers] == [got.transfer_id]
     await source.free(taken)
@@ -84,7 +85,7 @@ async def test_a_destination_can_be_given_later(pair: Pair) -> None:
     again = await pair.destination.pull_blocks(pull.transfer.transfer_id, blocks=target, have_tokens=32)
     assert again.transfer.transfer_id == pull.transfer.transfer_id
     got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-    assert (got.state, got.blocks) == (TRANSFER_STATE_SUCCEEDED, 2)
+    assert (got.state, got.block_count) == (TRANSFER_STATE_SUCCEEDED, 2)
     await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     await pair.source.free(taken)
     await pair.destination.free(target)
@@ -95,7 +96,7 @@ async def test_all_found_locally_releases_the_source(pair: Pair) -> None:
     handed_over = await pair.source.finished_blocks(taken, TOKENS)
     pull = await pair.destination.pull_blocks(handed_over.grant, TOKENS, blocks=[], have_tokens=len(TOKENS))
     got = await pair.destination.wait(pull.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
-    assert (got.state, got.bytes) == (TRANSFER_STATE_SUCCEEDED, 0)
+    assert (got.state, got.total_bytes) == (TRANSFER_STATE_SUCCEEDED, 0)
     await pair.source.wait(handed_over.transfer.transfer_id, returned=True, timeout_s=UNTIL_S)
     await pair.source.free(taken)
 
@@ -149,7 +150,7 @@ async def test_a_lease_is_kept_alive_beyond_its_ttl(pair: Pair) -> None:
     taken = await pair.source.allocate(1)
     async with pair.source.lease(taken, TOKENS[:16], ttl_s=2.0, labels={"owner": "router"}) as held:
         async with asyncio.timeout(UNTIL_S):
-            while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewals < 4:  # noqa: ASYNC110
+            while (lease := (await pair.source.get_lease(held.lease_id)).lease).renewal_count < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert dict(lease.labels) == {"owner": "router"}
         assert [row.lease_id for row in (await pair.source.list_leases()).leases] == [held.lease_id]
@@ -170,7 +171,7 @@ async def test_the_holder_learns_that_the_lease_was_released(pair: Pair) -> None
 async def test_the_same_key_gives_the_same_answer(pair: Pair) -> None:
     first = await pair.source.allocate(2, idempotency_key="allocate-once")
     again = await pair.source.allocate(2, idempotency_key="allocate-once")
-    assert (again.allocation_id, again.blocks) == (first.allocation_id, first.blocks)
+    assert again.blocks == first.blocks
     with pytest.raises(AlreadyExists) as raised:
         await pair.source.allocate(3, idempotency_key="allocate-once")
     assert raised.value.reason is Reason.IDEMPOTENCY_KEY_REUSED
@@ -178,17 +179,24 @@ async def test_the_same_key_gives_the_same_answer(pair: Pair) -> None:
 
 
 async def test_errors_arrive_with_class_reason_and_details(pair: Pair) -> None:
+    taken = await pair.source.allocate(60)
     with pytest.raises(Exhausted) as exhausted:
-        await pair.source.allocate(10_000)
+        await pair.source.allocate(10)
     assert exhausted.value.reason is Reason.POOL_EXHAUSTED
+    await pair.source.free(taken)
     with pytest.raises(NotFound) as missing:
         await pair.source.get_transfer("no such transfer")
-    assert missing.value.reason is Reason.TRANSFER_NOT_FOUND
+    assert (missing.value.reason, missing.value.engine_id) == (Reason.TRANSFER_NOT_FOUND, "P")
+    assert missing.value.next is not None
+    incarnation = missing.value.incarnation
     with pytest.raises(InvalidRequest) as invalid:
-        await pair.source.finished_blocks([1], TOKENS[:16], ttl_s=-1.0)
+        await pair.source.finished_blocks([1], TOKENS[:16], ttl_s=-1.0, incarnation=incarnation)
     assert invalid.value.reason is Reason.TTL_INVALID
-    with pytest.raises(PreconditionFailed) as pinned:
+    with pytest.raises(InvalidRequest) as bare:
         await pair.source.finished_blocks([1], TOKENS[:16])
+    assert bare.value.reason is Reason.INVALID_FIELD
+    with pytest.raises(PreconditionFailed) as pinned:
+        await pair.source.finished_blocks([1], TOKENS[:16], incarnation=incarnation)
     assert pinned.value.reason is Reason.BLOCK_NOT_ALLOCATED
 
 

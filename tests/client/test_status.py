@@ -17,11 +17,13 @@ from kvgrpc.errors import (
     InternalError,
     InvalidRequest,
     KVGrpcError,
+    NextStep,
     PermissionDenied,
     Reason,
     Unavailable,
 )
 from kvgrpc.service.status import details, status_code
+from kvgrpc.v1 import common_pb2
 from tests.client.fake import encoded, retry_info
 
 ANY_CODE = sorted(set(grpc.StatusCode) - {grpc.StatusCode.OK}, key=lambda code: code.name)
@@ -36,7 +38,7 @@ def error_of_bytes(code: grpc.StatusCode, message: str, value: bytes | None) -> 
     return to_error(aio.AioRpcError(code, aio.Metadata(), trailing, message), "PullBlocks", "host:1")
 
 
-def info(reason: str, domain: str = "kvgrpc.v1", **metadata: str) -> error_details_pb2.ErrorInfo:
+def info(reason: str, domain: str = "kvgrpc.dev", **metadata: str) -> error_details_pb2.ErrorInfo:
     return error_details_pb2.ErrorInfo(reason=reason, domain=domain, metadata=metadata)
 
 
@@ -72,11 +74,43 @@ def test_every_status_has_a_class_also_without_details(code: grpc.StatusCode) ->
     assert error.metadata["method"] == "PullBlocks"
 
 
-@pytest.mark.parametrize(("reason", "domain"), [("FROM_THE_FUTURE", "kvgrpc.v1"), ("QUEUE_FULL", "example.com")])
+@pytest.mark.parametrize(("reason", "domain"), [("FROM_THE_FUTURE", "kvgrpc.dev"), ("QUEUE_FULL", "example.com")])
 def test_an_unknown_reason_reads_as_internal_and_keeps_its_name(reason: str, domain: str) -> None:
     error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "m", info(reason, domain=domain))
     assert error.reason is Reason.INTERNAL
     assert (error.metadata["reason"], error.metadata["domain"]) == (reason, domain)
+
+
+def test_an_error_says_what_helps_and_who_refused() -> None:
+    said = {"next": "RETRY_OTHER_CONSUMER", "engine_id": "P", "incarnation": str(2**53 - 1)}
+    error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "m", info("QUEUE_FULL", **said))
+    assert (error.next, error.engine_id, error.incarnation) == (NextStep.RETRY_OTHER_CONSUMER, "P", 2**53 - 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"next": "ASK_AN_ORACLE", "incarnation": "many"},
+        {"next": "UNSPECIFIED", "incarnation": "-1"},
+        {"incarnation": "9" * 5_000},
+    ],
+    ids=["nothing", "words", "negative", "huge"],
+)
+def test_what_is_not_said_or_not_known_is_none(said: dict[str, str]) -> None:
+    error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "m", info("QUEUE_FULL", **said))
+    assert (error.next, error.engine_id, error.incarnation) == (None, "", 0)
+
+
+def test_another_domain_says_nothing_of_an_engine() -> None:
+    said = info("QUEUE_FULL", domain="example.com", next="RETRY_HERE", engine_id="P", incarnation="7")
+    error = error_of(grpc.StatusCode.FAILED_PRECONDITION, "m", said)
+    assert (error.next, error.engine_id, error.incarnation) == (None, "", 0)
+
+
+def test_the_steps_that_help_are_those_of_the_schema() -> None:
+    schema = {name.removeprefix("NEXT_STEP_") for name in common_pb2.NextStep.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
+    assert set(NextStep) == schema
 
 
 def test_details_of_other_kinds_are_passed_over() -> None:

@@ -3,10 +3,21 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from kvgrpc.client import block_ids, block_runs, content, in_seconds, is_over, is_returned, opaque_content
-from kvgrpc.client.values import as_content, duration, fields, group_blocks, lease_ref
-from kvgrpc.v1.common_pb2 import Grant, GroupBlocks, MultimodalItem
+from kvgrpc.client import (
+    block_ids,
+    block_runs,
+    content,
+    in_seconds,
+    is_over,
+    is_returned,
+    name_of,
+    opaque_content,
+    some_of,
+)
+from kvgrpc.client.values import as_blocks, as_content, duration, fields, lease_ref
+from kvgrpc.v1.common_pb2 import DATA_PATH_SHM, Blocks, DataPath, Grant, GroupBlocks, MultimodalItem
 from kvgrpc.v1.lease_pb2 import Lease
+from kvgrpc.v1.pool_pb2 import AllocateBlocksResponse
 from kvgrpc.v1.transfer_pb2 import (
     MEMORY_DISPOSITION_QUARANTINED,
     MEMORY_DISPOSITION_RETURNED,
@@ -39,13 +50,34 @@ def test_an_id_that_is_none_is_refused(wrong: int) -> None:
 
 
 def test_blocks_are_ids_or_groups_or_rows_of_a_reply() -> None:
-    rows = [GroupBlocks(group=0, blocks=block_runs([3, 4])), GroupBlocks(group=2, blocks=block_runs([9]))]
-    assert group_blocks({0: [3, 4], 2: [9]}) == rows
-    assert group_blocks(rows) == rows
-    assert group_blocks([3, 4]) == rows[:1]
-    assert group_blocks([]) == []
+    rows = [GroupBlocks(group=0, runs=block_runs([3, 4])), GroupBlocks(group=2, runs=block_runs([9]))]
+    named = Blocks(incarnation=7, groups=rows)
+    assert as_blocks({0: [3, 4], 2: [9]}, 7) == named
+    assert as_blocks(rows, 7) == named
+    assert as_blocks([3, 4], 7) == Blocks(incarnation=7, groups=rows[:1])
+    assert as_blocks([], 7) == Blocks(incarnation=7)
+    assert as_blocks(named, 8) is named
     with pytest.raises(TypeError, match="not both"):
-        group_blocks([1, rows[0]])  # type: ignore[arg-type]
+        as_blocks([1, rows[0]])  # type: ignore[arg-type]
+
+
+def test_the_ids_of_blocks_are_those_of_one_group() -> None:
+    named = as_blocks({0: [3, 4, 9], 2: [7]})
+    assert (block_ids(named), block_ids(named, 2), block_ids(named, 1)) == ([3, 4, 9], [7], [])
+    assert block_ids(AllocateBlocksResponse(blocks=named), 2) == [7]
+
+
+def test_some_blocks_of_an_allocation_are_of_it() -> None:
+    taken = Blocks(incarnation=7, allocation_id="a", groups=[GroupBlocks(runs=block_runs([3, 4, 5]))])
+    for given_by in (taken, AllocateBlocksResponse(blocks=taken)):
+        part = some_of(given_by, [4])
+        assert (part.incarnation, part.allocation_id, block_ids(part)) == (7, "a", [4])
+
+
+def test_a_value_is_shown_by_its_name_without_prefix() -> None:
+    assert name_of(DataPath, DATA_PATH_SHM) == "shm"
+    assert name_of(DataPath, DataPath.Value("DATA_PATH_UNSPECIFIED")) == ""
+    assert name_of(DataPath, 99) == "99"  # type: ignore[misc]
 
 
 def test_content_states_all_that_kv_depends_on() -> None:
@@ -84,8 +116,9 @@ def test_a_duration_is_a_finite_number(wrong: float) -> None:
 
 
 def test_options_become_fields() -> None:
-    made = fields({"ttl_s": 1.5, "layers": (2, 3), "request_id": "r", "timeout_s": 3.0, "idempotency_key": "k"})
-    assert set(made) == {"ttl", "layers", "request_id"}
+    given_options = {"ttl_s": 1.5, "layers": (2, 3), "request_id": "r", "timeout_s": 3.0, "idempotency_key": "k"}
+    made = fields({**given_options, "consumers": 2})
+    assert set(made) == {"ttl", "layers", "request_id", "consumer_count"}
     assert made["ttl"] == duration(1.5)
     assert (made["layers"].first, made["layers"].count) == (2, 3)
 

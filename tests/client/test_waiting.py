@@ -3,10 +3,12 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
-from kvgrpc.client import Client, waiting
-from kvgrpc.errors import DeadlineExceeded, Reason
+from kvgrpc.client import Client, connect, is_over, is_returned, waiting
+from kvgrpc.errors import DeadlineExceeded, NotFound, Reason, Unavailable
+from kvgrpc.v1.common_pb2 import TRANSFER_PHASE_OPEN, TRANSFER_PHASE_WIRE
 from kvgrpc.v1.transfer_pb2 import (
     MEMORY_DISPOSITION_QUARANTINED,
     MEMORY_DISPOSITION_RETURNED,
@@ -16,12 +18,20 @@ from kvgrpc.v1.transfer_pb2 import (
     TRANSFER_STATE_SUCCEEDED,
     WAIT_CONDITION_ENDED,
     WAIT_CONDITION_RETURNED,
-    Phase,
+    WAIT_FOR_ALL,
+    WAIT_FOR_ANY,
+    WAITING_FOR_BLOCKS,
+    PhaseTiming,
     Transfer,
+    WaitedTransfer,
     WaitTransferRequest,
     WaitTransferResponse,
+    WaitTransfersRequest,
+    WaitTransfersResponse,
 )
-from tests.client.fake import FakeServer
+from tests.client.fake import FakeServer, failing
+
+MOVING = [PhaseTiming(phase=phase) for phase in (TRANSFER_PHASE_OPEN, TRANSFER_PHASE_WIRE)]
 
 
 class Waited:
@@ -32,9 +42,10 @@ class Waited:
 
     async def answer(self, request: WaitTransferRequest, context: Any) -> WaitTransferResponse:
         transfer = self.transfers.pop(0) if len(self.transfers) > 1 else self.transfers[0]
-        if transfer.state != TRANSFER_STATE_SUCCEEDED:
+        met = is_returned(transfer) if request.until == WAIT_CONDITION_RETURNED else is_over(transfer)
+        if not met:
             await asyncio.sleep(request.timeout.ToTimedelta().total_seconds())
-        return WaitTransferResponse(transfer=transfer)
+        return WaitTransferResponse(transfer=transfer, condition_met=met)
 
 
 async def test_wait_returns_the_transfer_however_it_ended(server: FakeServer, client: Client) -> None:
@@ -68,8 +79,8 @@ async def test_wait_for_the_return_of_memory(server: FakeServer, client: Client)
 @pytest.mark.parametrize(
     ("transfer", "phase"),
     [
-        (Transfer(state=TRANSFER_STATE_PENDING, waiting_for="blocks"), "blocks"),
-        (Transfer(state=TRANSFER_STATE_ACTIVE, phases=[Phase(name="open"), Phase(name="wire")]), "wire"),
+        (Transfer(state=TRANSFER_STATE_PENDING, waiting_for=WAITING_FOR_BLOCKS), "blocks"),
+        (Transfer(state=TRANSFER_STATE_ACTIVE, phases=MOVING), "wire"),
         (Transfer(state=TRANSFER_STATE_PENDING), "queue"),
     ],
     ids=["waits", "moves", "new"],
@@ -80,3 +91,71 @@ async def test_a_timeout_names_the_phase(server: FakeServer, client: Client, tra
         await client.wait("t", timeout_s=0.05)
     assert raised.value.reason is Reason.DEADLINE
     assert raised.value.metadata["phase"] == phase
+
+
+async def test_a_wait_outlasts_a_server_that_is_away(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "PAUSE_FIRST_S", 0.01)
+    server.answers["WaitTransfer"] = failing(grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
+    waited = asyncio.ensure_future(client.wait("t", timeout_s=60))
+    while len(server.seen) < 5:  # noqa: ASYNC110 - more often than gRPC repeats one call
+        await asyncio.sleep(0.01)
+    assert not waited.done()
+    done = Transfer(state=TRANSFER_STATE_SUCCEEDED)
+    server.answers["WaitTransfer"] = Waited(done).answer
+    assert await waited == done
+
+
+async def test_a_wait_for_a_server_that_stays_away_says_so(unused_tcp_port: int) -> None:
+    async with connect(f"127.0.0.1:{unused_tcp_port}") as client:
+        with pytest.raises(Unavailable) as raised:
+            await client.wait("t", timeout_s=0.5)
+    assert raised.value.reason is Reason.PEER_UNREACHABLE
+
+
+async def test_a_wait_for_what_is_unknown_ends_at_once(server: FakeServer, client: Client) -> None:
+    server.answers["WaitTransfer"] = failing(grpc.StatusCode.NOT_FOUND, "TRANSFER_NOT_FOUND")
+    with pytest.raises(NotFound):
+        await client.wait("t", timeout_s=60)
+
+
+# ---- many at once
+
+
+async def test_a_wait_for_many_names_all_of_them_and_how_many_are_enough(server: FakeServer, client: Client) -> None:
+    reply = WaitTransfersResponse(
+        waited_transfers=[WaitedTransfer(transfer_id="t", condition_met=True)], condition_met=True
+    )
+    server.answers["WaitTransfers"] = lambda *_: reply
+    assert await client.wait_transfers(["t", "u"]) == reply
+    assert await client.wait_transfers(["t", "u"], returned=True, any_of=True) == reply
+    all_of, any_of = server.requests("WaitTransfers")
+    assert (list(all_of.transfer_ids), all_of.wait_for, all_of.until) == (
+        ["t", "u"],
+        WAIT_FOR_ALL,
+        WAIT_CONDITION_ENDED,
+    )
+    assert (any_of.wait_for, any_of.until) == (WAIT_FOR_ANY, WAIT_CONDITION_RETURNED)
+
+
+async def test_a_wait_for_many_takes_several_calls(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "ONE_WAIT_S", 0.05)
+
+    async def answer(request: WaitTransfersRequest, context: Any) -> WaitTransfersResponse:
+        await asyncio.sleep(request.timeout.ToTimedelta().total_seconds())
+        return WaitTransfersResponse(condition_met=len(server.seen) == 3)
+
+    server.answers["WaitTransfers"] = answer
+    assert (await client.wait_transfers(["t"], timeout_s=20)).condition_met
+    assert len(server.seen) == 3
+
+
+async def test_many_that_are_not_done_in_time_are_told_as_they_are(server: FakeServer, client: Client) -> None:
+    rows = [WaitedTransfer(transfer_id="t", transfer=Transfer(transfer_id="t")), WaitedTransfer(condition_met=True)]
+    server.answers["WaitTransfers"] = lambda *_: WaitTransfersResponse(waited_transfers=rows)
+    reply = await client.wait_transfers(["t", "u"], timeout_s=0.01)
+    assert not reply.condition_met
+    assert list(reply.waited_transfers) == rows

@@ -22,7 +22,7 @@ from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.tables.transfers import Disposition, State
 from kvgrpc.core.values.grants import Access
 from kvgrpc.core.values.layout import PoolKind
-from kvgrpc.errors import Aborted, Reason, Unavailable
+from kvgrpc.errors import Aborted, PreconditionFailed, Reason, Unavailable
 from tests.core.nodes import KEY, SECRET, Lead, access_id, claim, content, describe, grant, lists, refused, snapshot
 
 D = describe("d", 2)
@@ -134,7 +134,7 @@ def test_a_server_that_drains_takes_no_new_work_and_ends_the_old(lead: Lead) -> 
         lambda: lead.pull(grant(D), number=2),
         lambda: lead.call(lambda c: AllocateBlocks(c, ((0, 1),))),
     ):
-        with refused(Reason.DRAINING, Unavailable):
+        with refused(Reason.DRAINING, PreconditionFailed):
             work()
     assert snapshot(lead.node) == before
     lead.give(pull.id, (10, 11))

@@ -77,11 +77,12 @@ class Pushing:
     def has_moved(self, blocks: int) -> bool:
         """Whether so many blocks are there, and the destination waits for more."""
         found = self.receive
-        return found.bytes_done == blocks * BLOCK_BYTES and found.waiting_for == "parts"
+        return found.moved_bytes == blocks * BLOCK_BYTES and found.waiting_for == transfer_pb2.WAITING_FOR_PARTS
 
     def on_the_wire(self) -> bool:
         """Whether either side moves bytes now."""
-        return any(end.phases and end.phases[-1].name == "wire" for end in (self.send, self.receive))
+        wire = common_pb2.TRANSFER_PHASE_WIRE
+        return any(end.phases and end.phases[-1].phase == wire for end in (self.send, self.receive))
 
     def of(self, engine: Engine) -> str:
         """The transfer of one of the two."""
@@ -126,7 +127,7 @@ def check_came_to_rest(engine: Engine, transfer_id: str) -> None:
     again = engine.wait(transfer_id, timeout_s=REST_S)
     assert (again.state, again.memory) == (end.state, RETURNED), "late news changes no outcome"
     assert engine.pins() == []
-    assert engine.counts().quarantined == 0
+    assert engine.counts().quarantined_block_count == 0
 
 
 def check_unhurt(engine: Engine) -> None:

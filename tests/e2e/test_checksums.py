@@ -37,7 +37,7 @@ def test_what_is_the_same_at_both_sides_succeeds(start: Start, path: str) -> Non
     written = source.write(blocks, seed=3)
     pulled = destination.wait(destination.pull(source.hand_over(TOKENS, blocks).grant, TOKENS, target).transfer_id)
     assert pulled.state == SUCCEEDED, pulled.failure
-    assert "checksum" in [phase.name for phase in pulled.phases]
+    assert common_pb2.TRANSFER_PHASE_CHECKSUM in [timing.phase for timing in pulled.phases]
     assert destination.read(target) == written
     check_a_good_push(source, destination)
     check_unhurt(source)

@@ -25,7 +25,7 @@ def peer_states(engine: Engine) -> list[int]:
 
 def all_free(engine: Engine) -> bool:
     counts = engine.counts()
-    return counts.pinned == 0
+    return counts.pinned_block_count == 0
 
 
 @pytest.mark.parametrize("data_path", ["shm", "nixl"])
@@ -70,10 +70,11 @@ def test_a_source_that_is_killed_is_noticed_before_its_next_beat_is_due(start: S
 def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:
     source, destination = start((), (), settings=LIMITS)
     pulled = destination.pull(source.hand_over(TOKENS).grant, TOKENS, None)
-    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     source.process.kill()
     end = destination.wait(pulled.transfer_id)
-    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_PEER_LOST, "queue")
+    assert end.failure.reason == common_pb2.FAILURE_REASON_PEER_LOST
+    assert end.failure.phase == common_pb2.TRANSFER_PHASE_QUEUE
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,9 @@ def test_a_source_that_dies_while_a_pull_waits_fails_it(start: Start) -> None:
 def test_a_killed_consumer_loses_its_access_after_the_grace(start: Start, on_abort: int, lease_state: int) -> None:
     source, destination = start((), SLOW, settings=LIMITS)
     lease_id, _ = begin_slow_pull(source, destination, on_abort=on_abort)
-    assert source.lease(lease_id).open_accesses == 1
+    assert source.lease(lease_id).open_access_count == 1
     destination.process.kill()
-    wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+    wait_until(lambda: source.lease(lease_id).open_access_count == 0)
     assert source.lease(lease_id).state == lease_state
     assert peer_states(source) == [DEAD]
     assert all_free(source) is (lease_state == lease_pb2.LEASE_STATE_DONE)
@@ -144,7 +145,8 @@ def test_a_source_that_is_stopped_before_the_handshake_is_unreachable(start: Sta
     with source.process.stopped():
         pulled = destination.pull(grant, TOKENS, destination.allocate(BLOCKS))
         end = destination.wait(pulled.transfer_id)
-    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_PEER_UNREACHABLE, "handshake")
+    assert end.failure.reason == common_pb2.FAILURE_REASON_PEER_UNREACHABLE
+    assert end.failure.phase == common_pb2.TRANSFER_PHASE_HANDSHAKE
     assert end.failure.next == common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER
     assert all_free(destination)
     check_a_good_pull(source, destination)
@@ -163,7 +165,7 @@ def test_a_pull_from_a_source_that_is_stopped_at_the_opening_fails(start: Start)
         common_pb2.FAILURE_REASON_PEER_UNREACHABLE,
     }
     assert all_free(destination)
-    wait_until(lambda: source.lease(handed.lease.lease_id).open_accesses == 0)
+    wait_until(lambda: source.lease(handed.lease.lease_id).open_access_count == 0)
     check_a_good_pull(source, destination)
 
 
@@ -172,7 +174,7 @@ def test_without_the_verdict_of_a_stopped_source_a_pull_fails(start: Start) -> N
     _, pulled = begin_slow_pull(source, destination)
     with source.process.stopped():
         end = destination.wait(pulled.transfer_id)
-    assert (end.state, end.failure.phase) == (FAILED, "settle")
+    assert (end.state, end.failure.phase) == (FAILED, common_pb2.TRANSFER_PHASE_SETTLE)
     assert end.failure.reason == common_pb2.FAILURE_REASON_SETTLE_TIMEOUT
     check_a_good_pull(source, destination)
 
@@ -204,7 +206,7 @@ def test_a_cancel_reaches_a_source_that_stood_still(start: Start) -> None:
     source, destination = start((), (), settings=PATIENT)
     handed = source.hand_over(TOKENS)
     pulled = destination.pull(handed.grant, TOKENS, None)
-    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     with source.process.stopped():
         assert destination.cancel(pulled.transfer_id).transfers[0].memory == RETURNED
     assert source.wait(handed.transfer.transfer_id).state == transfer_pb2.TRANSFER_STATE_CANCELLED
@@ -214,7 +216,7 @@ def test_a_consumer_that_stood_still_beyond_the_grace_never_gets_a_valid_verdict
     source, destination = start((), SLOW, settings=LIMITS)
     lease_id, pulled = begin_slow_pull(source, destination, on_abort=common_pb2.ON_ABORT_KEEP)
     with destination.process.stopped():
-        wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+        wait_until(lambda: source.lease(lease_id).open_access_count == 0)
         source.release(lease_id)
     end = destination.wait(pulled.transfer_id)
     assert (end.state, end.memory) == (FAILED, RETURNED)

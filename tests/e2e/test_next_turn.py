@@ -18,7 +18,6 @@ from tests.service.engines import (
     RETURNED,
     SUCCEEDED,
     Engine,
-    into,
     wait_until,
 )
 from tests.service.pushes import finish, reason_of, register, reserve, wait_active
@@ -58,7 +57,7 @@ def pull(
 
 
 def give(engine: Engine, transfer_id: str, blocks: list[int], have_tokens: int) -> None:
-    request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=into(blocks, have_tokens))
+    request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=engine.into(blocks, have_tokens))
     engine.api.handoff.PullBlocks(request)
 
 
@@ -90,20 +89,20 @@ def test_the_next_turn_takes_from_d_what_p_lacks_and_goes_back_to_d(talkers: Pai
     offered = d.hand_over(ANSWERED, at_d[:10], ttl=dur(0.3))
     # P has kept six whole blocks. Of the offer it uses nine.
     pulled = p.pull(offered.grant, SECOND_TURN, None, use_tokens=144)
-    wait_until(lambda: d.lease(offered.lease.lease_id).renewals >= 4, what=lambda: d.lease(offered.lease.lease_id))
+    wait_until(lambda: d.lease(offered.lease.lease_id).renewal_count >= 4, what=lambda: d.lease(offered.lease.lease_id))
     assert d.lease(offered.lease.lease_id).state == LIVE
     give(p, pulled.transfer_id, at_p[6:9], 96)
     end = p.wait(pulled.transfer_id)
-    assert (end.state, end.use_tokens, end.blocks) == (SUCCEEDED, 144, 3)
+    assert (end.state, end.use_tokens, end.block_count) == (SUCCEEDED, 144, 3)
     assert p.read(at_p[6:9]) == of_d[:3]
     assert d.wait(offered.transfer.transfer_id).state == SUCCEEDED
-    assert d.counts().pinned == 0
+    assert d.counts().pinned_block_count == 0
     # The rest of the prompt is computed, and D gets what it has not.
     new = p.write(at_p[9:], seed=3)
     back(p, d, SECOND_TURN, at_p, at_d[10:], have=160)
     assert d.read(at_d) == [*of_p[:6], *of_d, *new[1:]]
     assert (p.incarnation(), d.incarnation()) == lives
-    assert (p.counts().pinned, d.counts().pinned) == (0, 0)
+    assert (p.counts().pinned_block_count, d.counts().pinned_block_count) == (0, 0)
     for engine in talkers:
         engine.reset()
 
@@ -158,17 +157,17 @@ class Offer:
 
     def stands(self, consumers_done: int) -> None:
         """The blocks are still there, for those who are not done."""
-        wait_until(lambda: self.lease.open_accesses == 0, what=lambda: self.lease)
-        assert (self.lease.state, self.lease.consumers_done) == (LIVE, consumers_done)
-        assert self.source.counts().pinned == len(self.blocks)
+        wait_until(lambda: self.lease.open_access_count == 0, what=lambda: self.lease)
+        assert (self.lease.state, self.lease.done_consumer_count) == (LIVE, consumers_done)
+        assert self.source.counts().pinned_block_count == len(self.blocks)
         assert self.source.get(self.transfer_id).state not in (SUCCEEDED, FAILED, CANCELLED)
 
     def over(self, state: int, consumers_done: int) -> None:
         """The last consumer has ended it."""
         end = self.source.wait(self.transfer_id)
-        assert (end.state, end.memory, end.consumers_done) == (state, RETURNED, consumers_done)
+        assert (end.state, end.memory, end.done_consumer_count) == (state, RETURNED, consumers_done)
         assert self.lease.state == DONE
-        assert self.source.counts().pinned == 0
+        assert self.source.counts().pinned_block_count == 0
 
     def begin(self, engine: Engine, **fields: Any) -> str:
         """A pull of it, with blocks."""
@@ -193,7 +192,7 @@ Trio = tuple[Engine, Engine, Engine]
 
 def test_blocks_live_until_both_consumers_have_them(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2)
+    offer = Offer(source, consumer_count=2)
     offer.arrives_at(first)
     offer.stands(consumers_done=1)
     offer.arrives_at(second)
@@ -202,7 +201,7 @@ def test_blocks_live_until_both_consumers_have_them(trio: Trio) -> None:
 
 def test_a_consumer_that_comes_twice_is_one_consumer(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2)
+    offer = Offer(source, consumer_count=2)
     for _ in range(2):
         offer.arrives_at(second)
         offer.stands(consumers_done=1)
@@ -212,7 +211,7 @@ def test_a_consumer_that_comes_twice_is_one_consumer(trio: Trio) -> None:
 
 def test_two_consumers_at_once_get_the_same_bytes(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2)
+    offer = Offer(source, consumer_count=2)
     slow = offer.begin(first)
     wait_active(first, slow)
     offer.arrives_at(second)
@@ -222,7 +221,7 @@ def test_two_consumers_at_once_get_the_same_bytes(trio: Trio) -> None:
 
 def test_a_consumer_that_aborts_under_release_is_done(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2, on_abort=RELEASE)
+    offer = Offer(source, consumer_count=2, on_abort=RELEASE)
     offer.is_given_up_by(first)
     offer.stands(consumers_done=1)
     offer.arrives_at(second)
@@ -231,7 +230,7 @@ def test_a_consumer_that_aborts_under_release_is_done(trio: Trio) -> None:
 
 def test_a_consumer_that_aborts_under_keep_may_come_again_or_leave_it_to_another(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2, on_abort=KEEP)
+    offer = Offer(source, consumer_count=2, on_abort=KEEP)
     offer.is_given_up_by(first)
     offer.stands(consumers_done=0)
     offer.arrives_at(second)
@@ -242,12 +241,12 @@ def test_a_consumer_that_aborts_under_keep_may_come_again_or_leave_it_to_another
 
 def test_an_offer_that_every_consumer_gives_up_under_release_ends_as_cancelled(trio: Trio) -> None:
     source, first, second = trio
-    offer = Offer(source, consumers=2, on_abort=RELEASE)
+    offer = Offer(source, consumer_count=2, on_abort=RELEASE)
     for engine in (first, second):
         waiting = engine.pull(offer.grant, offer.tokens, None).transfer_id
-        wait_until(lambda: offer.lease.open_accesses == 1, what=lambda: offer.lease)
+        wait_until(lambda: offer.lease.open_access_count == 1, what=lambda: offer.lease)
         engine.cancel(waiting)
-        wait_until(lambda: offer.lease.open_accesses == 0, what=lambda: offer.lease)
+        wait_until(lambda: offer.lease.open_access_count == 0, what=lambda: offer.lease)
     offer.over(CANCELLED, consumers_done=2)
 
 
@@ -265,7 +264,7 @@ def test_a_consumer_that_failed_leaves_the_offer_to_another(trio: Trio, on_abort
 @ABORTED
 def test_a_consumer_that_is_killed_is_done_under_release_and_replaced_under_keep(start: Start, on_abort: Any) -> None:
     source, first, second, third = start((), SLOW, (), (), settings=LIMITS)
-    offer = Offer(source, consumers=2, on_abort=on_abort, ttl=dur(60))
+    offer = Offer(source, consumer_count=2, on_abort=on_abort, ttl=dur(60))
     wait_active(first, offer.begin(first))
     first.process.kill()
     offer.stands(consumers_done=1 if on_abort == RELEASE else 0)

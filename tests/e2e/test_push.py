@@ -2,41 +2,12 @@
 
 import pytest
 
-from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
+from kvgrpc.client import name_of
+from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.e2e.conftest import Pair, scattered
-from tests.service.engines import CANCELLED, FAILED, RETURNED, SUCCEEDED, Engine
-from tests.service.values import content, dur, group, new_key, prompt
-
-
-def reserve(
-    engine: Engine, key: bytes, tokens: list[int], blocks: list[int], **fields: object
-) -> handoff_pb2.ReserveBlocksResponse:
-    """Blocks for a push of the whole prompt."""
-    request = handoff_pb2.ReserveBlocksRequest(
-        transfer_key=key,
-        blocks=[group(blocks)],
-        content=content(tokens),
-        **fields,  # type: ignore[arg-type]
-    )
-    return engine.api.handoff.ReserveBlocks(request)
-
-
-def finish(
-    engine: Engine, key: bytes, tokens: list[int], blocks: list[int], **fields: object
-) -> handoff_pb2.FinishedBlocksResponse:
-    """One part of a push; by default the whole prompt."""
-    request = handoff_pb2.FinishedBlocksRequest(
-        transfer_key=key,
-        blocks=[group(blocks)] if blocks else [],
-        content=content(tokens),
-        waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
-        **{"last": True, **fields},  # type: ignore[arg-type]
-    )
-    return engine.api.handoff.FinishedBlocks(request)
-
-
-def register(engine: Engine, grant: common_pb2.Grant) -> handoff_pb2.RegisterPushResponse:
-    return engine.api.handoff.RegisterPush(handoff_pb2.RegisterPushRequest(grant=grant))
+from tests.service.engines import CANCELLED, FAILED, RETURNED, SUCCEEDED
+from tests.service.pushes import fail, finish, register, reserve
+from tests.service.values import dur, new_key, prompt
 
 
 @pytest.mark.parametrize("first", ["finished", "registered"])
@@ -59,8 +30,9 @@ def test_a_push_brings_exactly_the_bytes_whatever_comes_first(pair: Pair, path: 
     assert destination.read(bystanders) == kept
     send = source.wait(sent.transfer.transfer_id)
     assert send.state == SUCCEEDED
-    assert {moved.data_path for moved in (*end.paths, *send.paths)} == {path.partition("-")[0]}
-    assert (source.counts().pinned, destination.counts().pinned) == (0, 0)
+    moved_over = {name_of(common_pb2.DataPath, moved.data_path) for moved in (*end.paths, *send.paths)}
+    assert moved_over == {path.partition("-")[0]}
+    assert (source.counts().pinned_block_count, destination.counts().pinned_block_count) == (0, 0)
 
 
 def test_the_destination_registers_a_push_whose_source_it_knows(pair: Pair) -> None:
@@ -85,7 +57,7 @@ def test_what_the_destination_holds_is_not_moved(pair: Pair) -> None:
     register(source, reserved.grant)
     finish(source, key, tokens, blocks)
     end = destination.wait(reserved.transfer.transfer_id)
-    assert (end.state, end.blocks) == (SUCCEEDED, 5)
+    assert (end.state, end.block_count) == (SUCCEEDED, 5)
     assert destination.read(target) == written[2:]
 
 
@@ -114,7 +86,7 @@ def test_a_source_that_cannot_deliver_says_so_at_once(pair: Pair) -> None:
     tokens, key = prompt(48), new_key()
     reserved = reserve(destination, key, tokens, destination.allocate(3))
     register(source, reserved.grant)
-    finish(source, key, tokens, [], failure=common_pb2.Failure(message="the prefill was aborted"))
+    fail(source, key, "the prefill was aborted")
     end = destination.wait(reserved.transfer.transfer_id)
     assert (end.state, end.memory) == (FAILED, RETURNED)
     assert "the prefill was aborted" in end.failure.message
@@ -131,7 +103,7 @@ def test_a_push_that_the_destination_cancels_ends_on_both_sides(pair: Pair) -> N
     sent = finish(source, key, tokens, source.allocate(3))
     end = source.wait(sent.transfer.transfer_id)
     assert (end.state, end.memory) in [(FAILED, RETURNED), (CANCELLED, RETURNED)]
-    assert (source.counts().pinned, destination.counts().pinned) == (0, 0)
+    assert (source.counts().pinned_block_count, destination.counts().pinned_block_count) == (0, 0)
 
 
 def test_two_pushes_never_take_each_others_blocks(pair: Pair) -> None:

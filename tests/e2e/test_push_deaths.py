@@ -100,8 +100,8 @@ def test_the_destination_moves_the_bytes_of_a_push(start: Start, path: str) -> N
     sent = finish(source, key, tokens, source.allocate(blocks_for(40)))
     end = destination.wait(reserved.transfer.transfer_id)
     assert end.state == SUCCEEDED
-    assert sum(moved.bytes for moved in end.paths) == end.bytes
-    assert sum(moved.bytes for moved in source.wait(sent.transfer.transfer_id).paths) == 0
+    assert sum(moved.moved_bytes for moved in end.paths) == end.total_bytes
+    assert sum(moved.moved_bytes for moved in source.wait(sent.transfer.transfer_id).paths) == 0
 
 
 # ---- an engine that is gone, and its lead that lives on
@@ -144,12 +144,12 @@ def begun(source: Side, destination: Side, moment: str) -> tuple[Push, Reservati
         push.finished(blocks[:2] if moment == BETWEEN else blocks, last=moment == MIDWAY)
     source.round_trip()
     if moment != REGISTERED:
-        wanted = "parts" if moment == BETWEEN else ""
+        wanted = transfer_pb2.WAITING_FOR_PARTS if moment == BETWEEN else transfer_pb2.WAITING_FOR_UNSPECIFIED
         lead, moved = destination.lead, 2 * BLOCK_BYTES if moment == BETWEEN else 0
 
         def there() -> bool:
             found = lead.transfer(reservation.transfer_id)
-            return (found.state, found.waiting_for, found.bytes_done) == (ACTIVE, wanted, moved)
+            return (found.state, found.waiting_for, found.moved_bytes) == (ACTIVE, wanted, moved)
 
         wait_until(there, what=lambda: lead.transfer(reservation.transfer_id))
     return push, reservation

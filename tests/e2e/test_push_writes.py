@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import admin_pb2, handshake_pb2
 from tests.e2e.conftest import PATHS, Pair
 from tests.e2e.pushing import (
     BETWEEN,
@@ -42,7 +42,7 @@ def test_the_source_writes_every_part_and_both_succeed(start: Start, path: str) 
     made.finish(2, BLOCKS)
     end, send = destination.wait(made.received), source.wait(made.sent)
     assert (end.state, send.state) == (SUCCEEDED, SUCCEEDED), (end.failure, send.failure)
-    assert send.paths[0].bytes == send.bytes
+    assert send.paths[0].moved_bytes == send.total_bytes
     assert not end.paths, "nothing was posted here"
     assert destination.read(made.target) == made.written
     check_unhurt(source)
@@ -95,7 +95,7 @@ def test_bytes_sent_by_tcp_land_after_their_source_died_until_a_rekey(start: Sta
     assert end.memory == QUARANTINED
     (pin,) = destination.pins()
     assert "writes no more" in pin.missing_proof
-    assert destination.counts().quarantined == BLOCKS
+    assert destination.counts().quarantined_block_count == BLOCKS
     check_released(destination, made.received)
 
 
@@ -106,7 +106,7 @@ def test_by_cma_a_stopped_source_holds_blocks_until_its_end_for_a_rekey_proves_n
         end = destination.wait(made.received, returned=False)
         assert (check_end(end), end.memory) == ("PEER_LOST", QUARANTINED)
         answer = destination.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
-        assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (0, BLOCKS, 1)
+        assert (answer.released_block_count, answer.left_block_count, answer.memory_generation) == (0, BLOCKS, 1)
         source.process.kill()
     check_came_to_rest(destination, made.received)
     check_unhurt(destination)
@@ -139,7 +139,7 @@ def test_at_an_operators_word_blocks_come_back_that_nothing_proves_and_the_log_h
         word = "its host was switched off at 17:03"
         request = admin_pb2.ReleaseQuarantineRequest(force=True, message=word, transfer_ids=[made.received])
         answer = destination.api.admin.ReleaseQuarantine(request)
-        assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (BLOCKS, 0, 0)
+        assert (answer.released_block_count, answer.left_block_count, answer.memory_generation) == (BLOCKS, 0, 0)
         check_came_to_rest(destination, made.received)
         assert f"{BLOCKS} blocks left quarantine at an operator's word: {word}\n" in destination.process.log
         check_a_good_push(third, destination)
@@ -151,7 +151,7 @@ def test_at_an_operators_word_blocks_come_back_that_nothing_proves_and_the_log_h
 def check_released(engine: Engine, transfer_id: str) -> None:
     """A re-key proves it at rest."""
     answer = engine.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
-    assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (BLOCKS, 0, 1)
+    assert (answer.released_block_count, answer.left_block_count, answer.memory_generation) == (BLOCKS, 0, 1)
     check_came_to_rest(engine, transfer_id)
 
 
@@ -195,7 +195,7 @@ def fail(source: Engine) -> None:
     source.api.refusal(lambda: source.cancel("t-any", MESSAGE))
     assert source.incarnation() != life
     admission = source.api.admin.GetStatus
-    wait_until(lambda: admission(admin_pb2.GetStatusRequest()).admission == admin_pb2.ADMISSION_OPEN)
+    wait_until(lambda: admission(admin_pb2.GetStatusRequest()).admission == handshake_pb2.ADMISSION_OPEN)
 
 
 @CASES

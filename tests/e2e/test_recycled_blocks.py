@@ -32,7 +32,7 @@ RELEASED = common_pb2.FAILURE_REASON_LEASE_RELEASED
 
 def recycle(source: Engine, writer: Engine, blocks: list[int]) -> list[bytes]:
     """Gives the blocks out again and has them filled from a third engine; returns what they hold then."""
-    wait_until(lambda: source.counts().free == source.counts().blocks)
+    wait_until(lambda: source.counts().free_block_count == source.counts().block_count)
     again = source.allocate(BLOCKS)
     assert again == blocks, "the lowest free blocks are given out first"
     theirs = writer.allocate(BLOCKS)
@@ -104,7 +104,7 @@ def test_a_lease_that_reaches_its_cap_under_a_reader_fails_it_with_lease_expired
     source, destination, writer = start(paths, (*paths, *SLOW), paths, settings="[limits]\nlease_cap_s = 0.4\n")
     lease_id, reading = begin(source, destination, ttl_s=0.3)
     wait_until(lambda: source.lease(lease_id).state == lease_pb2.LEASE_STATE_EXPIRED)
-    assert source.lease(lease_id).renewals >= 1
+    assert source.lease(lease_id).renewal_count >= 1
     check_recycled_under(reading, source, destination, writer, EXPIRED)
 
 
@@ -125,11 +125,11 @@ def test_blocks_that_are_still_read_into_come_back_only_after_the_last_byte(star
     end = destination.wait(pulled.transfer_id, returned=False)
     assert (end.state, end.memory) == (FAILED, QUARANTINED)
     assert end.failure.reason == common_pb2.FAILURE_REASON_TRANSFER_TIMEOUT
-    assert destination.counts().quarantined == BLOCKS
+    assert destination.counts().quarantined_block_count == BLOCKS
     (pin,) = destination.pins()
     assert pin.missing_proof == "the end of the posting of rank 0"
     assert destination.wait(pulled.transfer_id).memory == RETURNED
-    assert destination.counts().quarantined == 0
+    assert destination.counts().quarantined_block_count == 0
     check_good_pull(source, destination)
 
 
@@ -141,11 +141,11 @@ def test_a_pull_that_waits_for_blocks_keeps_its_lease_alive_beyond_its_ttl(start
     handed = source.hand_over(prompt(64), blocks, ttl=dur(ttl_s))
     pulled = destination.pull(handed.grant, prompt(64), None)
     # Each renewal comes a third of the TTL after the one before: nine outlast it three times.
-    wait_until(lambda: source.lease(handed.lease.lease_id).renewals >= 9)
+    wait_until(lambda: source.lease(handed.lease.lease_id).renewal_count >= 9)
     lease = source.lease(handed.lease.lease_id)
     assert lease.state == lease_pb2.LEASE_STATE_LIVE
     assert lease.age.ToNanoseconds() / 1e9 > 2.5 * ttl_s
-    assert destination.get(pulled.transfer_id).waiting_for == "blocks"
+    assert destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS
     destination.give(pulled.transfer_id, target)
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
     assert destination.read(target) == written

@@ -19,7 +19,7 @@ FLAGS, TCP = PATHS["nixl-tcp"]
 
 def generation(api: admin_pb2.ReleaseQuarantineResponse) -> int:
     """Where nothing was in quarantine any more."""
-    assert (api.released_blocks, api.left_blocks) == (0, 0)
+    assert (api.released_block_count, api.left_block_count) == (0, 0)
     return api.memory_generation
 
 

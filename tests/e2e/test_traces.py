@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from kvgrpc.v1 import common_pb2, handoff_pb2
 from tests.e2e.otlp import Collector, Span, collecting
 from tests.service.conftest import Start
-from tests.service.engines import FAILED, SUCCEEDED, Engine, into
-from tests.service.values import content, group, new_key, prompt
+from tests.service.engines import FAILED, SUCCEEDED, Engine
+from tests.service.values import content, for_readers, new_key, prompt
 
 TOKENS = prompt(64)
 SERVER, CLIENT = SpanMessage.SPAN_KIND_SERVER, SpanMessage.SPAN_KIND_CLIENT
@@ -57,12 +57,12 @@ class Router:
 def run_request(router: Router, source: Engine, destination: Engine, wanted: list[int], label: str) -> int:
     """A hand-over and its pull, driven by the router; how the pull ended."""
     blocks, target = source.allocate(4), destination.allocate(4)
-    finished = handoff_pb2.FinishedBlocksRequest(
-        transfer_key=new_key(), blocks=[group(blocks)], content=content(TOKENS), last=True, request_id=label
+    finished = for_readers(
+        transfer_key=new_key(), blocks=source.blocks(blocks), content=content(TOKENS), request_id=label
     )
     grant = router.call(source.api.handoff.FinishedBlocks, finished).grant
     pull = handoff_pb2.PullBlocksRequest(
-        grant=grant, content=content(wanted), destination=into(target), request_id=label
+        grant=grant, content=content(wanted), destination=destination.into(target), request_id=label
     )
     pulled = router.call(destination.api.handoff.PullBlocks, pull).transfer
     end = destination.wait(pulled.transfer_id)

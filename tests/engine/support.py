@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from kvgrpc.client import name_of
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, HandOver, LeadDied, Pull, Rank, Received, content
 from kvgrpc.errors import KVGrpcError, OutOfRange, PreconditionFailed, Reason
 from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
@@ -73,13 +74,18 @@ class Lead:
     def at_rest(self) -> bool:
         """Whether nothing is under way, and no memory is held for anybody."""
         found = self.status().counts
-        under_way = found.transfers_pending + found.transfers_active + found.leases + found.open_accesses
-        return not under_way + found.pinned_blocks + found.quarantined_blocks
+        transfers = found.pending_transfer_count + found.active_transfer_count
+        under_way = transfers + found.lease_count + found.open_access_count
+        return not under_way + found.pinned_block_count + found.quarantined_block_count
+
+    def waits_for(self, transfer_id: str) -> str:
+        """What a transfer says that it waits for."""
+        return name_of(transfer_pb2.WaitingFor, self.transfer(transfer_id).waiting_for)
 
     def wait_for(self, transfer_id: str, waiting_for: str) -> None:
         """Until a transfer says that it waits for that."""
         wait_until(
-            lambda: self.transfer(transfer_id).waiting_for == waiting_for,
+            lambda: self.waits_for(transfer_id) == waiting_for,
             what=lambda: self.transfer(transfer_id),
         )
 

@@ -248,5 +248,5 @@ def test_an_engine_that_cannot_set_blocks_aside_tells_its_peers_to_write_nothing
     for sets_aside in (False, True):
         with Engine.attach(leads[0].socket_path, pool=layout(), sets_aside=sets_aside):
             told = leads[0].api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
-            assert ("reads_pushes" in told.engine.features) is not sets_aside
+            assert (handshake_pb2.FEATURE_READS_PUSHES in told.engine.features) is not sets_aside
         leads[0].wait_no_engine()

@@ -15,6 +15,7 @@ from kvgrpc.wire import frames
 from tests.engine.conftest import SETTINGS, Attach, Leads
 from tests.engine.support import ROOT, Asked, Lead, Side, Workers, failure, new_key, received, refused, tokens
 from tests.service.engines import SUCCEEDED, wait_until
+from tests.service.values import named_blocks
 
 BLOCKS = 65_536
 """As many as one request may name."""
@@ -84,7 +85,7 @@ def test_a_pull_of_the_most_blocks_and_layers_goes_in_several_frames(patient: Le
         wait_until(lambda: bool(destination.engine.poll(0.1)) and pull.over, 200.0)
         moved = destination.lead.transfer(pull.transfer_id)
         assert moved.state == SUCCEEDED, moved
-        assert [path.descriptors for path in moved.paths] == [BLOCKS * LAYERS]
+        assert [path.descriptor_count for path in moved.paths] == [BLOCKS * LAYERS]
         assert destination.worker.ask(op="read")[1] == source.worker.ask(op="read")[0]
 
 
@@ -131,10 +132,12 @@ def test_an_engine_hears_why_it_ends_for_an_event_that_fits_into_no_frame(small:
     """Here the answer to a call, which is a little longer than the call."""
     runs = common_pb2.BlockRuns(starts=range(0, 1900, 2), counts=[1] * 950)
     held = common_pb2.Content(opaque_id=b"o" * 16, opaque_tokens=950)
-    asked = lease_pb2.GrantLeaseRequest(blocks=[common_pb2.GroupBlocks(blocks=runs)], content=held)
     why = f"does not fit into a frame.* the limit is {SMALL}"
-    with closing(Side(small, pool=deep(2, 1000))) as side, pytest.raises(LeadDied, match=why):
-        side.engine._lives._session.wait(grant_lease=asked)
+    with closing(Side(small, pool=deep(2, 1000))) as side:
+        blocks = named_blocks(side.engine.incarnation, common_pb2.GroupBlocks(runs=runs))
+        asked = lease_pb2.GrantLeaseRequest(blocks=blocks, content=held)
+        with pytest.raises(LeadDied, match=why):
+            side.engine._lives._session.wait(grant_lease=asked)
     with closing(Side(small, pool=deep(2, 300))) as side:
         assert side.known(side.engine.finished_blocks([1], content(tokens(1)), transfer_key=new_key()))
 

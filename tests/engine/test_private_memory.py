@@ -14,6 +14,7 @@ import pytest
 
 from kvgrpc.engine import Engine, content
 from kvgrpc.errors import Reason
+from kvgrpc.v1 import common_pb2
 from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.made import layout, made_bytes
 from tests.engine.support import Asked, Lead, Side, Workers, failure, lead_died, received, tokens
@@ -108,9 +109,9 @@ def test_each_rank_gets_the_bytes_of_its_own_peer(pair: Pair, request: pytest.Fi
         assert len(set(expected)) == 2
         assert destination.read_all([29, 32, 4]) == untouched
         moved = destination.lead.transfer(pull.transfer_id)
-        path = request.node.callspec.params["pair"]
+        path = common_pb2.DataPath.Value(f"DATA_PATH_{request.node.callspec.params['pair'].upper()}")
         assert [(row.rank, row.data_path) for row in moved.paths] == [(0, path), (1, path)]
-        assert moved.bytes == 2 * 3 * 2 * 1024
+        assert moved.total_bytes == 2 * 3 * 2 * 1024
 
 
 def test_a_workers_steps_hold_its_engines_blocks_back(pair: Pair) -> None:
@@ -164,7 +165,7 @@ def test_workers_use_only_allowed_data_paths(leads: Leads, nixl_lead: Lead, team
         received(destination.finish(pull))
         assert destination.read_all(TARGET) == expected
         moved = destination.lead.transfer(pull.transfer_id)
-        assert [row.data_path for row in moved.paths] == ["nixl", "nixl"]
+        assert [row.data_path for row in moved.paths] == [common_pb2.DATA_PATH_NIXL] * 2
         for side in sides:
             side.engine.close()
     nixl_lead.wait_no_engine()

@@ -12,7 +12,7 @@ from kvgrpc.v1 import common_pb2, pool_pb2
 from tests.engine.conftest import SETTINGS, Attach
 from tests.engine.made import BLOCK_TOKENS, layout
 from tests.engine.support import Lead
-from tests.service.values import group
+from tests.service.values import group, named_blocks
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,8 @@ def lead(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lead]:
 
 
 def read(lead: Lead, first: int, count: int) -> bytes:
-    request = pool_pb2.ReadBlocksRequest(blocks=group([3]), layers=common_pb2.LayerRange(first=first, count=count))
+    blocks = named_blocks(lead.status().header.incarnation, group([3]))
+    request = pool_pb2.ReadBlocksRequest(blocks=blocks, layers=common_pb2.LayerRange(first=first, count=count))
     (row,) = lead.api.pool.ReadBlocks(request).blocks
     return row.data
 

@@ -5,8 +5,9 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tests.engine.conftest import Attach, Leads
 from tests.engine.session_client import ATTACH, Client
 from tests.engine.support import WAIT_S, lead_died, received, refused, tokens
 from tests.service.engines import wait_until
+from tests.service.values import for_readers, group, named_blocks, push_part
 
 PROMPT = tokens(20)
 
@@ -119,10 +121,10 @@ def test_a_call_that_the_lead_does_not_know_is_refused_alone(leads: Leads, call:
             assert answer.failure.message
 
 
-def many_leases(count: int) -> bytes:
+def many_leases(count: int, incarnation: int) -> bytes:
     """A frame of so many calls."""
-    runs = common_pb2.BlockRuns(starts=[1], counts=[2])
-    request = lease_pb2.GrantLeaseRequest(blocks=[common_pb2.GroupBlocks(blocks=runs)], content=content(PROMPT).message)
+    blocks = named_blocks(incarnation, group([1, 2]))
+    request = lease_pb2.GrantLeaseRequest(blocks=blocks, content=content(PROMPT).message)
     call = session_pb2.Call(call_id=1, grant_lease=request)
     return encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call] * count)))
 
@@ -131,11 +133,10 @@ def test_others_are_served_between_the_thousands_of_calls_of_a_frame(leads: Lead
     lead, count = leads[0], 5_000
     with connected(lead.socket_path) as client:
         client.socket.sendall(encode(ATTACH))
-        assert client.receive().HasField("attached")
-        client.socket.sendall(many_leases(count))
+        client.socket.sendall(many_leases(count, client.receive().attached.header.incarnation))
         seen = [0]
         while seen[-1] < count:
-            seen.append(lead.status().counts.leases)
+            seen.append(lead.status().counts.lease_count)
     assert len(set(seen)) > 3, "of a frame that is handled in one go, nothing or everything is seen"
     lead.wait_no_engine()
 
@@ -144,32 +145,29 @@ def test_calls_that_wait_for_a_turn_end_with_their_engine(leads: Leads, attach: 
     lead, count = leads[0], 20_000
     with connected(lead.socket_path) as client:
         client.socket.sendall(encode(ATTACH))
-        ticket = client.receive().attached.rank_ticket
+        attached = client.receive().attached
         with connected(lead.socket_path) as worker:
-            request = session_pb2.AttachRankRequest(ticket=ticket)
+            request = session_pb2.AttachRankRequest(ticket=attached.rank_ticket)
             worker.socket.sendall(encode(session_pb2.ClientFrame(attach_rank=request)))
             assert worker.receive().HasField("rank_attached")
-            client.socket.sendall(many_leases(count))
-            wait_until(lambda: lead.status().counts.leases > 0)
+            client.socket.sendall(many_leases(count, attached.header.incarnation))
+            wait_until(lambda: lead.status().counts.lease_count > 0)
         lead.wait_no_engine()
         attach(lead)
         client.rest()
         assert not lead.leases()
 
 
-@pytest.mark.parametrize("waits_for", [handoff_pb2.WAITS_FOR_READERS, handoff_pb2.WAITS_FOR_REGISTRATION])
-def test_a_hand_over_that_is_only_checked_makes_nothing(leads: Leads, waits_for: int) -> None:
-    request = handoff_pb2.FinishedBlocksRequest(
-        transfer_key=b"k" * 16, content=content(PROMPT).message, last=True, validate_only=True,
-        waits_for=waits_for,  # type: ignore[arg-type]
-        blocks=[common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[1], counts=[2]))],
-    )  # fmt: skip
-    call = session_pb2.Call(call_id=1, finished_blocks=request)
+@pytest.mark.parametrize("make", [for_readers, partial(push_part, last=True)], ids=["readers", "push"])
+def test_a_hand_over_that_is_only_checked_makes_nothing(
+    leads: Leads, make: Callable[..., handoff_pb2.FinishedBlocksRequest]
+) -> None:
     with connected(leads[0].socket_path) as client:
-        client.socket.sendall(
-            encode(ATTACH) + encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call])))
-        )
-        assert client.receive().HasField("attached")
+        client.socket.sendall(encode(ATTACH))
+        blocks = named_blocks(client.receive().attached.header.incarnation, group([1, 2]))
+        request = make(transfer_key=b"k" * 16, content=content(PROMPT).message, blocks=blocks, validate_only=True)
+        call = session_pb2.Call(call_id=1, finished_blocks=request)
+        client.socket.sendall(encode(session_pb2.ClientFrame(calls=session_pb2.CallBatch(calls=[call]))))
         answer = client.receive().events.events[0].answer
         assert answer.WhichOneof("response") == "finished_blocks", answer
         assert not leads[0].leases()

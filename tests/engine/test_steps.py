@@ -25,7 +25,7 @@ def _nothing_comes(side: Side, pull: Pull, waiting_for: str) -> None:
     side.lead.wait_for(side.known(pull), waiting_for)
     events = side.engine.poll(QUIET_S)
     assert [event for event in events if type(event).__name__ != "PullOpened"] == []
-    assert side.lead.transfer(pull.transfer_id).waiting_for == waiting_for
+    assert side.lead.waits_for(pull.transfer_id) == waiting_for
 
 
 def test_a_grant_is_not_opened_before_every_rank_of_the_source_has_done_its_step(pair: tuple[Side, Side]) -> None:

@@ -59,7 +59,7 @@ class Liar(Rogue):
     def ChecksumBlocks(  # noqa: N802
         self, request: peer_pb2.ChecksumBlocksRequest, context: Any
     ) -> peer_pb2.ChecksumBlocksResponse:
-        blocks = sum(sum(rows.blocks.counts) for part in request.blocks for rows in part.blocks)
+        blocks = sum(sum(rows.runs.counts) for part in request.blocks for rows in part.blocks)
         values = [google_crc32c.value(bytes(BLOCK_BYTES))] * blocks
         reply = peer_pb2.ChecksumBlocksResponse(ranks=[peer_pb2.RankChecksums(rank=0, values=values)])
         return self._changed("ChecksumBlocks", reply, context)

@@ -24,9 +24,9 @@ from kvgrpc.v1 import (
 )
 from tests.fuzz.messages import Known
 from tests.service.consumer import Consumer, opening
-from tests.service.engines import Engine, into
+from tests.service.engines import Engine
 from tests.service.pushes import finish, register, reserve
-from tests.service.values import content, dur, group, ids_of, new_key, prompt
+from tests.service.values import content, dur, for_readers, group, ids_of, named_blocks, new_key, prompt, push_part
 
 TOKENS = prompt(40)
 WHOLE = content(TOKENS)
@@ -55,10 +55,10 @@ class Scene:
         engine, peer = self.engine, self.peer
         consumer = self.consumer = Consumer(engine)
         blocks, keys = engine.allocate(16), [new_key() for _ in range(6)]
-        offer = peer.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP, consumers=9)
+        offer = peer.hand_over(TOKENS, on_abort=common_pb2.ON_ABORT_KEEP, consumer_count=9)
         handed = engine.hand_over(TOKENS, blocks[:3], transfer_key=keys[0], on_abort=common_pb2.ON_ABORT_KEEP)
         lease = engine.api.leases.GrantLease(
-            lease_pb2.GrantLeaseRequest(blocks=[group(blocks[3:6])], content=content(TOKENS), labels={"a": "b"})
+            lease_pb2.GrantLeaseRequest(blocks=engine.blocks(blocks[3:6]), content=content(TOKENS), labels={"a": "b"})
         )
         pulled = engine.pull(offer.grant, TOKENS, None)
         reserved = reserve(engine, keys[1], TOKENS, blocks[6:9], content=OPAQUE)
@@ -66,7 +66,7 @@ class Scene:
         pushed = register(engine, theirs.grant)
         finish(engine, keys[2], TOKENS, blocks[9:10], last=False)
         allocation = engine.api.pool.AllocateBlocks(
-            pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(60))
+            pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)], ttl=dur(60))
         )
         engine._allocated.update(ids_of(allocation.blocks))
         greeted = consumer.handshake()
@@ -79,7 +79,7 @@ class Scene:
             *(row.lease.lease_id for row in (offer, handed, lease)),
             *(row.transfer.transfer_id for row in (offer, handed, reserved, theirs, pushed)),
             pulled.transfer_id,
-            allocation.allocation_id,
+            allocation.blocks.allocation_id,
             consumer.engine.engine_id,
             consumer.engine.incarnation,
         ]
@@ -131,8 +131,16 @@ class _Made:
     allocation: Any
 
     @property
-    def free(self) -> list[common_pb2.GroupBlocks]:
-        return [group(self.blocks[10:13])]
+    def free(self) -> common_pb2.Blocks:
+        return self.named(self.blocks[10:13])
+
+    def named(self, ids: list[int]) -> common_pb2.Blocks:
+        """In the engine's life."""
+        return named_blocks(self.handed.header.incarnation, group(ids))
+
+    @property
+    def destination(self) -> handoff_pb2.PullDestination:
+        return handoff_pb2.PullDestination(blocks=self.free)
 
     @property
     def where(self) -> common_pb2.PeerAddress:
@@ -153,39 +161,37 @@ def _handshake_requests(made: _Made) -> Iterator[Request]:
     endpoints = [pool_types_pb2.RankEndpoint(rank=0)]
     yield "Handshake", handshake_pb2.HandshakeRequest(engine=made.consumer.engine, endpoints=endpoints)
     yield "CheckCompatibility", handshake_pb2.CheckCompatibilityRequest(engine=made.consumer.engine)
+    yield "GetEngine", handshake_pb2.GetEngineRequest()
+    yield "WatchEngine", handshake_pb2.WatchEngineRequest(min_interval=dur(1))
     yield "ConnectPeer", handshake_pb2.ConnectPeerRequest(peer=made.where)
 
 
 def _handoff_requests(made: _Made) -> Iterator[Request]:
-    yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
-        transfer_key=made.keys[4], blocks=made.free, content=WHOLE, last=True, consumers=2, ttl=dur(30), request_id="r",
-        waits_for=handoff_pb2.WAITS_FOR_READERS, idempotency_key="k-1",
+    yield "FinishedBlocks", for_readers(
+        transfer_key=made.keys[4], blocks=made.free, content=WHOLE, consumer_count=2, ttl=dur(30), request_id="r",
+        idempotency_key="k-1",
     )  # fmt: skip
-    yield "FinishedBlocks", handoff_pb2.FinishedBlocksRequest(
-        transfer_key=made.keys[2], blocks=[group(made.blocks[13:14])], content=WHOLE,
-        layers=common_pb2.LayerRange(count=1), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
+    yield "FinishedBlocks", push_part(
+        transfer_key=made.keys[2], blocks=made.named(made.blocks[13:14]), content=WHOLE,
+        layers=common_pb2.LayerRange(count=1),
     )  # fmt: skip
     yield (
         "FinishedBlocks",
-        handoff_pb2.FinishedBlocksRequest(
-            transfer_key=made.keys[5],
-            failure=common_pb2.Failure(message="no"),
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
-        ),
+        handoff_pb2.FinishedBlocksRequest(transfer_key=made.keys[5], failure=handoff_pb2.SourceFailure(message="no")),
     )
     yield (
         "PullBlocks",
         handoff_pb2.PullBlocksRequest(
             grant=made.offer.grant,
             content=WHOLE,
-            destination=into(made.blocks[10:13]),
+            destination=made.destination,
             queue_timeout=dur(1),
             request_id="r",
         ),
     )
     yield (
         "PullBlocks",
-        handoff_pb2.PullBlocksRequest(transfer_id=made.pulled.transfer_id, destination=into(made.blocks[10:13])),
+        handoff_pb2.PullBlocksRequest(transfer_id=made.pulled.transfer_id, destination=made.destination),
     )
     yield (
         "ReserveBlocks",
@@ -205,8 +211,9 @@ def _transfer_requests(made: _Made) -> Iterator[Request]:
     )
     wanted = transfer_pb2.TransferFilter(
         request_id="r", trace_id="0" * 32, states=[transfer_pb2.TRANSFER_STATE_ACTIVE], min_age=dur(1),
-        memory=[transfer_pb2.MEMORY_DISPOSITION_HELD], peer_engine_id=made.peer.engine_id,
+        memory_dispositions=[transfer_pb2.MEMORY_DISPOSITION_HELD], peer_engine_id=made.peer.engine_id,
     )  # fmt: skip
+    yield "WaitTransfers", transfer_pb2.WaitTransfersRequest(transfer_ids=[sent, "t"], timeout=dur(1e-3))
     yield "ListTransfers", transfer_pb2.ListTransfersRequest(filter=wanted, page_size=5)
     yield (
         "WatchTransfers",
@@ -225,7 +232,7 @@ def _lease_requests(made: _Made) -> Iterator[Request]:
     yield (
         "GrantLease",
         lease_pb2.GrantLeaseRequest(
-            blocks=made.free, content=WHOLE, ttl=dur(5), consumers=2, labels={"a": "b"}, transfer_key=made.keys[4]
+            blocks=made.free, content=WHOLE, ttl=dur(5), consumer_count=2, labels={"a": "b"}, transfer_key=made.keys[4]
         ),
     )
     yield "RenewLeases", lease_pb2.RenewLeasesRequest(leases=[ref, other], ttl=dur(9))
@@ -237,15 +244,25 @@ def _lease_requests(made: _Made) -> Iterator[Request]:
 
 def _pool_requests(made: _Made) -> Iterator[Request]:
     yield "DescribePools", pool_pb2.DescribePoolsRequest()
-    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=2)], ttl=dur(9))
-    yield "AllocateBlocks", pool_pb2.AllocateBlocksRequest(allocation_id=made.allocation.allocation_id, ttl=dur(9))
-    yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=[group(made.blocks[14:])])
+    yield (
+        "AllocateBlocks",
+        pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)], ttl=dur(9)),
+    )
+    yield (
+        "AllocateBlocks",
+        pool_pb2.AllocateBlocksRequest(allocation_id=made.allocation.blocks.allocation_id, ttl=dur(9)),
+    )
+    yield "FreeBlocks", pool_pb2.FreeBlocksRequest(blocks=made.named(made.blocks[14:]))
     yield "GetPoolStatus", pool_pb2.GetPoolStatusRequest()
-    yield "ReadBlocks", pool_pb2.ReadBlocksRequest(blocks=group(made.blocks[:2]), layers=common_pb2.LayerRange(count=2))
+    yield (
+        "ReadBlocks",
+        pool_pb2.ReadBlocksRequest(blocks=made.named(made.blocks[:2]), layers=common_pb2.LayerRange(count=2)),
+    )
 
 
 def _admin_requests(made: _Made) -> Iterator[Request]:
     yield "GetStatus", admin_pb2.GetStatusRequest()
+    yield "Drain", admin_pb2.DrainRequest(cancel=True)
     yield "ListPeers", admin_pb2.ListPeersRequest()
     yield "ListPins", admin_pb2.ListPinsRequest(block=admin_pb2.BlockRef(block=made.blocks[0]), page_size=3)
     yield "ReleaseQuarantine", admin_pb2.ReleaseQuarantineRequest()
@@ -264,11 +281,11 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
     ]
     pushes = peer_pb2.AccessOpening(
         access_id=made.keys[5], token=made.reserved.grant.token, push_content=OPAQUE, reverse_access_id=made.keys[4],
-        parts=[peer_pb2.ReadyPart(number=1, blocks=made.free, layers=common_pb2.LayerRange(count=2), last=True)],
+        parts=[peer_pb2.ReadyPart(number=1, blocks=made.free.groups, layers=common_pb2.LayerRange(count=2), last=True)],
     )  # fmt: skip
     open_ = peer_pb2.OpenAccessRequest(caller=caller, openings=[*openings, pushes])
     settle = peer_pb2.SettleAccessRequest(
-        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=made.keys[3], last=True, bytes=1, part=1)]
+        caller=caller, settlings=[peer_pb2.AccessSettling(access_id=made.keys[3], last=True, moved_bytes=1, part=1)]
     )
     close = peer_pb2.CloseAccessRequest(
         caller=caller,
@@ -293,8 +310,10 @@ def _peer_requests(made: _Made) -> Iterator[Request]:
 
 def _scheduler_requests(made: _Made) -> Iterator[Request]:
     named: dict[str, Any] = {"request_id": "r"}
-    table: dict[str, Any] = {**named, "blocks": [group(made.blocks[10:13])], "computed_tokens": 16}
-    push = common_pb2.Intent(transfer_key=made.keys[4], mode=common_pb2.TRANSFER_MODE_PUSH, consumers=2, ttl=dur(30))
+    table: dict[str, Any] = {**named, "blocks": made.free, "computed_tokens": 16}
+    push = common_pb2.Intent(
+        transfer_key=made.keys[4], mode=common_pb2.TRANSFER_MODE_PUSH, consumer_count=2, ttl=dur(30)
+    )
     push.peer.address = made.peer.address
     calls: dict[str, list[Message]] = {
         "request_arrived": [

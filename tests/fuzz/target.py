@@ -199,7 +199,7 @@ class Target:
         self.check_sound()
         self._end_scene()
         counts = self.engine.api.admin
-        wait_until(lambda: counts.GetStatus(admin_pb2.GetStatusRequest()).counts.open_accesses == 0)
+        wait_until(lambda: counts.GetStatus(admin_pb2.GetStatusRequest()).counts.open_access_count == 0)
         pid, before = self.engine.process.pid, self.before
         wait_until(lambda: footprint(pid).same(before), what=lambda: (before, footprint(pid)))
 

@@ -21,7 +21,7 @@ from tests.service.conftest import starting
 from tests.service.consumer import Consumer
 from tests.service.engines import SUCCEEDED, Engine, wait_until
 from tests.service.footprint import footprint, resident_bytes
-from tests.service.values import content, dur, group, new_key, prompt
+from tests.service.values import content, dur, for_readers, new_key, prompt
 
 LEFT_BYTES_MAX = 64 << 20
 """What a server may have more after a flood: its allocator's, which had 64 messages of 2 MB at once, and what is
@@ -108,14 +108,14 @@ def test_honest_calls(after: Flooded) -> None:
     api = after.api
     codes = calls(lambda _: api.admin.GetStatus.future(admin_pb2.GetStatusRequest()), 3_000)
     assert set(codes) == {"OK"}
-    leases = lease_pb2.GrantLeaseRequest(blocks=[group(after.engine.allocate(3))], content=content(prompt(40)))
+    leases = lease_pb2.GrantLeaseRequest(
+        blocks=after.engine.blocks(after.engine.allocate(3)), content=content(prompt(40))
+    )
     assert set(calls(lambda _: api.leases.GrantLease.future(leases), 1_000)) == {"OK"}
 
 
 def test_calls_that_are_refused(after: Flooded) -> None:
-    long = handoff_pb2.FinishedBlocksRequest(
-        transfer_key=new_key(), content=content(range(1_000_000)), blocks=[group([1 << 20])], last=True
-    )
+    long = for_readers(transfer_key=new_key(), content=content(range(1_000_000)), blocks=after.engine.blocks([1 << 20]))
     short = handoff_pb2.RegisterPushRequest(grant=common_pb2.Grant(token=b"x" * 100))
     named = transfer_pb2.GetTransferRequest(transfer_id="t" * 2_000_000)
     refused = calls(lambda _: after.api.handoff.FinishedBlocks.future(long), 20)
@@ -135,7 +135,7 @@ def test_handshakes_of_ever_new_engines(after: Flooded) -> None:
     described = greeting(after.engine)
 
     def shake(number: int) -> Any:
-        described.engine.engine_id, described.engine.incarnation = f"flood-{number}", secrets.randbits(63) + 1
+        described.engine.engine_id, described.engine.incarnation = f"flood-{number}", secrets.randbits(52) + 1
         return after.api.handshake.Handshake.future(described)
 
     calls(shake, 2_000)
@@ -145,7 +145,7 @@ def test_lives_of_one_engine(after: Flooded) -> None:
     described = greeting(after.engine)
 
     def shake(_: int) -> Any:
-        described.engine.incarnation = secrets.randbits(63) + 1
+        described.engine.incarnation = secrets.randbits(52) + 1
         return after.api.handshake.Handshake.future(described)
 
     calls(shake, 2_000)
@@ -169,7 +169,7 @@ def test_handshakes_that_name_a_socket_that_never_answers(flooded: Flooded) -> N
         described.endpoints[0].CopyFrom(real)
 
         def shake(number: int) -> Any:
-            described.engine.engine_id, described.engine.incarnation = f"silent-{number}", secrets.randbits(63) + 1
+            described.engine.engine_id, described.engine.incarnation = f"silent-{number}", secrets.randbits(52) + 1
             return flooded.api.handshake.Handshake.future(described)
 
         with flooded.flood():

@@ -48,7 +48,7 @@ class Victim:
         )
 
         def give() -> bool:
-            liar.live_anew(secrets.randbits(63) + 1, rpc, seed)
+            liar.live_anew(secrets.randbits(52) + 1, rpc, seed)
             for _ in range(2 if warm else 1):  # by the second pull the stream stands
                 self._pull(liar, waits=rpc in ("RenewLeases", "CloseAccess"))
             time.sleep(SETTLED_S)
@@ -74,7 +74,7 @@ class Victim:
     def check_sound(self) -> None:
         """A pull from a peer whose replies are none of these succeeds, and nothing is held."""
         liar = self._liars[0]
-        liar.live_anew(secrets.randbits(63) + 1, "", 0.0)
+        liar.live_anew(secrets.randbits(52) + 1, "", 0.0)
         pulled = self.engine.pull(liar.grant(40), TOKENS, self._blocks)
         assert self.engine.wait(pulled.transfer_id).transfer_id == pulled.transfer_id
         self.engine.check_alive()

@@ -13,7 +13,7 @@ from tests.fuzz.messages import Maker
 from tests.fuzz.scene import TOKENS
 from tests.fuzz.target import Target, readable
 from tests.service.services import NAMES, SERVICES
-from tests.service.values import content, dur, group
+from tests.service.values import content, dur
 
 SHARES = {service.name: len(service.methods) / (4 if service in STOCK else 1) for service in ALL}
 """By the number of RPCs; fewer for those that are not ours."""
@@ -27,7 +27,7 @@ def test_there_is_a_valid_request_of_every_rpc_of_every_service_that_is_served(t
 def test_every_change_shows_in_the_state_and_the_passing_of_time_does_not(target: Target) -> None:
     engine, api = target.engine, target.engine.api
     blocks = engine.allocate(3)
-    granted = api.leases.GrantLease(lease_pb2.GrantLeaseRequest(blocks=[group(blocks)], content=content(TOKENS)))
+    granted = api.leases.GrantLease(lease_pb2.GrantLeaseRequest(blocks=engine.blocks(blocks), content=content(TOKENS)))
     ref = lease_pb2.LeaseRef(lease_id=granted.lease.lease_id)
     handed = engine.hand_over(TOKENS, blocks)
     seen = [target.digest()]

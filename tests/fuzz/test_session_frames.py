@@ -26,7 +26,7 @@ from tests.fuzz.target import LIMITS, SCENE_INPUTS, after_refusal, changes_nothi
 from tests.fuzz.weights import Scales
 from tests.service.engines import wait_until
 from tests.service.footprint import Footprint, footprint
-from tests.service.values import content as content_message, dur, group
+from tests.service.values import content as content_message, dur, for_readers, group, named_blocks
 
 PROMPT = tokens(40)
 KEYS = [bytes([i]) * 16 for i in range(4)]
@@ -38,15 +38,15 @@ What is huge is refused."""
 REPORTS = rank_pb2.RankReport.DESCRIPTOR
 
 
-def valid_calls(offer: bytes) -> dict[str, Any]:
-    """By the name of the request: what an engine may ask, with a peer's grant."""
-    blocks, whole, grant = [group([4, 5, 6])], content_message(PROMPT), common_pb2.Grant(token=offer)
+def valid_calls(offer: bytes, life: int) -> dict[str, Any]:
+    """By the name of the request: what an engine may ask in that life, with a peer's grant."""
+    blocks, whole, grant = named_blocks(life, group([4, 5, 6])), content_message(PROMPT), common_pb2.Grant(token=offer)
     return {
-        "finished_blocks": handoff_pb2.FinishedBlocksRequest(
-            transfer_key=KEYS[0], blocks=blocks, content=whole, last=True, ttl=dur(30), after_step=1
-        ),
+        "finished_blocks": for_readers(transfer_key=KEYS[0], blocks=blocks, content=whole, ttl=dur(30), after_step=1),
         "pull_blocks": handoff_pb2.PullBlocksRequest(
-            grant=grant, content=whole, destination=handoff_pb2.PullDestination(blocks=[group([7, 8, 9])])
+            grant=grant,
+            content=whole,
+            destination=handoff_pb2.PullDestination(blocks=named_blocks(life, group([7, 8, 9]))),
         ),
         "reserve_blocks": handoff_pb2.ReserveBlocksRequest(transfer_key=KEYS[2], blocks=blocks, content=whole),
         "register_push": handoff_pb2.RegisterPushRequest(grant=grant),
@@ -54,7 +54,7 @@ def valid_calls(offer: bytes) -> dict[str, Any]:
         "grant_lease": lease_pb2.GrantLeaseRequest(blocks=blocks, content=whole, transfer_key=KEYS[3]),
         "renew_leases": lease_pb2.RenewLeasesRequest(leases=[lease_pb2.LeaseRef(grant=grant)]),
         "release_lease": lease_pb2.ReleaseLeaseRequest(lease=lease_pb2.LeaseRef(lease_id="l")),
-        "allocate_blocks": pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=2)]),
+        "allocate_blocks": pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=2)]),
         "free_blocks": pool_pb2.FreeBlocksRequest(blocks=blocks),
         "step_done": rank_pb2.StepReport(step=3, layers=common_pb2.LayerRange(count=1)),
         "voided": session_pb2.VoidedSlots(),
@@ -66,8 +66,8 @@ class Target:
 
     def __init__(self, lead: Lead, peer: Side, digest: State) -> None:
         self._lead, self._peer, self._digest, self._probes = lead, peer, digest, count(PROBE)
-        offer = peer.hand_over([1, 2, 3], PROMPT, consumers=1000, ttl_s=300.0).grant
-        self.calls = [session_pb2.Call(call_id=1, **{name: row}) for name, row in valid_calls(offer).items()]
+        self._offer = peer.hand_over([1, 2, 3], PROMPT, consumers=1000, ttl_s=300.0).grant
+        self.calls = self._calls(1)
         self.known = Known()
         for call in self.calls:
             self.known.harvest(call)
@@ -110,9 +110,14 @@ class Target:
             self.leave()
             return
         self.ticket = answer.attached.rank_ticket
+        self.calls = self._calls(answer.attached.header.incarnation)
         self.worker = Client(self._lead.socket_path)
         rank = session_pb2.AttachRankRequest(ticket=self.ticket, private_memory=private)
         self._first(self.worker, session_pb2.ClientFrame(attach_rank=rank))
+
+    def _calls(self, life: int) -> list[session_pb2.Call]:
+        calls = valid_calls(self._offer, life)
+        return [session_pb2.Call(call_id=1, **{name: row}) for name, row in calls.items()]
 
     def leave(self) -> None:
         """The engine goes, and the lead has noticed."""

@@ -138,7 +138,14 @@ def test_the_name_that_a_router_gives_a_push_pairs_it() -> None:
 
 
 def test_everything_else_that_an_intent_says_is_taken_over() -> None:
-    intent = {"ttl": "2.5s", "priority": -5, "consumers": 3, "requestId": "r-1", "onAbort": "ON_ABORT_KEEP", "new": 1}
+    intent = {
+        "ttl": "2.5s",
+        "priority": -5,
+        "consumerCount": 3,
+        "requestId": "r-1",
+        "onAbort": "ON_ABORT_KEEP",
+        "new": 1,
+    }
     found = read({"do_remote_decode": True, "kvgrpc_intent": intent}, ttl_s=9.0)
     assert (found.ttl_s, found.priority, found.consumers, found.label) == (2.5, -5, 3, "r-1")
     assert found.on_abort is grants.OnAbort.KEEP

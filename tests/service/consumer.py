@@ -18,7 +18,7 @@ class Consumer:
         self._issuer = issuer
         described = issuer.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest()).engine
         described.engine_id = f"consumer-{secrets.token_hex(4)}"
-        described.incarnation = secrets.randbits(63) + 1
+        described.incarnation = secrets.randbits(52) + 1
         described.address = ""
         self.engine = described
         self._beats = threading.Event()

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from typing import Any
 import grpc
 import numpy as np
 
-from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import Api, without
 from tests.service.forks import Forked, Forker
-from tests.service.values import content, dur, group, ids_of, new_key
+from tests.service.values import content, dur, for_readers, group, ids_of, named_blocks, new_key
 
 READY_S = 90.0
 """Until a process serves: half a second, and on a machine that does ten other things ten or twenty."""
@@ -156,14 +156,33 @@ class Engine:
 
     def allocate(self, count: int = 1) -> list[int]:
         """Blocks of group 0, given back by `reset`."""
-        counts = [pool_pb2.GroupCount(group=0, count=count)]
-        ids = ids_of(self.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=counts)).blocks)
+        counts = [pool_pb2.GroupBlockCount(group=0, block_count=count)]
+        request = pool_pb2.AllocateBlocksRequest(group_block_counts=counts)
+        ids = ids_of(self.api.pool.AllocateBlocks(request).blocks)
         self._allocated.update(ids)
         return ids
 
     def free(self, ids: Sequence[int]) -> list[int]:
         """Gives blocks back; returns those that are free now."""
-        return ids_of(self.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(ids)])).freed)
+        return ids_of(self.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=self.blocks(ids))).freed_blocks)
+
+    def blocks(self, ids: Iterable[int], index: int = 0) -> common_pb2.Blocks:
+        """Blocks of a group, in this life."""
+        return self.named(group(ids, index))
+
+    def named(self, *groups: common_pb2.GroupBlocks) -> common_pb2.Blocks:
+        """Any rows, in this life."""
+        return named_blocks(self.incarnation(), *groups)
+
+    def of_this_life(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a request with its blocks, listed as rows, named in this life, or in the one of "incarnation"."""
+        made = dict(fields)
+        life = made.pop("incarnation", None)
+        if isinstance(made.get("blocks"), list):
+            made["blocks"] = self.named(*made["blocks"])
+        if life is not None:
+            made["blocks"].incarnation = life
+        return made
 
     def counts(self) -> pool_pb2.GroupStatus:
         """The counts of group 0."""
@@ -181,7 +200,7 @@ class Engine:
 
     def read(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of blocks as ReadBlocks tells them."""
-        request = pool_pb2.ReadBlocksRequest(blocks=group(ids))
+        request = pool_pb2.ReadBlocksRequest(blocks=self.blocks(ids))
         return [row.data for row in self.api.pool.ReadBlocks(request).blocks]
 
     def _memory(self, layer: int, block: int, use: Callable[[int, int], object]) -> None:
@@ -199,7 +218,7 @@ class Engine:
     @cached_property
     def _blocks(self) -> int:
         described = self.api.pool.DescribePools(pool_pb2.DescribePoolsRequest())
-        return described.pools[0].groups[0].blocks
+        return described.pools[0].groups[0].block_count
 
     # -- hand-overs and pulls
 
@@ -209,8 +228,8 @@ class Engine:
         """FinishedBlocks for readers, of freshly allocated blocks unless `ids` says which."""
         if ids is None:
             ids = self.allocate(blocks_for(len(token_ids)))
-        usual = {"transfer_key": new_key(), "last": True, "content": content(token_ids), "blocks": [group(ids)]}
-        return self.api.handoff.FinishedBlocks(handoff_pb2.FinishedBlocksRequest(**{**usual, **fields}))
+        usual = {"transfer_key": new_key(), "content": content(token_ids), "blocks": self.blocks(ids)}
+        return self.api.handoff.FinishedBlocks(for_readers(**self.of_this_life({**usual, **fields})))
 
     def pull(
         self, grant: common_pb2.Grant, token_ids: Sequence[int], blocks: Sequence[int] | None, **fields: Any
@@ -219,12 +238,16 @@ class Engine:
         chosen = {"content": content(token_ids), **fields}
         request = handoff_pb2.PullBlocksRequest(grant=grant, **chosen)
         if blocks is not None:
-            request.destination.CopyFrom(into(blocks))
+            request.destination.CopyFrom(self.into(blocks))
         return self.api.handoff.PullBlocks(request).transfer
+
+    def into(self, ids: Sequence[int], have_tokens: int = 0) -> handoff_pb2.PullDestination:
+        """Where a pull goes; no blocks: nowhere."""
+        return handoff_pb2.PullDestination(blocks=self.blocks(ids) if ids else None, have_tokens=have_tokens)
 
     def give(self, transfer_id: str, blocks: Sequence[int]) -> transfer_pb2.Transfer:
         """PullBlocks by transfer id."""
-        request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=into(blocks))
+        request = handoff_pb2.PullBlocksRequest(transfer_id=transfer_id, destination=self.into(blocks))
         return self.api.handoff.PullBlocks(request).transfer
 
     def get(self, transfer_id: str) -> transfer_pb2.Transfer:
@@ -277,7 +300,7 @@ class Engine:
     def check_alive(self) -> None:
         """It answers, and takes work."""
         status = self.api.admin.GetStatus(admin_pb2.GetStatusRequest())
-        assert status.admission == admin_pb2.ADMISSION_OPEN, status
+        assert status.admission == handshake_pb2.ADMISSION_OPEN, status
 
     def reset(self) -> None:
         """Ends all that a test left behind."""
@@ -298,7 +321,7 @@ class Engine:
         self._free_all(sorted(self._allocated))
         self._allocated.clear()
         counts = self.counts()
-        assert counts.free == counts.blocks, f"blocks were lost: {counts} {self.pins()}"
+        assert counts.free_block_count == counts.block_count, f"blocks were lost: {counts} {self.pins()}"
 
     def _free_all(self, ids: Sequence[int]) -> None:
         """Those of them that the test has not freed, in few calls: all or none are freed by one."""
@@ -316,11 +339,6 @@ class Engine:
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
-
-
-def into(blocks: Sequence[int], have_tokens: int = 0) -> handoff_pb2.PullDestination:
-    """Where a pull goes; no blocks: nowhere."""
-    return handoff_pb2.PullDestination(blocks=[group(blocks)] if blocks else [], have_tokens=have_tokens)
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = WAIT_S, what: Callable[[], object] = str) -> None:

@@ -5,17 +5,17 @@ from typing import Any
 
 from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from tests.service.engines import SUCCEEDED, Engine, blocks_for, wait_until
-from tests.service.values import content, group, new_key, prompt
-
-REGISTRATION = handoff_pb2.WAITS_FOR_REGISTRATION
+from tests.service.values import content, new_key, prompt, push_part
 
 
 def reserve(
     engine: Engine, key: bytes, tokens: Sequence[int], blocks: Sequence[int], /, **fields: Any
 ) -> handoff_pb2.ReserveBlocksResponse:
     """Blocks for a push of the whole prompt."""
-    usual = {"transfer_key": key, "blocks": [group(blocks)], "content": content(tokens)}
-    return engine.api.handoff.ReserveBlocks(handoff_pb2.ReserveBlocksRequest(**{**usual, **fields}))
+    usual = {"transfer_key": key, "blocks": engine.blocks(blocks), "content": content(tokens)}
+    return engine.api.handoff.ReserveBlocks(
+        handoff_pb2.ReserveBlocksRequest(**engine.of_this_life({**usual, **fields}))
+    )
 
 
 def finish(
@@ -24,12 +24,18 @@ def finish(
     """One part of a push; by default the whole prompt."""
     usual = {
         "transfer_key": key,
-        "blocks": [group(blocks)] if blocks else [],
+        "blocks": engine.blocks(blocks) if blocks else None,
         "content": content(tokens),
-        "waits_for": REGISTRATION,
         "last": True,
     }
-    return engine.api.handoff.FinishedBlocks(handoff_pb2.FinishedBlocksRequest(**{**usual, **fields}))
+    return engine.api.handoff.FinishedBlocks(push_part(**engine.of_this_life({**usual, **fields})))
+
+
+def fail(engine: Engine, key: bytes, message: str = "") -> handoff_pb2.FinishedBlocksResponse:
+    """The source cannot deliver."""
+    failure = handoff_pb2.SourceFailure(message=message)
+    request = handoff_pb2.FinishedBlocksRequest(transfer_key=key, failure=failure)
+    return engine.api.handoff.FinishedBlocks(request)
 
 
 def register(engine: Engine, grant: common_pb2.Grant, **fields: Any) -> handoff_pb2.RegisterPushResponse:

@@ -37,7 +37,7 @@ class Rogue(
         described = like.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
         self.engine = described.engine
         self.engine.engine_id = f"rogue-{secrets.token_hex(4)}"
-        self.engine.incarnation = secrets.randbits(63) + 1
+        self.engine.incarnation = secrets.randbits(52) + 1
         self.changes: dict[str, Change] = {}
         self.calls: dict[str, int] = {}
         self.traceparents: dict[str, str] = {}

@@ -49,7 +49,7 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
 
 
 def lives_again(engine: Engine) -> None:
-    wait_until(lambda: status(engine).admission == admin_pb2.ADMISSION_OPEN, what=lambda: status(engine))
+    wait_until(lambda: status(engine).admission == handshake_pb2.ADMISSION_OPEN, what=lambda: status(engine))
 
 
 def serving(engine: Engine) -> bool:
@@ -71,7 +71,7 @@ def test_what_was_under_way_ends_typed_and_a_new_life_begins(defective: Engine, 
     life = status(defective).header.incarnation
     handed = defective.hand_over(TOKENS)
     pull = destination.pull(handed.grant, TOKENS, None)
-    wait_until(lambda: destination.get(pull.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: destination.get(pull.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     watch = defective.api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=60)
     assert not next(watch).transfer.transfer_id
     fail(defective)
@@ -83,9 +83,9 @@ def test_what_was_under_way_ends_typed_and_a_new_life_begins(defective: Engine, 
     assert over.value.code() is grpc.StatusCode.ABORTED
     lives_again(defective)
     now = status(defective)
-    assert now.counts.defects == 1
+    assert now.counts.defect_count == 1
     assert now.header.incarnation != life
-    assert now.counts.leases == now.counts.pinned_blocks == now.counts.quarantined_blocks == 0
+    assert now.counts.lease_count == now.counts.pinned_block_count == now.counts.quarantined_block_count == 0
     ended = defective.wait(handed.transfer.transfer_id)
     assert (ended.failure.reason, ended.memory) == (DEFECT, RETURNED)
     assert defective.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_LOST
@@ -104,11 +104,11 @@ def test_what_was_under_way_ends_typed_and_a_new_life_begins(defective: Engine, 
 def test_what_a_server_reads_when_its_life_ends_is_never_offered(defective: Engine, source: Engine) -> None:
     target = defective.allocate(2)
     pull = defective.pull(source.hand_over(TOKENS).grant, TOKENS, None)
-    wait_until(lambda: defective.get(pull.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: defective.get(pull.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     fail(defective)
     lives_again(defective)
     ended = defective.wait(pull.transfer_id)
-    assert (ended.state, ended.failure.reason, ended.failure.phase) == (FAILED, DEFECT, "queue")
+    assert (ended.state, ended.failure.reason, ended.failure.phase) == (FAILED, DEFECT, common_pb2.TRANSFER_PHASE_QUEUE)
     refusal = defective.api.refusal(lambda: defective.give(pull.transfer_id, target))
     assert refusal.reason == "TRANSFER_ENDED"
     move(source, defective)
@@ -134,14 +134,14 @@ def test_a_server_that_fails_again_and_again_serves_in_the_end(defective: Engine
     fail(defective, ONCE_MORE)
     assert next(seen).status == health_pb2.HealthCheckResponse.NOT_SERVING
     now = status(defective)
-    assert now.admission == admin_pb2.ADMISSION_NO_ENGINE
+    assert now.admission == handshake_pb2.ADMISSION_NO_ENGINE
     assert "defect" in now.admission_reason
     refusal = defective.api.refusal(lambda: defective.hand_over(TOKENS, [1, 2]))
     assert (refusal.code, refusal.reason) == ("UNAVAILABLE", "INTERNAL_DEFECT")
     lives_again(defective)
     assert next(seen).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
-    assert status(defective).counts.defects == 3
+    assert status(defective).counts.defect_count == 3
     move(defective, destination)
 
 

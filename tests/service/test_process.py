@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import handshake_pb2, lease_pb2, transfer_pb2
+from kvgrpc.v1 import common_pb2, handshake_pb2, lease_pb2, transfer_pb2
 from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import SMALL_POOL, SUCCEEDED, Engine, ServeProcess, wait_until
@@ -199,10 +199,10 @@ def test_without_nixl_it_says_so_and_the_other_paths_work(start: Start, tmp_path
     flags = ("--data-paths", "nixl,shm")
     source, destination = start(flags, flags, **environment)
     capabilities = source.api.handshake.GetCapabilities(handshake_pb2.GetCapabilitiesRequest())
-    paths = {path.name: path for path in capabilities.data_paths}
-    assert not paths["nixl"].available
-    assert paths["nixl"].why.startswith("NIXL is not installed: pip install")
-    assert paths["shm"].available
+    paths = {path.data_path: path for path in capabilities.data_paths}
+    assert not paths[common_pb2.DATA_PATH_NIXL].available
+    assert paths[common_pb2.DATA_PATH_NIXL].why.startswith("NIXL is not installed: pip install")
+    assert paths[common_pb2.DATA_PATH_SHM].available
     blocks, target = source.allocate(1), destination.allocate(1)
     written = source.write(blocks, seed=4)
     pulled = destination.pull(source.hand_over(TOKENS, blocks).grant, TOKENS, target)

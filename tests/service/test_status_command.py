@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvgrpc.cli.app import app
+from kvgrpc.v1 import transfer_pb2
 from tests.service.conftest import Start
 from tests.service.engines import Engine, wait_until
 from tests.service.values import prompt
@@ -52,7 +53,7 @@ def test_an_idle_server_has_a_map_of_free_blocks_and_nothing_else(source: Engine
     assert text.startswith(f"{source.engine_id} at {source.address}, version ")
     assert "admission open" in text
     assert "data paths: shm" in text
-    blocks = source.counts().blocks
+    blocks = source.counts().block_count
     assert f"pool group full: {blocks} blocks, {blocks} free" in text
     assert pool_map(text) == "." * blocks
     assert "leases: none" in text
@@ -66,7 +67,7 @@ def waiting(source: Engine, destination: Engine) -> tuple[str, str]:
     pulled = destination.pull(
         handed.grant, TOKENS, destination.allocate(2), after_step=1, request_id="chat-7"
     ).transfer_id
-    wait_until(lambda: destination.get(pulled).waiting_for == "step")
+    wait_until(lambda: destination.get(pulled).waiting_for == transfer_pb2.WAITING_FOR_STEP)
     return handed.lease.lease_id, pulled
 
 

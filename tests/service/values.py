@@ -6,7 +6,9 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from kvgrpc.v1 import common_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2
+
+_ANY_JOB = frozenset({"idempotency_key", "transfer_key", "request_id", "validate_only"})
 
 
 def dur(seconds: float) -> Duration:
@@ -28,15 +30,41 @@ def new_key() -> bytes:
 def group(ids: Iterable[int], index: int = 0) -> common_pb2.GroupBlocks:
     """One row, every block a run of its own: the server may not rely on maximal runs."""
     starts = list(ids)
-    return common_pb2.GroupBlocks(group=index, blocks=common_pb2.BlockRuns(starts=starts, counts=[1] * len(starts)))
+    return common_pb2.GroupBlocks(group=index, runs=common_pb2.BlockRuns(starts=starts, counts=[1] * len(starts)))
 
 
-def ids_of(rows: Sequence[common_pb2.GroupBlocks]) -> list[int]:
+def named_blocks(incarnation: int, *groups: common_pb2.GroupBlocks, allocation_id: str = "") -> common_pb2.Blocks:
+    """Blocks of one life of an engine."""
+    return common_pb2.Blocks(incarnation=incarnation, groups=groups, allocation_id=allocation_id)
+
+
+def for_readers(**fields: Any) -> handoff_pb2.FinishedBlocksRequest:
+    """FinishedBlocks of a whole prompt: fields of the request, and of its hand-over."""
+    top = {name: fields.pop(name) for name in _ANY_JOB & fields.keys()}
+    return handoff_pb2.FinishedBlocksRequest(for_readers=handoff_pb2.HandOver(**fields), **top)
+
+
+def push_part(**fields: Any) -> handoff_pb2.FinishedBlocksRequest:
+    """FinishedBlocks of a part of a push: fields of the request, and of the part."""
+    top = {name: fields.pop(name) for name in _ANY_JOB & fields.keys()}
+    return handoff_pb2.FinishedBlocksRequest(part=handoff_pb2.PushPart(**fields), **top)
+
+
+def phase_name(value: int) -> str:
+    """As people call a phase of a transfer."""
+    return (
+        common_pb2.TransferPhase.Name(common_pb2.TransferPhase.ValueType(value)).removeprefix("TRANSFER_PHASE_").lower()
+    )
+
+
+def ids_of(rows: common_pb2.Blocks | Sequence[common_pb2.GroupBlocks]) -> list[int]:
     """The block ids of a reply about a pool with one group."""
+    if isinstance(rows, common_pb2.Blocks):
+        rows = rows.groups
     return [
         block
         for row in rows
-        for start, count in zip(row.blocks.starts, row.blocks.counts, strict=True)
+        for start, count in zip(row.runs.starts, row.runs.counts, strict=True)
         for block in range(start, start + count)
     ]
 

@@ -36,7 +36,14 @@ PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "UCX_RCACHE_MAX_UNRELEASED": "1024"}
 LEAD, WORKER = "kvgrpc\0serve", "VLLM::Worker"
 """Command lines: see `Engine.tree`."""
-HELD = "transfers_pending", "transfers_active", "leases", "open_accesses", "pinned_blocks", "quarantined_blocks"
+HELD = (
+    "pending_transfer_count",
+    "active_transfer_count",
+    "lease_count",
+    "open_access_count",
+    "pinned_block_count",
+    "quarantined_block_count",
+)
 """Of a lead's counts, those that are 0 at rest."""
 
 Params = Mapping[str, Any]

@@ -52,7 +52,7 @@ def test_a_pull_is_aborted_before_its_source_answered(pair: Pair) -> None:
     params = pair.prefilled(PROMPT)
     with standing(pair.p):
         line = pair.d.begin(PROMPT, params)
-        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+        wait_until(lambda: "pinned_block_count" in pair.d.held(), pair.d.held)
         pair.d.abort(line)
     pair.p.let_go()
 
@@ -77,8 +77,8 @@ def test_a_pull_is_aborted_in_the_queue_and_its_source_frees_at_once(pair: Pair)
     params = pair.prefilled(PROMPT)
     with full(pair.d):
         line = pair.d.begin(PROMPT, params)
-        wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
-        assert "pinned_blocks" not in pair.d.held()
+        wait_until(lambda: "open_access_count" in pair.p.held(), pair.p.held)
+        assert "pinned_block_count" not in pair.d.held()
         pair.d.abort(line)
         wait_until(lambda: pair.p.held() == {}, pair.p.held)
 
@@ -87,14 +87,16 @@ def test_a_pull_is_aborted_while_its_bytes_may_move(pair: Pair) -> None:
     params = pair.prefilled(PROMPT)
     with standing(pair.d, WORKER):
         line = pair.d.begin(PROMPT, params)
-        wait_until(lambda: {"open_accesses"} <= pair.p.held().keys() and "pinned_blocks" in pair.d.held(), pair.d.held)
+        wait_until(
+            lambda: {"open_access_count"} <= pair.p.held().keys() and "pinned_block_count" in pair.d.held(), pair.d.held
+        )
         pair.d.abort(line)
         assert pair.d.answer(line).error == "aborted"
 
 
 def test_decode_leaves_after_the_first_part_of_its_push(pair: Pair) -> None:
     legs = pair.begin_push(prompt_of(1900, seed=9))
-    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)
+    wait_until(lambda: "pinned_block_count" in pair.p.held(), pair.p.held)
     with standing(pair.p, WORKER):
         pair.d.abort(legs["D"])
         assert pair.d.answer(legs["D"]).error == "aborted"
@@ -126,7 +128,7 @@ def test_what_was_prefilled_is_never_pulled(pair: Pair) -> None:
 def test_decode_leaves_before_its_push_came(pair: Pair) -> None:
     key = os.urandom(16)
     line = pair.d.begin(PROMPT, {"do_remote_prefill": True, **pushed(key, pair.p.address)})
-    wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+    wait_until(lambda: "pinned_block_count" in pair.d.held(), pair.d.held)
     pair.d.abort(line)
     assert not pair.p.ask(PROMPT, {**PREFILL, **pushed(key)}, 1).failed
 
@@ -137,8 +139,8 @@ def test_decode_learns_that_the_prefill_of_its_push_was_aborted(pair: Pair, *, d
     target = {"do_remote_prefill": True, **pushed(key, pair.p.address)}
     line = pair.d.begin(long, target) if decode_first else 0
     if decode_first:
-        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+        wait_until(lambda: "pinned_block_count" in pair.d.held(), pair.d.held)
     prefill = pair.p.begin(long, {**PREFILL, **pushed(key)}, 1)
-    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)  # its first chunk is handed over
+    wait_until(lambda: "pinned_block_count" in pair.p.held(), pair.p.held)  # its first chunk is handed over
     pair.p.abort(prefill)
     assert pair.d.answer(line or pair.d.begin(long, target)).failed

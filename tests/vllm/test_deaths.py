@@ -54,9 +54,9 @@ def test_a_pull_whose_source_dies_fails_where_that_is_configured(pair: Pair, *, 
     os.kill(stopped, signal.SIGSTOP)
     try:
         line = pair.d.begin(PROMPT, params)
-        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+        wait_until(lambda: "pinned_block_count" in pair.d.held(), pair.d.held)
         if opened:
-            wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+            wait_until(lambda: "open_access_count" in pair.p.held(), pair.p.held)
     finally:
         pair.p.kill()
         if opened:
@@ -69,7 +69,7 @@ def test_a_push_whose_source_dies_after_its_first_part_fails_where_that_is_confi
     prompt = prompt_of(1900, seed=10)
     expected = pair.expected(prompt)
     legs = pair.begin_push(prompt)
-    wait_until(lambda: "pinned_blocks" in pair.p.held(), pair.p.held)
+    wait_until(lambda: "pinned_block_count" in pair.p.held(), pair.p.held)
     pair.p.kill()
     assert pair.d.answer(legs["D"]).failed
     assert pair.d.ask(prompt).tokens == expected
@@ -83,7 +83,7 @@ def test_prefill_frees_what_a_dead_decode_engine_was_reading(pair: Pair) -> None
     os.kill(worker, signal.SIGSTOP)  # it would have read everything in a millisecond
     try:
         pair.d.begin(PROMPT, params)
-        wait_until(lambda: "open_accesses" in pair.p.held(), pair.p.held)
+        wait_until(lambda: "open_access_count" in pair.p.held(), pair.p.held)
     finally:
         pair.d.kill()
     wait_until(lambda: pair.p.held() == {}, pair.p.held)
@@ -99,7 +99,7 @@ def test_decode_computes_what_a_dead_prefill_engine_had(pair: Pair) -> None:
     pair.p.signal(signal.SIGSTOP)
     try:
         line = pair.d.begin(PROMPT, params[0])
-        wait_until(lambda: "pinned_blocks" in pair.d.held(), pair.d.held)
+        wait_until(lambda: "pinned_block_count" in pair.d.held(), pair.d.held)
     finally:
         pair.p.kill()
     assert pair.d.answer(line).tokens == expected[0]

@@ -79,7 +79,7 @@ def test_answers_to_one_prompt_all_take_its_kv_while_it_is_offered(pair: Pair, c
     """
     prompt = prompt_of(100, seed=75 + consumers)
     expected, before = pair.expected(prompt), pair.d.counts()
-    offered = pair.p.ask(prompt, {**PREFILL, "kvgrpc_intent": {"consumers": consumers}}, 1)
+    offered = pair.p.ask(prompt, {**PREFILL, "kvgrpc_intent": {"consumerCount": consumers}}, 1)
     answer = pair.d.ask(prompt, offered.params, n=2)
     answers, after = [answer.tokens, *answer.others], pair.d.counts()
     received, lost = (after.get(name, 0) - before.get(name, 0) for name in ("received", "lost"))

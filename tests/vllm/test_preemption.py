@@ -52,7 +52,7 @@ def test_a_push_whose_prefill_is_preempted_gives_the_tokens_of_one_engine(small:
     expected, before = small.expected(prompt), small.p.counts().get("preempted_prefills", 0)
     growing = crowded(small.p)
     legs = small.begin_push(prompt, first=first)
-    wait_until(lambda: "pinned_blocks" in small.p.held(), small.p.held)  # its first part is handed over
+    wait_until(lambda: "pinned_block_count" in small.p.held(), small.p.held)  # its first part is handed over
     assert small.d.answer(legs["D"]).tokens == expected
     assert small.p.counts()["preempted_prefills"] > before
     assert not small.p.answer(legs["P"]).failed

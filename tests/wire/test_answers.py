@@ -58,8 +58,12 @@ def test_a_transfer_s_key_stays_here() -> None:
 def test_a_transfer_counts_its_times_from_its_own_beginning() -> None:
     phases = (Phase("handshake", 100.0, 100.25), Phase("open", 100.25, 101.0), Phase("queue", 101.0))
     message = answers.transfer(replace(TRANSFER, phases=phases), 103.0)
-    found = [(p.name, p.start.ToMilliseconds(), p.duration.ToMilliseconds()) for p in message.phases]
-    assert found == [("handshake", 0, 250), ("open", 250, 750), ("queue", 1000, 2000)]
+    found = [(p.phase, p.start.ToMilliseconds(), p.duration.ToMilliseconds()) for p in message.phases]
+    assert found == [
+        (common_pb2.TRANSFER_PHASE_HANDSHAKE, 0, 250),
+        (common_pb2.TRANSFER_PHASE_OPEN, 250, 750),
+        (common_pb2.TRANSFER_PHASE_QUEUE, 1000, 2000),
+    ]
     assert message.age.ToMilliseconds() == 3000
 
 
@@ -87,7 +91,8 @@ def test_a_transfer_says_its_peer_paths_and_failure() -> None:
     peer = message.peer
     assert (peer.engine_id, peer.incarnation, peer.address, peer.transfer_id) == ("p", 5, "h:1", "t-9")
     (row,) = message.paths
-    assert (row.peer_rank, row.data_path, row.bytes, row.descriptors) == (1, "cma", 77, 3)
+    assert (row.peer_rank, row.data_path) == (1, common_pb2.DATA_PATH_CMA)
+    assert (row.moved_bytes, row.descriptor_count) == (77, 3)
     assert message.failure.reason == common_pb2.FAILURE_REASON_DATA_PATH_FAILED
 
 
@@ -98,11 +103,12 @@ def test_a_lease_says_what_is_left_and_its_labels() -> None:
         token_count=40, consumers=2, consumers_done=1, open_accesses=1, renewals=3,
         trace=f"00-{'ab' * 16}-{'cd' * 8}-01", labels=(("k", "v"),),
     )  # fmt: skip
-    message = answers.lease(view)
+    message = answers.lease(view, 7)
     assert message.remaining.ToMilliseconds() == 12500
     assert (message.trace_id, dict(message.labels)) == ("ab" * 16, {"k": "v"})
-    (row,) = message.blocks
-    assert (row.group, list(row.blocks.starts), list(row.blocks.counts)) == (0, [4, 9], [2, 1])
+    assert message.blocks.incarnation == 7
+    (row,) = message.blocks.groups
+    assert (row.group, list(row.runs.starts), list(row.runs.counts)) == (0, [4, 9], [2, 1])
 
 
 def test_rows_of_a_renewal_keep_their_order_and_reasons() -> None:

@@ -31,7 +31,7 @@ LONG = "\N{SNOWMAN}" * 86
 
 
 def parts(count: int, rows: int = 0, known: int = 0) -> list[peer_pb2.ReadyPart]:
-    return [peer_pb2.ReadyPart(blocks=[ROW] * rows, known=[1] * known)] * count
+    return [peer_pb2.ReadyPart(blocks=[ROW] * rows, known_block_counts=[1] * known)] * count
 
 
 def tokens(**fields: Any) -> common_pb2.Content:
@@ -45,7 +45,7 @@ def open_access(**fields: Any) -> object:
 
 def openings_of_parts(count: int) -> peer_pb2.OpenAccessRequest:
     """Openings with one part each, of as many blocks as a request may name."""
-    whole = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
+    whole = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[whole])])
     return peer_pb2.OpenAccessRequest(openings=[row] * count)
 
@@ -62,7 +62,7 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "openings.parts": lambda: open_access(parts=parts(BATCH_PARTS + 1)),
     "openings.parts.blocks": lambda: open_access(parts=parts(257, 256)),
     "openings.parts.blocks in all": lambda: requests.open_access(openings_of_parts(33), CALL, LIMIT),
-    "openings.data_paths": lambda: open_access(data_paths=["shm"] * (bounds.RANGES_MAX + 1)),
+    "openings.data_paths": lambda: open_access(data_paths=[common_pb2.DATA_PATH_SHM] * (bounds.RANGES_MAX + 1)),
     "settlings": lambda: requests.settle_access(
         peer_pb2.SettleAccessRequest(settlings=[peer_pb2.AccessSettling()] * (bounds.ROWS_MAX + 1)), CALL
     ),
@@ -84,8 +84,8 @@ TOO_MANY: dict[str, Callable[[], object]] = {
     "transfer_ids": lambda: requests.acknowledge(
         transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=["t"] * (bounds.IDS_MAX + 1)), CALL
     ),
-    "counts": lambda: requests.allocate_blocks(
-        pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount()] * (bounds.GROUPS_MAX + 1)), CALL
+    "group_block_counts": lambda: requests.allocate_blocks(
+        pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount()] * (bounds.GROUPS_MAX + 1)), CALL
     ),
     "pool.groups": lambda: description.pool_from_proto(
         pool_types_pb2.PoolDescription(groups=[pool_types_pb2.Group()] * (bounds.GROUPS_MAX + 1)), "pool"
@@ -154,7 +154,6 @@ TOO_LONG: dict[str, Callable[[], object]] = {
     ),
     "openings.transfer_id": lambda: open_access(transfer_id=LONG),
     "openings.request_id": lambda: open_access(request_id=LONG),
-    "openings.data_paths": lambda: open_access(data_paths=[LONG]),
     "engine.engine_id": lambda: description.engine_from_proto(engine(engine_id=LONG), "engine"),
     "engine.address": lambda: description.engine_from_proto(engine(address=LONG), "engine"),
     "engine.weights_revision": lambda: description.engine_from_proto(engine(weights_revision=LONG), "engine"),
@@ -190,9 +189,7 @@ def test_a_note_is_cut_where_it_is_too_long_and_says_so(character: str) -> None:
 
 NOTES: dict[str, Callable[[str], Any]] = {
     "a source that cannot deliver": lambda why: requests.finished_blocks(
-        handoff_pb2.FinishedBlocksRequest(
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, failure=common_pb2.Failure(message=why)
-        ),
+        handoff_pb2.FinishedBlocksRequest(failure=handoff_pb2.SourceFailure(message=why)),
         CALL, "", LIMIT,
     ).failure,
     "a closing": lambda why: requests.close_access(

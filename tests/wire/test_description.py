@@ -13,7 +13,7 @@ from kvgrpc.core.values.endpoints import MemoryKind, RankEndpoint
 from kvgrpc.core.values.layout import Group, GroupKind, PoolKind, PoolLayout, TensorKind, uniform_layout
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import InvalidRequest, KVGrpcError
-from kvgrpc.v1 import handshake_pb2, pool_types_pb2
+from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from kvgrpc.wire import description
 from tests.wire.endpoints import ENDPOINTS, PRINTED, TEXT, U32
 from tests.wire.messages import messages, outcome
@@ -43,7 +43,7 @@ def layouts(draw: st.DrawFn) -> PoolLayout:
 ENGINES = st.builds(
     EngineDescription,
     engine_id=st.text(PRINTED, min_size=1, max_size=63),
-    incarnation=st.integers(1, 2**64 - 1),
+    incarnation=st.integers(1, 2**53 - 1),
     address=TEXT,
     protocol_min=U32,
     protocol_max=U32,
@@ -52,8 +52,8 @@ ENGINES = st.builds(
     pool_kind=st.sampled_from(PoolKind),
     world_size=st.integers(1, 4096),
     memory_generation=U32,
-    features=st.lists(TEXT, max_size=3).map(tuple),
-    required_features=st.lists(TEXT, max_size=3).map(tuple),
+    features=st.lists(st.sampled_from(list(description.FEATURES)), max_size=3).map(tuple),
+    required_features=st.lists(st.sampled_from(list(description.FEATURES)), max_size=3).map(tuple),
 )
 
 
@@ -112,7 +112,7 @@ def test_an_unknown_kind_of_pool_is_refused(number: int) -> None:
 @pytest.mark.parametrize("number", [0, 4, 77])
 def test_an_unknown_kind_of_memory_reads_as_host_memory(number: int) -> None:
     """Nothing is done with host memory that a device pointer would make dangerous: it is never dereferenced here."""
-    segment = pool_types_pb2.Segment(address=1, nbytes=2, kind=number)  # type: ignore[arg-type]
+    segment = pool_types_pb2.Segment(address=1, size_bytes=2, kind=number)  # type: ignore[arg-type]
     message = pool_types_pb2.RankEndpoint(cma=pool_types_pb2.CmaEndpoint(segments=[segment]))
     endpoint = description.endpoint_from_proto(message).cma
     assert endpoint is not None
@@ -132,7 +132,7 @@ def test_what_a_region_holds_must_be_stated_and_known(number: int) -> None:
 def test_an_order_that_is_not_stated_is_token_major() -> None:
     layout = uniform_layout(Group("g", GroupKind.FULL_ATTENTION, 1, 1, 1, 1, 1, "int8"), 2)
     message = description.pool_to_proto(layout, PoolKind.SERVER_MANAGED)
-    message.groups[0].order = ""
+    message.groups[0].order = pool_types_pb2.BLOCK_ORDER_UNSPECIFIED
     assert description.pool_from_proto(message, "pool") == layout
 
 
@@ -163,9 +163,11 @@ def test_a_peer_says_how_it_is_reached_and_what_was_rejected() -> None:
     path = RankPath(0, 1, "nixl", "the best that works", (("shm", "another host"),))
     view = PeerView("e", 5, "h:1", PeerState.SUSPECT, (path,), 1.5, 2)
     message = description.peer_to_proto(view)
-    assert (message.state, message.open_accesses) == (handshake_pb2.PEER_STATE_SUSPECT, 2)
+    assert (message.state, message.open_access_count) == (handshake_pb2.PEER_STATE_SUSPECT, 2)
     (row,) = message.paths
-    assert [(other.name, other.available, other.why) for other in row.rejected] == [("shm", False, "another host")]
+    assert [(other.data_path, other.available, other.why) for other in row.rejected_paths] == [
+        (common_pb2.DATA_PATH_SHM, False, "another host")
+    ]
 
 
 def test_a_difference_says_both_sides() -> None:

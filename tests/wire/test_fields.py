@@ -130,7 +130,7 @@ def test_rows_are_counted_over_all_places_of_a_message() -> None:
 
 
 def test_blocks_are_counted_over_all_lists_of_a_message() -> None:
-    whole = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[65_536]))
+    whole = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[65_536]))
     row = peer_pb2.AccessOpening(parts=[peer_pb2.ReadyPart(blocks=[whole])])
     check(peer_pb2.OpenAccessRequest(openings=[row] * 16))
     with pytest.raises(OutOfRange) as refused:
@@ -139,8 +139,10 @@ def test_blocks_are_counted_over_all_lists_of_a_message() -> None:
 
 
 def test_the_calls_of_a_step_share_one_budget() -> None:
-    whole = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[1 << 19]))
-    call = scheduler_pb2.ScheduleCall(tokens_computed=scheduler_pb2.TokensComputedRequest(blocks=[whole]))
+    whole = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[1 << 19]))
+    call = scheduler_pb2.ScheduleCall(
+        tokens_computed=scheduler_pb2.TokensComputedRequest(blocks=common_pb2.Blocks(groups=[whole]))
+    )
     budget = Budget()
     budget.take(call)
     budget.take(call)

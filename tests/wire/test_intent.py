@@ -31,7 +31,7 @@ def test_the_vectors_have_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"transferKey": "not base64!"}, {"ttl": 30}, {"mode": "PULL"}, {"consumers": -1}, {"peer": "host:1"}]
+    "wrong", [{"transferKey": "not base64!"}, {"ttl": 30}, {"mode": "PULL"}, {"consumerCount": -1}, {"peer": "host:1"}]
 )
 def test_what_is_no_intent_is_refused(wrong: Any) -> None:
     with pytest.raises(ParseError):

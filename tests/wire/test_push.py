@@ -1,12 +1,14 @@
 """Messages of a push: what one lead says is what the other one hears."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from kvgrpc.core import actions, events
 from kvgrpc.core.tables.accesses import Opening
 from kvgrpc.core.values.content import Content, chain
-from kvgrpc.errors import InvalidRequest, PreconditionFailed, Reason
+from kvgrpc.errors import InvalidRequest
 from kvgrpc.peer.v1 import peer_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2
 from kvgrpc.wire import accesses, answers, requests
@@ -69,30 +71,31 @@ def test_a_part_of_no_layers_is_refused() -> None:
     assert [violation.field for violation in refused.value.violations] == ["layers.count"]
 
 
-def finish(**fields: object) -> events.FinishedBlocks:
-    request = handoff_pb2.FinishedBlocksRequest(waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, **fields)  # type: ignore[arg-type]
-    return requests.finished_blocks(request, CALL, "", LIMIT)
+def finish(**job: Any) -> events.FinishedBlocks:
+    return requests.finished_blocks(handoff_pb2.FinishedBlocksRequest(**job), CALL, "", LIMIT)
 
 
 def test_a_part_of_a_push_needs_neither_content_nor_to_be_the_last() -> None:
-    part = finish(layers=common_pb2.LayerRange(first=4, count=2), part_epoch=5)
+    part = finish(part=handoff_pb2.PushPart(layers=common_pb2.LayerRange(first=4, count=2), part_epoch=5))
     assert part.waits_for is events.WaitsFor.REGISTRATION
     assert (part.content, part.last, part.layers, part.part_epoch, part.failure) == (None, False, (4, 2), 5, "")
 
 
 def test_a_source_that_cannot_deliver_says_so_even_without_words() -> None:
-    assert finish(failure=common_pb2.Failure(message="aborted")).failure == "aborted"
-    assert finish(failure=common_pb2.Failure()).failure
+    assert finish(failure=handoff_pb2.SourceFailure(message="aborted")).failure == "aborted"
+    assert finish(failure=handoff_pb2.SourceFailure()).failure
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"last": False}, {"last": True, "part_epoch": 1}, {"last": True, "layers": common_pb2.LayerRange(count=1)}],
-)
-def test_for_readers_a_hand_over_is_one_part(fields: dict[str, object]) -> None:
-    with pytest.raises(PreconditionFailed) as refused:
-        requests.finished_blocks(handoff_pb2.FinishedBlocksRequest(**fields), CALL, "", LIMIT)  # type: ignore[arg-type]
-    assert refused.value.reason is Reason.WAITS_FOR_MISMATCH
+def test_for_readers_a_hand_over_is_one_part() -> None:
+    whole = finish(for_readers=handoff_pb2.HandOver())
+    assert whole.waits_for is events.WaitsFor.READERS
+    assert (whole.last, whole.layers, whole.part_epoch, whole.failure) == (True, None, 0, "")
+
+
+def test_what_is_finished_says_which_job_it_is() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        finish(transfer_key=b"k" * 16)
+    assert [violation.field for violation in refused.value.violations] == ["job"]
 
 
 def test_a_reservation_names_its_source_or_none() -> None:

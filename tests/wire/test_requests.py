@@ -38,6 +38,7 @@ CONVERTERS: dict[type[Message], Convert] = {
     handoff_pb2.ReserveBlocksRequest: lambda r: requests.reserve_blocks(r, CALL, "w", LIMIT),
     handoff_pb2.RegisterPushRequest: lambda r: requests.register_push(r, CALL),
 }
+OF_A_LIFE = common_pb2.Blocks(incarnation=7)
 EVERY_REQUEST = pytest.mark.parametrize("kind", CONVERTERS, ids=lambda kind: kind.__name__)
 
 
@@ -83,12 +84,14 @@ def test_giving_blocks_to_a_pull_changes_nothing_else_of_it(field: str, value: A
 @pytest.mark.parametrize(
     "request_",
     [
-        handoff_pb2.FinishedBlocksRequest(incarnation=7),
-        handoff_pb2.PullBlocksRequest(destination=handoff_pb2.PullDestination(incarnation=7)),
-        lease_pb2.GrantLeaseRequest(incarnation=7),
-        pool_pb2.FreeBlocksRequest(incarnation=7),
+        handoff_pb2.FinishedBlocksRequest(for_readers=handoff_pb2.HandOver(blocks=OF_A_LIFE)),
+        handoff_pb2.FinishedBlocksRequest(part=handoff_pb2.PushPart(blocks=OF_A_LIFE)),
+        handoff_pb2.PullBlocksRequest(destination=handoff_pb2.PullDestination(blocks=OF_A_LIFE)),
+        handoff_pb2.ReserveBlocksRequest(blocks=OF_A_LIFE),
+        lease_pb2.GrantLeaseRequest(blocks=OF_A_LIFE),
+        pool_pb2.FreeBlocksRequest(blocks=OF_A_LIFE),
     ],
-    ids=lambda request: type(request).__name__,
+    ids=lambda request: f"{type(request).__name__} {request.ListFields()[0][0].name}",
 )
 def test_a_call_says_of_which_life_its_block_ids_are(request_: Message) -> None:
     assert requests.make_call(1, "me", "", "M", request_).incarnation == 7
@@ -110,8 +113,8 @@ def test_any_bytes_that_parse_are_an_event_or_a_typed_refusal(kind: type[Message
 
 @given(st.text(max_size=300), st.booleans())
 def test_a_key_makes_a_call_comparable_by_its_whole_body(key: str, last: bool) -> None:
-    request = handoff_pb2.FinishedBlocksRequest(idempotency_key=key, last=last)
-    other = handoff_pb2.FinishedBlocksRequest(idempotency_key=key, last=not last)
+    request = handoff_pb2.PullBlocksRequest(idempotency_key=key, validate_only=last)
+    other = handoff_pb2.PullBlocksRequest(idempotency_key=key, validate_only=not last)
     found = [outcome(lambda: requests.make_call(7, "me", "", "M", row)) for row in (request, request, other)]  # noqa: B023
     call, same, different = found
     if isinstance(call, KVGrpcError) or isinstance(same, KVGrpcError) or isinstance(different, KVGrpcError):
@@ -173,7 +176,7 @@ def _token() -> bytes:
 
 def test_checksums_and_parts_name_so_many_blocks_in_all() -> None:
     """What a small message can be unpacked to is bounded before it is unpacked."""
-    runs = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
+    runs = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[LIMIT]))
     sums = peer_pb2.ChecksumBlocksRequest()
     sums.blocks.add(blocks=[runs])
     assert requests.checksum_blocks(sums, CALL, LIMIT).blocks
@@ -182,7 +185,7 @@ def test_checksums_and_parts_name_so_many_blocks_in_all() -> None:
         requests.checksum_blocks(sums, CALL, LIMIT)
     parts = peer_pb2.PartsReadyRequest()
     parts.parts.add(blocks=[runs])
-    parts.parts.add(number=1, known=[LIMIT])
+    parts.parts.add(number=1, known_block_counts=[LIMIT])
     assert len(requests.parts_ready(parts, CALL, LIMIT).parts) == 2
     parts.parts.add(number=2, blocks=[runs])
     with pytest.raises(OutOfRange):

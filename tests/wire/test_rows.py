@@ -40,7 +40,7 @@ def test_a_transfer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
 
 
 def test_a_peer_of_thousands_of_ranks_fits_whatever_they_say() -> None:
-    fits(description.peer_to_proto(PeerView(LABEL, 1 << 62, LABEL, PeerState.DEAD, (WORST,) * ENDPOINTS_MAX, 1.0, 9)))
+    fits(description.peer_to_proto(PeerView(LABEL, 1 << 52, LABEL, PeerState.DEAD, (WORST,) * ENDPOINTS_MAX, 1.0, 9)))
 
 
 def test_a_lease_of_scattered_blocks_fits() -> None:
@@ -50,7 +50,7 @@ def test_a_lease_of_scattered_blocks_fits() -> None:
         consumers_done=1, open_accesses=1, renewals=3, trace="",
         labels=tuple((f"{i:064}", "x" * 64) for i in range(16)),
     )  # fmt: skip
-    fits(answers.lease(view))
+    fits(answers.lease(view, 1 << 52))
 
 
 def test_news_fit_into_one_reply_however_many_there_are_and_the_rest_comes_later() -> None:
@@ -60,7 +60,7 @@ def test_news_fit_into_one_reply_however_many_there_are_and_the_rest_comes_later
     left, replies = list(enumerate(rows, 1)), 0
     while left:
         reply = scheduler_pb2.PollSchedulerNewsResponse()
-        scheduler.put_news(iter(left), reply)
+        scheduler.put_news(iter(left), reply, 1 << 52)
         assert 0 < reply.ByteSize() < LIMITS.message_bytes
         assert reply.more == (len(reply.news) < len(left))
         left, replies = left[len(reply.news) :], replies + 1

@@ -63,7 +63,7 @@ def test_any_arrival_is_a_request_or_a_typed_refusal(data: st.DataObject) -> Non
 
 def test_a_request_has_what_its_router_said() -> None:
     intent = common_pb2.Intent(
-        transfer_key=KEY, request_id="chat-1", consumers=3, priority=-2, on_abort=common_pb2.ON_ABORT_KEEP
+        transfer_key=KEY, request_id="chat-1", consumer_count=3, priority=-2, on_abort=common_pb2.ON_ABORT_KEEP
     )
     intent.ttl.seconds = 9
     found = wanted(give=scheduler_pb2.KvGift(decodes=True), intent=intent, needs_all_outputs=True)
@@ -158,7 +158,7 @@ def test_an_outcome_is_said() -> None:
 
 def told(*rows: News) -> scheduler_pb2.PollSchedulerNewsResponse:
     reply = scheduler_pb2.PollSchedulerNewsResponse()
-    scheduler.put_news(enumerate(rows, 5), reply)
+    scheduler.put_news(enumerate(rows, 5), reply, 7)
     return reply
 
 
@@ -174,18 +174,21 @@ def test_news_say_what_the_policy_says() -> None:
     came, lost, sent, unsent, untaken, save, load, reserved, layers, none = reply.news
     failure = common_pb2.Failure(
         reason=common_pb2.FAILURE_REASON_PEER_LOST, message="gone", next=common_pb2.NEXT_STEP_RETRY_OTHER_CONSUMER,
-        phase="wire", side=common_pb2.SIDE_DESTINATION, rank=0,
+        phase=common_pb2.TRANSFER_PHASE_WIRE, side=common_pb2.SIDE_DESTINATION, rank=0,
     )  # fmt: skip
-    rows = [common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[3, 9], counts=[2, 1]))]
-    assert came.load_ended == scheduler_pb2.LoadEnded(tokens=40)
+    rows = common_pb2.Blocks(
+        incarnation=7,
+        groups=[common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[3, 9], counts=[2, 1]))],
+    )
+    assert came.load_ended == scheduler_pb2.LoadEnded(computed_tokens=40)
     assert lost.load_ended == scheduler_pb2.LoadEnded(
-        tokens=16, failure=failure, invalid_blocks=rows, on_loss=scheduler_pb2.ON_LOSS_RECOMPUTE
+        computed_tokens=16, failure=failure, invalid_blocks=rows, on_loss=scheduler_pb2.ON_LOSS_RECOMPUTE
     )
     assert sent.HasField("send_ended")
     assert not sent.send_ended.HasField("failure")
     assert unsent.send_ended.failure == failure
     assert untaken.take_lost == scheduler_pb2.TakeLost(failure=failure, on_loss=scheduler_pb2.ON_LOSS_FAIL)
-    assert list(save.save.blocks) == list(load.load.blocks) == rows
+    assert save.save.blocks == load.load.blocks == rows
     assert reserved.reserved_at.grant.token == WRITE
     assert grants.from_json(json.loads(reserved.reserved_at.kv_transfer_params)) == WRITE
     assert list(layers.provisional.layers_done) == [common_pb2.LayerRange(count=2)]

@@ -50,28 +50,37 @@ def test_any_timeout_is_positive_or_refused(seconds: int, nanos: int) -> None:
 
 @given(BLOCK_IDS)
 def test_block_ids_survive_the_way_there_and_back_in_order(ids: list[int]) -> None:
-    rows = values.group_blocks(((0, np.array(ids, dtype=np.int64)),))
-    found = values.block_lists(rows, LIMIT)
+    made = values.named_blocks(((0, np.array(ids, dtype=np.int64)),), 7, "b-1")
+    assert (made.incarnation, made.allocation_id) == (7, "b-1")
+    found = values.lists_of("blocks", made, LIMIT)
     assert [row.tolist() for _, row in found] == ([ids] if ids else [])
 
 
 @given(st.integers(0, 2**31), st.integers(1, 60_000))
 def test_consecutive_blocks_are_one_run(start: int, count: int) -> None:
-    (row,) = values.group_blocks(((3, np.arange(start, start + count)),))
-    assert (row.group, list(row.blocks.starts), list(row.blocks.counts)) == (3, [start], [count])
+    (row,) = values.named_blocks(((3, np.arange(start, start + count)),), 7).groups
+    assert (row.group, list(row.runs.starts), list(row.runs.counts)) == (3, [start], [count])
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5)), max_size=20))
 def test_runs_are_maximal(runs: list[tuple[int, int]]) -> None:
     ids = [start + i for start, count in runs for i in range(count)]
-    for row in values.group_blocks(((0, np.array(ids, dtype=np.int64)),)):
-        ends = [start + count for start, count in zip(row.blocks.starts, row.blocks.counts, strict=True)]
-        assert all(end != start for end, start in zip(ends, row.blocks.starts[1:], strict=False))
+    for row in values.named_blocks(((0, np.array(ids, dtype=np.int64)),), 7).groups:
+        ends = [start + count for start, count in zip(row.runs.starts, row.runs.counts, strict=True)]
+        assert all(end != start for end, start in zip(ends, row.runs.starts[1:], strict=False))
+
+
+def test_blocks_are_of_a_life_that_is_stated() -> None:
+    ids = ((0, np.array([4, 5])),)
+    with pytest.raises(InvalidRequest) as caught:
+        values.lists_of("destination.blocks", values.named_blocks(ids, 0), LIMIT)
+    assert [violation.field for violation in caught.value.violations] == ["destination.blocks.incarnation"]
+    assert values.lists_of("blocks", common_pb2.Blocks(), LIMIT) == ()
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_any_runs_are_ids_or_a_typed_refusal(starts: list[int], counts: list[int]) -> None:
-    row = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=starts, counts=counts))
+    row = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=starts, counts=counts))
     try:
         ((_, ids),) = values.block_lists([row], LIMIT)
     except (InvalidRequest, OutOfRange):
@@ -82,7 +91,7 @@ def test_any_runs_are_ids_or_a_typed_refusal(starts: list[int], counts: list[int
 
 
 def test_the_limit_counts_the_blocks_of_all_rows() -> None:
-    half = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[60]))
+    half = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[60]))
     assert len(values.block_lists([half], 100)) == 1
     with pytest.raises(OutOfRange) as caught:
         values.block_lists([half, half], 100)
@@ -114,7 +123,8 @@ def test_any_number_reads_as_a_reason_and_an_unknown_one_as_internal(number: int
 @pytest.mark.parametrize("rank", [0, 3, None])
 def test_a_failure_says_what_it_knows_and_nothing_else(side: Side | None, next_: Next | None, rank: int | None) -> None:
     message = values.failure(Failure(Reason.PEER_LOST, "gone", "wire", side, rank, next_))
-    assert (message.reason, message.phase, message.message) == (common_pb2.FAILURE_REASON_PEER_LOST, "wire", "gone")
+    assert (message.reason, message.message) == (common_pb2.FAILURE_REASON_PEER_LOST, "gone")
+    assert message.phase == common_pb2.TRANSFER_PHASE_WIRE
     assert message.HasField("rank") is (rank is not None)
     assert message.rank == (rank or 0)
     assert common_pb2.Side.Name(message.side) == f"SIDE_{side.name if side else 'UNSPECIFIED'}"

@@ -60,7 +60,7 @@ class Bandwidth:
         best = min(pools.pairs, key=lambda mode: statistics.median(move.nixl[mode] for move in moves), default="")
         if best and moves[0].uncoalesced and case.data_path == "nixl":
             self._coalescing = [move.uncoalesced[best] / move.ours for move in moves]
-        return _result(case, moves, pulled.transfer.paths[0].descriptors, best)
+        return _result(case, moves, pulled.transfer.paths[0].descriptor_count, best)
 
     async def _round(self, case: Case, pools: Pools) -> Move:
         """Each way once; ours between the baselines, so that what drifts favours no way."""

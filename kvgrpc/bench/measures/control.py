@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvgrpc.bench.plan import BLOCK_TOKENS, Case, PushPlan
-from kvgrpc.bench.stages.calls import content, group_blocks
+from kvgrpc.bench.stages.calls import content, named_blocks
 from kvgrpc.bench.stages.leads import FINISH, REGISTER, RESERVE, Leads
 from kvgrpc.bench.stages.profiling import describe, new_profile
 from kvgrpc.core.values.descriptors import Ids
@@ -41,7 +41,8 @@ class Pushing:
     def register(self, blocks: Ids, of: common_pb2.Content) -> tuple[bytes, str]:
         """Reserves blocks at the destination and registers the push at the source. Gives key and transfer id."""
         key = os.urandom(16)
-        request = handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=group_blocks(blocks), content=of)
+        own = named_blocks(blocks, self._leads.destination.description.incarnation)
+        request = handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=own, content=of)
         sent = request.SerializeToString()
         with self._counted():
             reply = self._leads.ask(self._leads.destination, RESERVE, sent)
@@ -54,13 +55,9 @@ class Pushing:
     def push(self, source: Ids, destination: Ids, of: common_pb2.Content) -> None:
         """One push from ReserveBlocks to the answer of WaitTransfer."""
         key, transfer_id = self.register(destination, of)
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=key,
-            blocks=group_blocks(source),
-            content=of,
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
-            last=True,
-        )
+        own = named_blocks(source, self._leads.source.description.incarnation)
+        part = handoff_pb2.PushPart(blocks=own, content=of, last=True)
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=key, part=part)
         sent = request.SerializeToString()
         with self._counted():
             self._leads.ask(self._leads.source, FINISH, sent)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvgrpc.bench.plan import PullPlan
 from kvgrpc.bench.results.pulls import PullResult
-from kvgrpc.bench.stages.calls import Caller, Moved, content, group_blocks
+from kvgrpc.bench.stages.calls import Caller, Moved, content
 from kvgrpc.bench.stages.hosts import Host
 from kvgrpc.bench.stages.processors import profiled, spent_ms
 from kvgrpc.v1 import lease_pb2, lease_pb2_grpc, transfer_pb2, transfer_pb2_grpc
@@ -114,7 +114,7 @@ class Latency:
         """Milliseconds of one RenewLeases of 1,000 leases."""
         stub = lease_pb2_grpc.LeaseServiceStub(caller.source)
         block = np.zeros(1, dtype=np.int64)
-        grant = lease_pb2.GrantLeaseRequest(blocks=group_blocks(block), content=content(1))
+        grant = lease_pb2.GrantLeaseRequest(blocks=caller.source_blocks(block), content=content(1))
         refs = []
         for _ in range(0, LEASES_RENEWED, _AT_ONCE):
             calls = (stub.GrantLease(grant, timeout=_CALL_S) for _ in range(_AT_ONCE))

@@ -99,7 +99,7 @@ def _result(case: Case, moves: list[Move], pushed: Moved) -> PushCase:
         blocks=case.blocks,
         layout=case.layout,
         threads=case.threads,
-        descriptors=pushed.transfer.paths[0].descriptors,
+        descriptors=pushed.transfer.paths[0].descriptor_count,
         mover="destination" if received else "source",
         gbps=gbps([move.ours for move in moves]),
         control_ms=statistics.median(move.ours - move.wire for move in moves) * 1e3,

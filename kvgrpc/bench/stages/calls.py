@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,8 +14,10 @@ from google.protobuf.duration_pb2 import Duration
 from kvgrpc.bench.plan import BLOCK_TOKENS
 from kvgrpc.core.values.descriptors import Ids, to_runs
 from kvgrpc.errors import InternalError, Reason
-from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, pool_pb2, pool_pb2_grpc, transfer_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, handoff_pb2_grpc, handshake_pb2, pool_pb2, pool_pb2_grpc, transfer_pb2
+from kvgrpc.v1.handshake_pb2_grpc import HandshakeServiceStub
 from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
+from kvgrpc.wire.values import PHASES
 
 _CALL_S = 60.0
 _OPTIONS = [("grpc.max_receive_message_length", 4 << 20), ("grpc.enable_http_proxy", 0)]
@@ -34,7 +36,8 @@ class Moved:
 
     def phase_s(self, name: str) -> float:
         """How long a phase of the transfer took; 0 where it had none of that name."""
-        return sum(phase.duration.ToNanoseconds() for phase in self.transfer.phases if phase.name == name) / 1e9
+        timed = (phase.duration for phase in self.transfer.phases if phase.phase == PHASES[name])
+        return sum(duration.ToNanoseconds() for duration in timed) / 1e9
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,18 @@ class Caller:
         self._at_destination = handoff_pb2_grpc.HandoffServiceStub(self.destination)
         self._wait = TransferServiceStub(self.destination).WaitTransfer
         self._wait_at_source = TransferServiceStub(self.source).WaitTransfer
+        self._incarnations = (0, 0)
+        """Of the source and of the destination."""
 
     async def __aenter__(self) -> Self:
+        asked = handshake_pb2.GetCapabilitiesRequest()
+        source, destination = await asyncio.gather(
+            *(
+                HandshakeServiceStub(channel).GetCapabilities(asked, timeout=_CALL_S)
+                for channel in (self.source, self.destination)
+            )
+        )
+        self._incarnations = (source.header.incarnation, destination.header.incarnation)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -67,22 +80,30 @@ class Caller:
 
     async def allocate(self, blocks: int) -> None:
         """Takes all blocks of both pools: which ids are used is then the caller's choice."""
-        request = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(group=0, count=blocks)])
+        counts = [pool_pb2.GroupBlockCount(group=0, block_count=blocks)]
+        request = pool_pb2.AllocateBlocksRequest(group_block_counts=counts, no_expiry=True)
         for channel in (self.source, self.destination):
             await pool_pb2_grpc.PoolServiceStub(channel).AllocateBlocks(request, timeout=_CALL_S)
+
+    def source_blocks(self, ids: Ids) -> common_pb2.Blocks:
+        """Blocks of the source."""
+        return named_blocks(ids, self._incarnations[0])
+
+    def destination_blocks(self, ids: Ids) -> common_pb2.Blocks:
+        """Blocks of the destination."""
+        return named_blocks(ids, self._incarnations[1])
 
     async def pull(self, source: Ids, destination: Ids, meanwhile: Callable[[], object] | None = None) -> Moved:
         """Hands blocks over, does something else, and then pulls them; only that is timed.
 
         Raises InternalError if it fails.
         """
-        handed = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=os.urandom(16), blocks=group_blocks(source), content=content(len(source)), last=True
-        )
+        job = handoff_pb2.HandOver(blocks=self.source_blocks(source), content=content(len(source)))
+        handed = handoff_pb2.FinishedBlocksRequest(transfer_key=os.urandom(16), for_readers=job)
         request = handoff_pb2.PullBlocksRequest(
             grant=(await self._at_source.FinishedBlocks(handed, timeout=_CALL_S)).grant,
             content=content(len(destination)),
-            destination=handoff_pb2.PullDestination(blocks=group_blocks(destination)),
+            destination=handoff_pb2.PullDestination(blocks=self.destination_blocks(destination)),
         )
         if meanwhile is not None:
             meanwhile()
@@ -96,7 +117,7 @@ class Caller:
         """Reserves blocks and tells the source where its blocks are to go."""
         key = os.urandom(16)
         request = handoff_pb2.ReserveBlocksRequest(
-            transfer_key=key, blocks=group_blocks(destination), content=content(len(destination))
+            transfer_key=key, blocks=self.destination_blocks(destination), content=content(len(destination))
         )
         reserved = await self._at_destination.ReserveBlocks(request, timeout=_CALL_S)
         registered = await self._at_source.RegisterPush(
@@ -109,13 +130,8 @@ class Caller:
 
         Raises InternalError if that fails.
         """
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=registered.key,
-            blocks=group_blocks(source),
-            content=content(len(source)),
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
-            last=True,
-        )
+        part = handoff_pb2.PushPart(blocks=self.source_blocks(source), content=content(len(source)), last=True)
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=registered.key, part=part)
         began = time.monotonic_ns()
         (ended, woken), _ = await asyncio.gather(self._ended(registered.transfer_id), self._finish(request))
         sent = await self._wait_at_source(_until_over(registered.source_id), timeout=_CALL_S)
@@ -143,10 +159,11 @@ class Caller:
         return ended.transfer, time.monotonic_ns()
 
 
-def group_blocks(blocks: Ids) -> Sequence[common_pb2.GroupBlocks]:
+def named_blocks(ids: Ids, incarnation: int) -> common_pb2.Blocks:
     """Blocks of the one group of the bench's pools."""
-    starts, counts = to_runs(blocks)
-    return [common_pb2.GroupBlocks(group=0, blocks=common_pb2.BlockRuns(starts=starts, counts=counts))]
+    starts, counts = to_runs(ids)
+    row = common_pb2.GroupBlocks(group=0, runs=common_pb2.BlockRuns(starts=starts, counts=counts))
+    return common_pb2.Blocks(incarnation=incarnation, groups=[row])
 
 
 def content(blocks: int) -> common_pb2.Content:

@@ -78,7 +78,9 @@ FINISH = Method(
     handoff_pb2.FinishedBlocksRequest,
     lambda request, call: requests.finished_blocks(request, call, "", _MOST),
     lambda header, answer, now: handoff_pb2.FinishedBlocksResponse(
-        header=header, lease=answers.lease(answer.lease), transfer=answers.transfer(answer.transfer, now)
+        header=header,
+        lease=answers.lease(answer.lease, header.incarnation),
+        transfer=answers.transfer(answer.transfer, now),
     ),
 )
 _OPEN = Method(

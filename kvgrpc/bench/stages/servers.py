@@ -11,6 +11,8 @@ from kvgrpc.bench.plan import Case, Plan, path_of
 from kvgrpc.bench.stages.calls import Caller, Moved
 from kvgrpc.bench.stages.hosts import Host, HostFailed
 from kvgrpc.errors import InternalError, Reason
+from kvgrpc.v1.common_pb2 import DataPath
+from kvgrpc.wire.values import DATA_PATHS
 
 Progress = Callable[[str], None]
 READ = "READ"
@@ -100,8 +102,8 @@ class Pools:
     def check_path(self, case: Case, moved: Moved) -> None:
         """Raises InternalError unless the case was moved over its data path."""
         used = moved.transfer.paths[0].data_path
-        if used != path_of(case.data_path):
-            raise InternalError(Reason.INTERNAL, f"the servers moved over {used}, not {case.data_path}")
+        if used != DATA_PATHS[path_of(case.data_path)]:
+            raise InternalError(Reason.INTERNAL, f"the servers moved over {DataPath.Name(used)}, not {case.data_path}")
 
 
 class Stage:

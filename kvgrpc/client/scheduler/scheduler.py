@@ -3,7 +3,7 @@
     scheduler = client.scheduler()
     await scheduler.request_arrived("r1", token_ids, take=grant)
     found = await scheduler.match_tokens("r1", hit)
-    await scheduler.blocks_allocated("r1", table, computed_tokens=hit, external_tokens=found.tokens)
+    await scheduler.blocks_allocated("r1", table, computed_tokens=hit, external_tokens=found.external_tokens)
     for news in await scheduler.poll(wait_s=1.0): ...
 
 or all that one step has to say in one message, with the requests of `kvgrpc.client.step_calls`:
@@ -16,7 +16,7 @@ Every call may be repeated. The first reply says which life of the engine this i
 (Aborted, INCARNATION_CHANGED) until `start_over`.
 """
 
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
@@ -28,7 +28,7 @@ from kvgrpc.client.calls import Caller, Options, checked_timeout
 from kvgrpc.client.scheduler import step_calls
 from kvgrpc.client.scheduler.step_calls import StepCall, in_step
 from kvgrpc.client.scheduler.step_stream import StepStream
-from kvgrpc.client.values import Blocks, Tokens, duration, reason_of
+from kvgrpc.client.values import AnyBlocks, Tokens, duration, reason_of
 from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError
 from kvgrpc.v1 import scheduler_pb2 as pb
 from kvgrpc.v1.common_pb2 import Grant
@@ -84,14 +84,14 @@ class Scheduler:
         return await self._ask(self._stub.MatchTokens, step_calls.match_tokens(request_id, computed_tokens), options)
 
     async def blocks_allocated(
-        self, request_id: str, blocks: Blocks, **options: Unpack[opt.Allocated]
+        self, request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]
     ) -> pb.BlocksAllocatedResponse:
         """The request has blocks, all of them listed: what is missing begins to come, or the source is let go."""
         request = step_calls.blocks_allocated(request_id, blocks, **options)
         return await self._ask(self._stub.BlocksAllocated, request, options)
 
     async def tokens_computed(
-        self, request_id: str, blocks: Blocks, computed_tokens: int, **options: Unpack[opt.Computed]
+        self, request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.Computed]
     ) -> pb.TokensComputedResponse:
         """A step was scheduled, after which so many tokens have KV."""
         request = step_calls.tokens_computed(request_id, blocks, computed_tokens, **options)
@@ -108,7 +108,7 @@ class Scheduler:
     async def request_finished(
         self,
         request_id: str,
-        blocks: Blocks,
+        blocks: AnyBlocks,
         computed_tokens: int,
         outcome: pb.RequestOutcome.ValueType = pb.REQUEST_OUTCOME_COMPLETE,
         *,
@@ -144,7 +144,7 @@ class Scheduler:
         """All calls of one step in their order, in one message, and the news. One that is refused says so in its
         answer: see `refusal`.
         """
-        request = pb.ScheduleStepRequest(calls=map(in_step, calls), after_seq=self._seq)
+        request = pb.ScheduleStepRequest(calls=self._calls(calls), after_seq=self._seq)
         reply = await self._ask(self._stub.ScheduleStep, request, options)
         self._told(reply.news)
         return reply
@@ -157,7 +157,7 @@ class Scheduler:
         stream = StepStream(self._call, self._stub)
 
         async def step(calls: Iterable[StepCall] = (), *, timeout_s: float | None = None) -> pb.ScheduleResponse:
-            request = pb.ScheduleRequest(calls=map(in_step, calls), after_seq=self._seq, incarnation=self.incarnation)
+            request = pb.ScheduleRequest(calls=self._calls(calls), after_seq=self._seq, incarnation=self.incarnation)
             reply = await stream.ask(request, checked_timeout(self._call.timeout_s if timeout_s is None else timeout_s))
             self.incarnation = self.incarnation or reply.header.incarnation
             self._told(reply.news)
@@ -174,9 +174,23 @@ class Scheduler:
         asked: Any = request
         if "incarnation" in request.DESCRIPTOR.fields_by_name and not asked.incarnation:
             asked.incarnation = self.incarnation
-        reply: Any = await self._call.read(method, request, options)
+        self._of_this_life(request)
+        others = {name: value for name, value in options.items() if name != "incarnation"}
+        reply: Any = await self._call.read(method, request, others)
         self.incarnation = self.incarnation or reply.header.incarnation
         return reply  # type: ignore[no-any-return]
+
+    def _calls(self, calls: Iterable[StepCall]) -> Iterator[pb.ScheduleCall]:
+        for call in calls:
+            made = in_step(call)
+            self._of_this_life(getattr(made, made.WhichOneof("call") or ""))
+            yield made
+
+    def _of_this_life(self, request: Message) -> None:
+        """Bare block ids are of the life that this scheduler knows."""
+        asked: Any = request
+        if "blocks" in request.DESCRIPTOR.fields_by_name and not asked.blocks.incarnation:
+            asked.blocks.incarnation = self.incarnation
 
     def _told(self, news: Sequence[pb.SchedulerNews]) -> None:
         self._seq = news[-1].seq if news else self._seq

@@ -3,10 +3,11 @@
 Each is named after its RPC, and its optional arguments are the fields of that name.
 """
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from kvgrpc.client import options as opt
-from kvgrpc.client.values import Blocks, Tokens, as_content, fields, group_blocks, life_of
+from kvgrpc.client.values import AnyBlocks, Tokens, as_blocks, as_content, fields
 from kvgrpc.v1.common_pb2 import Grant
 from kvgrpc.v1.scheduler_pb2 import (
     AbortRequestRequest,
@@ -59,18 +60,16 @@ def match_tokens(request_id: str, computed_tokens: int = 0) -> MatchTokensReques
     return MatchTokensRequest(request_id=request_id, computed_tokens=computed_tokens)
 
 
-def blocks_allocated(request_id: str, blocks: Blocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
+def blocks_allocated(request_id: str, blocks: AnyBlocks, **options: Unpack[opt.Allocated]) -> BlocksAllocatedRequest:
     """The request has blocks, all of them listed."""
-    return BlocksAllocatedRequest(request_id=request_id, **{**_table(blocks), **fields(options)})
+    return BlocksAllocatedRequest(request_id=request_id, **_table(blocks, options))
 
 
 def tokens_computed(
-    request_id: str, blocks: Blocks, computed_tokens: int, **options: Unpack[opt.Computed]
+    request_id: str, blocks: AnyBlocks, computed_tokens: int, **options: Unpack[opt.Computed]
 ) -> TokensComputedRequest:
     """A step was scheduled, after which so many tokens have KV."""
-    return TokensComputedRequest(
-        request_id=request_id, computed_tokens=computed_tokens, **{**_table(blocks), **fields(options)}
-    )
+    return TokensComputedRequest(request_id=request_id, computed_tokens=computed_tokens, **_table(blocks, options))
 
 
 def blocks_loaded(request_id: str) -> BlocksLoadedRequest:
@@ -85,7 +84,7 @@ def request_preempted(request_id: str) -> RequestPreemptedRequest:
 
 def request_finished(
     request_id: str,
-    blocks: Blocks,
+    blocks: AnyBlocks,
     computed_tokens: int,
     outcome: RequestOutcome.ValueType,
     *,
@@ -97,7 +96,7 @@ def request_finished(
         request_id=request_id,
         computed_tokens=computed_tokens,
         outcome=outcome,
-        **{**_table(blocks), **fields(options)},
+        **_table(blocks, options),
     )
     if content is not None:
         request.content.CopyFrom(as_content(content))
@@ -130,6 +129,7 @@ _FIELDS: dict[type[StepCall], str] = {
 }
 
 
-def _table(blocks: Blocks) -> dict[str, Any]:
-    """All blocks of a request, with the life that their ids are of."""
-    return {"blocks": group_blocks(blocks), "incarnation": life_of(blocks)}
+def _table(blocks: AnyBlocks, options: Mapping[str, Any]) -> dict[str, Any]:
+    """All blocks of a request, with the life that their ids are of, and the other options."""
+    others = {name: value for name, value in options.items() if name != "incarnation"}
+    return {"blocks": as_blocks(blocks, options.get("incarnation", 0)), **fields(others)}

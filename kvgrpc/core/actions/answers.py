@@ -37,7 +37,9 @@ class LeaseView:
 
 @dataclass(frozen=True, eq=False)
 class HandedOver:
-    """Answer to FinishedBlocks. `token` is empty for validate_only and pushes, `transfer` None for GrantLease."""
+    """Answer to FinishedBlocks. `token` is empty for validate_only and pushes, `transfer` None for validate_only and
+    GrantLease. For validate_only the lease has no id: it shows what would be granted.
+    """
 
     lease: LeaseView
     transfer: Transfer | None
@@ -53,9 +55,9 @@ class GaveUp:
 
 @dataclass(frozen=True)
 class Registered:
-    """Answer to RegisterPush: the SEND transfer."""
+    """Answer to RegisterPush: the SEND transfer. None for validate_only where there is none yet."""
 
-    transfer: Transfer
+    transfer: Transfer | None
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,23 @@ class Widened:
 
 @dataclass(frozen=True)
 class Pulling:
-    """Answer to PullBlocks; None for validate_only."""
+    """Answer to PullBlocks; None for validate_only, but by transfer id."""
 
     transfer: Transfer | None
 
 
 @dataclass(frozen=True)
 class Renewed:
-    """Answer to RenewLeases: (remaining_s, None) or (0, why not), in the order asked."""
+    """Answer to RenewLeases, in the order asked: (remaining_s, None, LIVE), or (0, why not, its state), which is None
+    for a lease that is not known.
+    """
 
-    rows: tuple[tuple[float, Reason | None], ...]
+    rows: tuple[tuple[float, Reason | None, LeaseState | None], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """Answer to ReleaseLease."""
+    """Answer to ReleaseLease; for validate_only the lease as it is, and the blocks that would come free."""
 
     lease: LeaseView
     freed: Blocks
@@ -103,7 +107,9 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class QuarantineReleased:
-    """Answer to ReleaseQuarantine: blocks that came out of quarantine, and that stayed."""
+    """Answer to ReleaseQuarantine: blocks that came out of quarantine, and that stayed. For validate_only those that
+    would be asked for, and the others.
+    """
 
     released: int
     left: int
@@ -124,9 +130,21 @@ class Acknowledged:
     count: int
 
 
+@dataclass(frozen=True)
+class Drained:
+    """Answer to Drain: what is still going on."""
+
+    transfers: int
+    """That are not over."""
+    leases: int
+    quarantined_blocks: int
+    oldest_transfer_id: str
+    """Of those that are not over; empty when all are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Allocated:
-    """Answer to AllocateBlocks."""
+    """Answer to AllocateBlocks; for validate_only without id and blocks."""
 
     allocation_id: str
     blocks: Blocks
@@ -135,16 +153,16 @@ class Allocated:
 
 @dataclass(frozen=True, eq=False)
 class Freed:
-    """Answer to FreeBlocks."""
+    """Answer to FreeBlocks: those that nothing pins."""
 
     freed: Blocks
 
 
 @dataclass(frozen=True)
 class PeerConnected:
-    """Answer to ConnectPeer."""
+    """Answer to ConnectPeer; None for validate_only where a handshake would be needed."""
 
-    peer: PeerView
+    peer: PeerView | None
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,8 @@ class Closings:
 Answer = (
     HandedOver | GaveUp | Registered | Reserved | Widened | Pulling | Renewed | Released | Cancelled | Acknowledged
     | Allocated | Freed | PeerConnected | Introduced | Openings | Verdicts | Closings | QuarantineReleased | Checksums
-)  # fmt: skip  # fmt: skip
+    | Drained
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from kvgrpc.core.events.calls import (
     CancelTransfer,
     ConnectPeer,
     Destination,
+    Drain,
     FinishedBlocks,
     FreeBlocks,
     GiveDestination,
@@ -65,7 +66,7 @@ Event = (
     | DialFailed | PeerAlive | PeerSilent | OpenAccess | SettleAccess | CloseAccess | AccessAnswered
     | SettleAnswered | CloseAnswered | RenewAnswered | EndpointOffered | PeerMapped | PostingEnded | StepDone
     | CallAbandoned | ChecksumBlocks | ChecksumsAnswered | ChecksumsComputed | ProcessEnded | Rekeyed
-    | ReleaseQuarantine | LeasesVoided | LifeBegan | MemoryGone | Tick
+    | ReleaseQuarantine | Drain | LeasesVoided | LifeBegan | MemoryGone | Tick
 )  # fmt: skip
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "ConnectPeer",
     "Destination",
     "DialFailed",
+    "Drain",
     "EndpointOffered",
     "Event",
     "FinishedBlocks",

@@ -43,6 +43,7 @@ class FinishedBlocks:
     after_step: int = 0
     lease_id: str = ""
     validate_only: bool = False
+    """Nothing changes; the answer has no ids."""
     transfer: bool = True
     labels: tuple[tuple[str, str], ...] = ()
     waits_for: WaitsFor = WaitsFor.READERS
@@ -54,6 +55,8 @@ class FinishedBlocks:
     """Raised when the prefill starts over: the first part of a higher epoch replaces all parts of lower ones."""
     failure: str = ""
     """Why the source cannot deliver; not empty ends the push at once, and nothing else is looked at but the key."""
+    allocation_id: str = ""
+    """The allocation that all blocks are of; empty: not checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,7 @@ class RegisterPush:
     """16 random bytes: the WRITE access that is opened at the destination."""
     reverse_access_id: bytes = b""
     """16 random bytes: the READ access for the destination, if that moves the bytes."""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class ReserveBlocks:
     registration_timeout_s: float | None = None
     """How long the source may take for its first part, and after that for each next one."""
     validate_only: bool = False
+    allocation_id: str = ""
+    """The allocation that all blocks are of; empty: not checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +121,8 @@ class Destination:
 
     blocks: BlockLists
     have_tokens: int = 0
+    allocation_id: str = ""
+    """The allocation that all blocks are of; empty: not checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +171,8 @@ class RenewLeases:
     call: Call
     leases: tuple[LeaseRef, ...]
     ttl_s: float | None = None
+    validate_only: bool = False
+    """The rows are those of the leases as they are."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,7 @@ class ReleaseLease:
 
     call: Call
     lease: LeaseRef
+    validate_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,16 +200,22 @@ class AcknowledgeTransfers:
 
     call: Call
     transfer_ids: tuple[str, ...]
+    validate_only: bool = False
 
 
 @dataclass(frozen=True)
 class AllocateBlocks:
-    """Takes blocks, or renews the TTL of an earlier allocation."""
+    """Takes blocks, or renews the TTL of an earlier allocation. Without `ttl_s` and `no_expiry` an allocation has the
+    default TTL; one of the engine's session has none.
+    """
 
     call: Call
     counts: tuple[tuple[int, int], ...]
     ttl_s: float | None = None
     allocation_id: str = ""
+    no_expiry: bool = False
+    """It is never freed by itself."""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +223,10 @@ class FreeBlocks:
     """Gives blocks back to a pool that this server manages."""
 
     call: Call
-    blocks: BlockLists
+    blocks: BlockLists = ()
+    allocation_id: str = ""
+    """The allocation that all blocks are of, where it is stated; without a row of blocks all that is left of it."""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,6 +236,7 @@ class ConnectPeer:
     call: Call
     address: str
     engine_id: str = ""
+    validate_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -230,3 +251,14 @@ class ReleaseQuarantine:
     """With `force`: whose; empty means all."""
     why: str = ""
     """For the log; required with `force`."""
+    validate_only: bool = False
+    """The answer says how many blocks would be asked for."""
+
+
+@dataclass(frozen=True)
+class Drain:
+    """An operator says that no new work is taken, or with `cancel` that it is taken again."""
+
+    call: Call
+    cancel: bool = False
+    validate_only: bool = False

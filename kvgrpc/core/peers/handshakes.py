@@ -82,6 +82,9 @@ class Handshakes:
             self._state.reply(event.call.id, PeerConnected(self.view(peer)))
             return
         self.check_room(event.address, event.engine_id, 0, event.call.connection)
+        if event.validate_only:
+            self._state.reply(event.call.id, PeerConnected(None))
+            return
         dial = self._dial(event.address, event.engine_id, event.call.trace, event.call.connection)
         dial.calls[event.call.id] = event.engine_id
 

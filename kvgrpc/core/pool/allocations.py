@@ -1,15 +1,25 @@
 """The pool of blocks where this server manages it: AllocateBlocks and FreeBlocks."""
 
+from collections.abc import Collection
+
 from kvgrpc.core.actions import Allocated, Freed
 from kvgrpc.core.events import AllocateBlocks, FreeBlocks
-from kvgrpc.core.state import NodeState
+from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.core.values.ids import format_incarnation
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import granted_ttl
-from kvgrpc.errors import Exhausted, InvalidRequest, NotFound, OutOfRange, PreconditionFailed, Reason
+from kvgrpc.errors import (
+    Exhausted,
+    FieldViolation,
+    InvalidRequest,
+    NotFound,
+    OutOfRange,
+    PreconditionFailed,
+    Reason,
+)
 
 
 class Allocations:
@@ -21,41 +31,108 @@ class Allocations:
 
     def allocate(self, event: AllocateBlocks) -> None:
         """AllocateBlocks: takes blocks, or renews the TTL of an earlier allocation."""
-        state = self._state
         self._check_kind()
-        ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
+        if event.no_expiry and event.ttl_s is not None:
+            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation has a ttl, or no_expiry, not both")
         if event.allocation_id:
-            allocation_id, blocks = event.allocation_id, self._find(event.allocation_id)
+            self._renew(event)
         else:
-            state.check_open()
-            counts = self._check_counts(event)
-            if len(state.allocator) >= state.limits.allocations:
-                raise Exhausted(
-                    Reason.LIMIT_EXCEEDED,
-                    f"{len(state.allocator)} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room",
-                    retry_delay_s=RETRY_DELAY_S,
-                )
-            allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made + 1}"
-            blocks = state.allocator.allocate(allocation_id, counts)
-            self._made += 1
-        due = state.timers.when(Timer.ALLOCATION, allocation_id)
-        if ttl_s is not None:
-            due = max(state.now + ttl_s, due or 0.0)
-            state.timers.set(Timer.ALLOCATION, allocation_id, due)
-        state.reply(event.call.id, Allocated(allocation_id, blocks, None if due is None else due - state.now))
+            self._take(event)
 
     def free(self, event: FreeBlocks) -> None:
         """FreeBlocks: all or none; pinned ones come free at their last unpin."""
+        state = self._state
         self._check_kind()
-        blocks = self._state.resolve(event.blocks, "blocks")
-        free, ended = self._state.allocator.free(blocks)
-        for allocation_id in ended:
-            self._state.timers.clear(Timer.ALLOCATION, allocation_id)
-        self._state.reply(event.call.id, Freed(free))
+        if event.allocation_id and not event.blocks:
+            blocks = self.find(event.allocation_id)
+        else:
+            blocks = state.resolve(event.blocks, "blocks")
+            state.allocator.check_allocated(blocks, event.allocation_id)
+        if not event.validate_only:
+            self._give_back(blocks)
+        free = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
+        state.reply(event.call.id, Freed(free))
+
+    def check_all(self, allocation_ids: Collection[str]) -> None:
+        """Before `free_all`. Raises PreconditionFailed (POOL_KIND_MISMATCH), NotFound (BLOCK_NOT_ALLOCATED)."""
+        if allocation_ids:
+            self._check_kind()
+        for allocation_id in allocation_ids:
+            self.find(allocation_id)
+
+    def free_all(self, allocation_ids: Collection[str]) -> None:
+        """Gives back what is left of these allocations, as by FreeBlocks."""
+        for allocation_id in dict.fromkeys(allocation_ids):
+            self._give_back(self.find(allocation_id))
+
+    def find(self, allocation_id: str) -> Blocks:
+        """What an allocation still holds. Raises NotFound (BLOCK_NOT_ALLOCATED)."""
+        blocks = self._state.allocator.find(allocation_id)
+        if blocks is None:
+            raise NotFound(
+                Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here: it was freed, or has ended"
+            )
+        return blocks
 
     def due(self, allocation_id: str) -> None:
         """An allocation's TTL is over."""
         self._state.allocator.free_allocation(allocation_id)
+
+    def _take(self, event: AllocateBlocks) -> None:
+        state = self._state
+        ttl_s = self._ttl_s(event)
+        state.check_open()
+        counts = self._check_counts(event)
+        if len(state.allocator) >= state.limits.allocations:
+            raise Exhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{len(state.allocator)} allocations hold blocks here; FreeBlocks, or the end of a TTL, makes room",
+                retry_delay_s=RETRY_DELAY_S,
+                metadata={"limit": str(state.limits.allocations)},
+            )
+        taken = state.allocator.choose(counts)
+        if event.validate_only:
+            state.reply(event.call.id, Allocated("", (), ttl_s))
+            return
+        self._made += 1
+        allocation_id = f"b-{format_incarnation(state.incarnation)}-{self._made}"
+        state.allocator.take(allocation_id, taken)
+        if ttl_s is not None:
+            state.timers.set(Timer.ALLOCATION, allocation_id, state.now + ttl_s)
+        state.reply(event.call.id, Allocated(allocation_id, taken, ttl_s))
+
+    def _renew(self, event: AllocateBlocks) -> None:
+        """It never shortens: what has no TTL gets none."""
+        state = self._state
+        ttl_s = self._ttl_s(event)
+        allocation_id, blocks = event.allocation_id, self.find(event.allocation_id)
+        if event.counts:
+            raise InvalidRequest(Reason.INVALID_FIELD, "an allocation that is renewed gets no more blocks: state none")
+        due = state.timers.when(Timer.ALLOCATION, allocation_id)
+        if event.no_expiry:
+            due = None
+        elif due is not None and ttl_s is not None:
+            due = max(state.now + ttl_s, due)
+        left_s = None if due is None else due - state.now
+        if event.validate_only:
+            state.reply(event.call.id, Allocated("", (), left_s))
+            return
+        if due is None:
+            state.timers.clear(Timer.ALLOCATION, allocation_id)
+        else:
+            state.timers.set(Timer.ALLOCATION, allocation_id, due)
+        state.reply(event.call.id, Allocated(allocation_id, blocks, left_s))
+
+    def _ttl_s(self, event: AllocateBlocks) -> float | None:
+        """The TTL that is granted; None: it has none."""
+        limits = self._state.limits
+        if event.ttl_s is not None:
+            return granted_ttl(event.ttl_s, limits)
+        return None if event.no_expiry or event.call.principal == ENGINE else limits.allocation_ttl_s
+
+    def _give_back(self, blocks: Blocks) -> None:
+        for allocation_id in self._state.allocator.free(blocks):
+            self._state.timers.clear(Timer.ALLOCATION, allocation_id)
 
     def _check_kind(self) -> None:
         if self._state.pool.pool_kind is not PoolKind.SERVER_MANAGED:
@@ -73,15 +150,21 @@ class Allocations:
         total = sum(counts.values())
         if total <= 0 or min(counts.values()) < 0:
             raise InvalidRequest(Reason.INVALID_FIELD, "counts asks for no block")
-        if total > self._state.limits.blocks_per_request:
+        most = self._state.limits.blocks_per_request
+        if total > most:
             raise OutOfRange(
                 Reason.LIMIT_EXCEEDED,
-                f"{total} blocks in one request; the limit is {self._state.limits.blocks_per_request}",
+                f"{total} blocks in one request; the limit is {most}",
+                metadata={"limit": str(most)},
             )
+        for row, (group, count) in enumerate(event.counts):
+            if count > groups[group].blocks:
+                raise OutOfRange(
+                    Reason.LIMIT_EXCEEDED,
+                    f"{count} blocks of group {group} were asked for, which has {groups[group].blocks} in all",
+                    violations=(
+                        FieldViolation(f"group_block_counts[{row}]", f"at most {groups[group].blocks} blocks"),
+                    ),
+                    metadata={"group": str(group), "block_count": str(groups[group].blocks)},
+                )
         return counts
-
-    def _find(self, allocation_id: str) -> Blocks:
-        blocks = self._state.allocator.find(allocation_id)
-        if blocks is None:
-            raise NotFound(Reason.BLOCK_NOT_ALLOCATED, f"no allocation {allocation_id} here")
-        return blocks

@@ -67,24 +67,21 @@ class Quarantine:
     def release(self, event: ReleaseQuarantine) -> None:
         """ReleaseQuarantine: by re-key, which is answered when it is over, or because an operator says so."""
         state = self._state
+        self._check(event)
         before = sum(state.pins.quarantined)
-        if event.force:
-            if not event.why:
-                raise InvalidRequest(Reason.INVALID_FIELD, "force takes a message: why nothing can write there")
-            for id_ in event.transfer_ids:
-                state.transfers.get(id_)
+        if event.validate_only:
+            self._preview(event)
+        elif event.force:
             self._moves.release_by_operator(event.transfer_ids)
-        elif event.transfer_ids:
-            raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
-        elif state.rekeying or before or state.transfers.quarantined:
+            self._answer(event.call.id, before)
+        elif self._anything:
             if not state.rekeying:
-                self._check_interval()
                 self._begin("an operator asked for it")
             elif state.timers.when(Timer.REKEY, "") is None:  # the ranks' time is over; this caller's begins
                 state.timers.set(Timer.REKEY, "", state.now + ANSWER_S)
             self._proofs.calls.append(event.call.id)
-            return
-        self._answer(event.call.id, before)
+        else:
+            self._answer(event.call.id, before)
 
     def look(self) -> None:
         """After each event: whether a re-key goes on, or one will be needed."""
@@ -180,6 +177,33 @@ class Quarantine:
         calls, self._proofs.calls = self._proofs.calls, []
         for call in calls:
             self._answer(call, self._proofs.before)
+
+    @property
+    def _anything(self) -> bool:
+        """A re-key goes on, or there is something that one might prove."""
+        state = self._state
+        return bool(state.rekeying or any(state.pins.quarantined) or state.transfers.quarantined)
+
+    def _check(self, event: ReleaseQuarantine) -> None:
+        """Raises InvalidRequest (INVALID_FIELD), NotFound (TRANSFER_NOT_FOUND) or Exhausted (QUARANTINED)."""
+        if event.force:
+            if not event.why:
+                raise InvalidRequest(Reason.INVALID_FIELD, "force takes a message: why nothing can write there")
+            for id_ in event.transfer_ids:
+                self._state.transfers.get(id_)
+        elif event.transfer_ids:
+            raise InvalidRequest(Reason.INVALID_FIELD, "transfer_ids go with force: a re-key is of all memory")
+        elif self._anything and not self._state.rekeying:
+            self._check_interval()
+
+    def _preview(self, event: ReleaseQuarantine) -> None:
+        """How many blocks a call would ask for."""
+        state = self._state
+        pins = [pin for pin in state.pins if pin.kind is PinKind.QUARANTINE]
+        asked = [pin for pin in pins if not event.transfer_ids or pin.owner in event.transfer_ids]
+        count = sum(len(ids) for pin in asked for ids in pin.blocks)
+        left = sum(state.pins.quarantined) - count
+        state.reply(event.call.id, QuarantineReleased(count, left, state.pool.memory_generation))
 
     def _answer(self, call: int, before: int) -> None:
         state = self._state

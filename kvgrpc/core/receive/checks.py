@@ -56,7 +56,7 @@ def check_destination(state: NodeState, destination: Destination, tokens: int) -
                     f"group {i}: {tokens} tokens of which {have} are held take {needed} blocks; "
                     f"{len(blocks[i])} are listed",
                 )
-    state.check_owned(blocks)
+    state.check_owned(blocks, destination.allocation_id)
     state.pins.check_free_for(PinKind.TARGET, blocks)
     return blocks, skip
 

@@ -66,7 +66,8 @@ class Reservations:
         if event.content is None:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a reservation states the content that it wants")
         claim = contents.claim(event.content, event.content.tokens, event.use_tokens)
-        blocks, skip = check_destination(state, Destination(event.blocks, event.have_tokens), claim.tokens)
+        where = Destination(event.blocks, event.have_tokens, event.allocation_id)
+        blocks, skip = check_destination(state, where, claim.tokens)
         limits = state.limits
         timeout_s = granted_timeout(event.registration_timeout_s, limits.registration_timeout_s, limits)
         if any(t.direction is Direction.RECEIVE and not t.over for t in state.transfers.with_key(event.key)):

@@ -4,11 +4,13 @@ A hand-over pins its blocks under a lease; the SEND transfer beside it is what p
 ends, in the same step, its pins, the accesses that stand on it, and the transfer.
 """
 
+from dataclasses import replace
+
 from kvgrpc.core.actions import BlocksReturned, Failed, HandedOver, LeaseView, Released, Renewed
 from kvgrpc.core.events import FinishedBlocks, LeaseRef, LeasesVoided, ReleaseLease, RenewLeases, WaitsFor
 from kvgrpc.core.state import ENGINE, NodeState
 from kvgrpc.core.tables.accesses import Access, AccessState
-from kvgrpc.core.tables.leases import END_REASON, Lease, LeaseState, ended_error
+from kvgrpc.core.tables.leases import END_REASON, Lease, LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.timers import Timer
 from kvgrpc.core.tables.transfers import Direction, Disposition, Failure, Next, Side, State, Transfer
@@ -54,7 +56,7 @@ class HandOvers:
         lease = self.new_lease(event, blocks, content, ttl_s)
         token = self._token(lease, event.key)
         if event.validate_only:
-            state.reply(event.call.id, HandedOver(self.view(lease), None, b""))
+            state.reply(event.call.id, HandedOver(self.preview(lease), None, b""))
             return
         self.add(lease, event)
         transfer = self._send(lease, event) if event.transfer else None
@@ -128,7 +130,7 @@ class HandOvers:
         if len(event.leases) > state.limits.renewals_per_call:
             raise OutOfRange(Reason.LIMIT_EXCEEDED, f"at most {state.limits.renewals_per_call} leases in one call")
         ttl_s = None if event.ttl_s is None else granted_ttl(event.ttl_s, state.limits)
-        rows = tuple(self._renew_one(ref, ttl_s) for ref in event.leases)
+        rows = tuple(self._renew_one(ref, ttl_s, validate_only=event.validate_only) for ref in event.leases)
         state.reply(event.call.id, Renewed(rows))
 
     def release(self, event: ReleaseLease) -> None:
@@ -136,6 +138,9 @@ class HandOvers:
         state = self._state
         lease = self.find(event.lease)
         blocks = lease.blocks
+        if event.validate_only:
+            state.reply(event.call.id, Released(self.view(lease), self._would_free(lease)))
+            return
         if lease.live:
             self.end(lease, LeaseState.RELEASED)
         freed = tuple(state.pins.unpinned(group, ids) for group, ids in enumerate(blocks))
@@ -230,6 +235,10 @@ class HandOvers:
             labels=lease.labels,
         )
 
+    def preview(self, lease: Lease) -> LeaseView:
+        """What would be granted: a lease that does not stand has no id."""
+        return replace(self.view(lease), id="", transfer_id="", blocks=tuple(ids[:0] for ids in lease.blocks))
+
     def _close(self, lease: Lease, reason: Reason) -> None:
         """Nothing stands on an ended lease any more."""
         state = self._state
@@ -254,7 +263,7 @@ class HandOvers:
             raise InvalidRequest(Reason.CONTENT_REQUIRED, "a hand-over states what its blocks hold")
         blocks = state.resolve(event.blocks, "blocks")
         check_covers(blocks, event.content, state.pool.pool.groups)
-        state.check_owned(blocks)
+        state.check_owned(blocks, event.allocation_id)
         state.check_key(event.key)
         if event.transfer:
             self._check_alone(event.key)
@@ -314,15 +323,29 @@ class HandOvers:
         lease.transfer_id = transfer.id
         return transfer
 
-    def _renew_one(self, ref: LeaseRef, ttl_s: float | None) -> tuple[float, Reason | None]:
+    def _renew_one(
+        self, ref: LeaseRef, ttl_s: float | None, *, validate_only: bool
+    ) -> tuple[float, Reason | None, LeaseState | None]:
         try:
             lease = self.find(ref)
-            if not lease.live:
-                raise ended_error(lease.state, lease.id)
         except KVGrpcError as error:
-            return 0.0, error.reason
-        lease.renew(self._state.now, ttl_s)
-        return lease.deadline - self._state.now, None
+            return 0.0, error.reason, None
+        if not lease.live:
+            return 0.0, END_REASON[lease.state], lease.state
+        if not validate_only:
+            lease.renew(self._state.now, ttl_s)
+        return lease.deadline - self._state.now, None, lease.state
+
+    def _would_free(self, lease: Lease) -> Blocks:
+        """The blocks that come free with the lease's end: those that nothing else pins, but what ends with it."""
+        state = self._state
+        owners = [(lease.id, PinKind.LEASE)]
+        owners += [(state.accesses[access_id].owner, PinKind.ACCESS) for access_id in lease.accesses]
+        push = state.pushes.find(lease.transfer_id)
+        if push is not None:
+            moves = push.registrations.values()
+            owners += [(move.name, PinKind.ACCESS) for move in moves if not move.postings]
+        return state.pins.unpinned_without(owners, lease.blocks)
 
     def _end_send(self, lease: Lease, failure: Failure | None, *, cancelled: bool) -> None:
         state = self._state

@@ -57,9 +57,13 @@ class Pushes:
         self._handshakes.check_room(claims.address, claims.engine_id, claims.incarnation, event.call.connection)
         if push is None:
             self._check_new(claims.transfer_key)
-            push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
         else:
             self._check_wanted(push)
+        if event.validate_only:
+            state.reply(event.call.id, Registered(None if push is None else state.transfers.get(push.transfer_id)))
+            return
+        if push is None:
+            push = self._new(event.call, event.request_id, claims.transfer_key, "parts")
         move = self._add(push, event, claims)
         transfer = state.transfers.get(push.transfer_id)
         if move.leading:
@@ -84,7 +88,7 @@ class Pushes:
         blocks, parts, part, content = self._check(event, push, first=first)
         lease = self._lease(event, push, content, blocks, first=first)
         if event.validate_only:
-            state.reply(event.call.id, HandedOver(self._hand_overs.view(lease), None, b""))
+            state.reply(event.call.id, HandedOver(self._hand_overs.preview(lease), None, b""))
             return
         if push is None:
             push = self._new(event.call, event.request_id, event.key, "registration")
@@ -300,7 +304,7 @@ class Pushes:
         if parts is None:
             parts = Parts(state.pool.pool, content.tokens, state.limits.blocks_per_request)
         part = parts.check(blocks, event.layers, last=event.last, after_step=event.after_step)
-        state.check_owned(blocks)
+        state.check_owned(blocks, event.allocation_id)
         state.pins.check_free_for(PinKind.LEASE, blocks)
         return blocks, parts, part, content
 

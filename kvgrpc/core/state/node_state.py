@@ -83,6 +83,8 @@ class NodeState:
         self.attached = False
         self.description: EngineDescription | None = None
         self.draining = False
+        self.stopping = False
+        """The server was told to end: it drains for good."""
         self.rekeying = ""
         """Why the ranks' data paths are about to begin anew; empty while they are not."""
         self.sets_aside = True
@@ -248,10 +250,16 @@ class NodeState:
                 "the block ids are of another life of this engine and name other blocks now: allocate again",
             )
 
-    def check_owned(self, blocks: Blocks) -> None:
-        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for free blocks of a pool that this server manages."""
+    def check_owned(self, blocks: Blocks, allocation_id: str) -> None:
+        """Raises PreconditionFailed: BLOCK_NOT_ALLOCATED for blocks of a pool that this server manages which are free,
+        or not of the allocation that is stated; POOL_KIND_MISMATCH for an allocation of a pool that the engine manages.
+        """
         if self.pool.pool_kind is PoolKind.SERVER_MANAGED:
-            self.allocator.check_allocated(blocks)
+            self.allocator.check_allocated(blocks, allocation_id)
+        elif allocation_id:
+            raise PreconditionFailed(
+                Reason.POOL_KIND_MISMATCH, "the engine's own block manager gives out these blocks: state no allocation"
+            )
 
     def step_done(self, layers: LayerRange | None = None) -> int:
         """The last engine step that every rank has finished, in all layers or in these."""
@@ -285,11 +293,11 @@ class NodeState:
         self.timers.set(Timer.TOMBSTONE, key.hex(), self.now + self.limits.registration_timeout_s)
 
     def check_open(self) -> None:
-        """Raises Unavailable (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations are
-        taken.
+        """Raises PreconditionFailed (DRAINING) or Exhausted (QUARANTINED) while no new leases, pulls and allocations
+        are taken.
         """
         if self.draining:
-            raise Unavailable(Reason.DRAINING, "this server is shutting down and takes no new work")
+            raise PreconditionFailed(Reason.DRAINING, "this server drains and takes no new work: choose another engine")
         self.check_steady()
         if full := self.quarantine_full():
             raise Exhausted(Reason.QUARANTINED, full, retry_delay_s=1.0)

@@ -14,6 +14,8 @@ from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 
 RETRY_DELAY_S = 0.1
 """Blocks come back when a transfer ends, which takes tens of milliseconds."""
+_NO_NUMBER = -1
+"""Of no allocation, and no block."""
 
 
 class Allocator:
@@ -29,12 +31,12 @@ class Allocator:
         """How many blocks each allocation still holds: at least 1."""
         self._last = 0
 
-    def allocate(self, allocation_id: str, counts: Mapping[int, int]) -> Blocks:
-        """Takes `counts[group]` blocks of each group, all or none, lowest ids first (long runs coalesce best).
+    def choose(self, counts: Mapping[int, int]) -> Blocks:
+        """`counts[group]` free blocks of each group, all or none, lowest ids first (long runs coalesce best).
 
         Raises Exhausted (POOL_EXHAUSTED).
         """
-        taken = []
+        chosen = []
         for group, holder in enumerate(self._holder):
             wanted = counts.get(group, 0)
             free = np.flatnonzero((holder == 0) & ~self._pins.pinned_mask(group))
@@ -43,25 +45,26 @@ class Allocator:
                     Reason.POOL_EXHAUSTED,
                     f"group {group} has {len(free)} free blocks of {len(holder)}; {wanted} were asked for",
                     retry_delay_s=RETRY_DELAY_S,
+                    metadata={"group": str(group), "free_block_count": str(len(free))},
                 )
-            taken.append(_first_run(free, wanted))
+            chosen.append(_first_run(free, wanted))
+        return tuple(chosen)
+
+    def take(self, allocation_id: str, blocks: Blocks) -> None:
+        """These free blocks, at least one, are a new allocation's."""
         self._last += 1
         self._numbers[allocation_id] = self._last
         self._ids[self._last] = allocation_id
-        self._left[self._last] = sum(len(ids) for ids in taken)
-        for holder, ids in zip(self._holder, taken, strict=True):
+        self._left[self._last] = sum(len(ids) for ids in blocks)
+        for holder, ids in zip(self._holder, blocks, strict=True):
             holder[ids] = self._last
-        return tuple(taken)
 
     def __len__(self) -> int:
         """Allocations that hold a block."""
         return len(self._numbers)
 
-    def free(self, blocks: Blocks) -> tuple[Blocks, list[str]]:
-        """Gives blocks back; returns those that nothing pins, and the allocations that hold none any more. Raises as
-        `check_allocated`.
-        """
-        self.check_allocated(blocks)
+    def free(self, blocks: Blocks) -> list[str]:
+        """Gives blocks back, all of which are allocated; returns the allocations that hold none any more."""
         ended = []
         for holder, ids in zip(self._holder, blocks, strict=True):
             numbers, counts = np.unique(holder[ids], return_counts=True)
@@ -71,7 +74,7 @@ class Allocator:
                     ended.append(self._ids[number])
                     self._forget(number)
             holder[ids] = 0
-        return tuple(self._pins.unpinned(group, ids) for group, ids in enumerate(blocks)), ended
+        return ended
 
     def free_allocation(self, allocation_id: str) -> None:
         """Gives back what is left of an allocation, if it still exists."""
@@ -91,15 +94,20 @@ class Allocator:
         number = self._numbers.get(allocation_id)
         return None if number is None else tuple(np.flatnonzero(h == number) for h in self._holder)
 
-    def check_allocated(self, blocks: Blocks) -> None:
-        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED)."""
+    def check_allocated(self, blocks: Blocks, allocation_id: str = "") -> None:
+        """Raises PreconditionFailed (BLOCK_NOT_ALLOCATED) for blocks that are free; where an allocation is stated, also
+        for those of another one.
+        """
+        number = self._numbers.get(allocation_id, _NO_NUMBER)
         for group, ids in enumerate(blocks):
-            missing = ids[self._holder[group][ids] == 0]
+            holders = self._holder[group][ids]
+            missing = ids[holders != number if allocation_id else holders == 0]
             if len(missing):
-                raise PreconditionFailed(
-                    Reason.BLOCK_NOT_ALLOCATED,
-                    f"block {int(missing[0])} of group {group} is not allocated; AllocateBlocks gives blocks out",
-                )
+                block = f"block {int(missing[0])} of group {group}"
+                why = f"{block} is not allocated; AllocateBlocks gives blocks out"
+                if allocation_id:
+                    why = f"{block} is not one of allocation {allocation_id}: it was freed, and may be another's by now"
+                raise PreconditionFailed(Reason.BLOCK_NOT_ALLOCATED, why)
 
     def allocated(self, group: int) -> int:
         return int((self._holder[group] > 0).sum())

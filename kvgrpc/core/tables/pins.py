@@ -5,7 +5,7 @@ The table is the only place that knows; leases, transfers and accesses add and d
 that counts and owners agree.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -108,6 +108,17 @@ class PinTable:
         """Those of `ids` that nothing pins."""
         kept: Ids = ids[(self._shared[group][ids] == 0) & ~self._exclusive[group][ids]]
         return kept
+
+    def unpinned_without(self, owners: Iterable[tuple[str, PinKind]], blocks: Blocks) -> Blocks:
+        """Those of `blocks` that nothing pins but these owners' read pins."""
+        pins = [pin for owner in owners if (pin := self._pins.get(owner)) is not None]
+        free = []
+        for group, ids in enumerate(blocks):
+            theirs = np.zeros_like(self._shared[group])
+            for pin in pins:
+                theirs[pin.blocks[group]] += 1
+            free.append(ids[(self._shared[group][ids] == theirs[ids]) & ~self._exclusive[group][ids]])
+        return tuple(free)
 
     def pinned_mask(self, group: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """For every block of the group whether it has a pin."""

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from hashlib import sha256
 from typing import NotRequired, TypedDict, Unpack
 
 from kvgrpc.core.values.ids import transfer_id
@@ -166,6 +167,8 @@ class Transfer:
     priority: int = 0
     seq: int = 0
     ended: float | None = None
+    pair_id: str = ""
+    """32 hex digits that both sides' transfers of one key have; they do not tell the key."""
 
     @property
     def over(self) -> bool:
@@ -269,7 +272,7 @@ class TransferTable:
         self._numbers += 1
         self.seq += 1
         id_ = transfer_id(self.incarnation, self._numbers)
-        transfer = Transfer(id=id_, created=now, seq=self.seq, **fields)
+        transfer = Transfer(id=id_, created=now, seq=self.seq, pair_id=pair_id(fields["key"]), **fields)
         self._by_key.setdefault(transfer.key, {})[id_] = None
         self.counts[transfer.state] += 1
         return self._store(transfer)
@@ -303,13 +306,18 @@ class TransferTable:
         """Transfers with that key that are not in the history yet, oldest first."""
         return [self._live[id_] for id_ in self._by_key.get(key, ())]
 
+    def archivable(self, transfer_id: str) -> bool:
+        """Whether it is a settled transfer, in the history or on its way there."""
+        transfer = self.find(transfer_id)
+        return transfer is not None and transfer.settled
+
     def archive(self, transfer_id: str) -> bool:
         """Moves a settled transfer to the bounded history, if it is not there yet; False when it is not one."""
-        if transfer_id in self._past or transfer_id in self._failed:
-            return True
-        transfer = self._live.get(transfer_id)
-        if transfer is None or not transfer.settled:
+        if not self.archivable(transfer_id):
             return False
+        transfer = self._live.get(transfer_id)
+        if transfer is None:
+            return True
         del self._live[transfer_id]
         ids = self._by_key[transfer.key]
         del ids[transfer_id]
@@ -383,12 +391,27 @@ class TransferTable:
         """Those that are not over, oldest first."""
         return [t for t in self._live.values() if not t.over]
 
+    @property
+    def going_on(self) -> int:
+        """How many are not over."""
+        return self.counts[State.PENDING] + self.counts[State.ACTIVE]
+
+    @property
+    def oldest(self) -> str:
+        """The oldest that is not over; empty when all are."""
+        return next((t.id for t in self._live.values() if not t.over), "")
+
     def _store(self, transfer: Transfer) -> Transfer:
         self._live[transfer.id] = transfer
         self._log.append(transfer)
         if len(self._log) > self.history:
             self._log.popleft()
         return transfer
+
+
+def pair_id(key: bytes) -> str:
+    """What both sides' transfers of a key are known by."""
+    return sha256(b"kvgrpc pair" + key).hexdigest()[:32]
 
 
 def _changed(old: Transfer, changes: Changes, seq: int) -> Transfer:

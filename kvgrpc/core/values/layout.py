@@ -40,24 +40,24 @@ class GroupKind(Enum):
 class TensorKind(Enum):
     """What a region holds of each of its layers."""
 
-    KEY_VALUE = "key_value"
+    KV = "kv"
     """Keys and values of each block together, keys first."""
-    KEY = "key"
-    VALUE = "value"
+    K = "k"
+    V = "v"
     LATENT = "latent"
     """MLA's latent vectors."""
     STATE = "state"
 
 
 WHOLE: dict[GroupKind, TensorKind] = {
-    GroupKind.FULL_ATTENTION: TensorKind.KEY_VALUE,
-    GroupKind.SLIDING_WINDOW: TensorKind.KEY_VALUE,
+    GroupKind.FULL_ATTENTION: TensorKind.KV,
+    GroupKind.SLIDING_WINDOW: TensorKind.KV,
     GroupKind.MLA: TensorKind.LATENT,
     GroupKind.STATE: TensorKind.STATE,
 }
 """What one region holds that has all of its layers."""
 _PARTS: dict[TensorKind, tuple[TensorKind, ...]] = {
-    kind: (TensorKind.KEY, TensorKind.VALUE) if kind is TensorKind.KEY_VALUE else (kind,) for kind in TensorKind
+    kind: (TensorKind.K, TensorKind.V) if kind is TensorKind.KV else (kind,) for kind in TensorKind
 }
 
 
@@ -127,7 +127,7 @@ class Region:
     offset: int
     stride_bytes: int
     block_bytes: int
-    tensor: TensorKind = TensorKind.KEY_VALUE
+    tensor: TensorKind = TensorKind.KV
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class Limits:
     leases: int = 200_000
     allocations: int = 65_536
     """Allocations of a pool that this server manages, which hold a block."""
+    allocation_ttl_s: float = 600.0
+    """Of an allocation that states no TTL and is not of the engine's session."""
     transfers: int = 50_000
     in_flight_bytes: int = 256 * 1024 * 1024
     """While each rank has that many bytes in flight, all others wait their turn, by priority. No posting is larger."""

@@ -17,6 +17,11 @@ from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 BlockIds: TypeAlias = Sequence[int] | Sequence[Sequence[int]]
 """Block ids of the one group, or one list for each group, in token order. Arrays of integers will do."""
 
+AnyBlocks: TypeAlias = BlockIds | common_pb2.Blocks
+"""Block ids of this life of the engine, or a message of blocks as a reply gave it: where that names an allocation, the
+lead compares.
+"""
+
 IDS_MAX = 1 << 22
 """Tokens or blocks in one call: above any request, and few enough for one frame."""
 
@@ -118,11 +123,13 @@ class Pull(Handle):
 
     use_tokens: int = 0
     """Tokens of KV that will be usable, from the start of the prompt, if the source agrees."""
+    incarnation: int = field(repr=False)
+    """The life that its block ids are of."""
     unsent: handoff_pb2.PullBlocksRequest | None = field(default=None, repr=False)
     """The request, while it waits in this process."""
     started: bool = False
 
-    def start(self, blocks: BlockIds = (), *, have_tokens: int = 0, after_step: int = 0) -> None:
+    def start(self, blocks: AnyBlocks = (), *, have_tokens: int = 0, after_step: int = 0) -> None:
         """Gives the blocks that the KV goes into: from the first that is not wholly held, or that a window begins in,
         to the one of the last of `use_tokens`. Once.
 
@@ -135,7 +142,8 @@ class Pull(Handle):
             raise PreconditionFailed(Reason.TRANSFER_ENDED, "this pull is over; pull again")
         if self.started:
             raise PreconditionFailed(Reason.TRANSFER_EXISTS, "this pull has its blocks already")
-        destination = handoff_pb2.PullDestination(blocks=group_blocks(blocks), have_tokens=have_tokens)
+        own = named_blocks(blocks, self.incarnation)
+        destination = handoff_pb2.PullDestination(blocks=own, have_tokens=have_tokens)
         self.started = True
         if self.lost:
             return
@@ -162,15 +170,20 @@ def take_back(handle: Handle, page: VoidPage, lease_id: str) -> bool:
     return True
 
 
-def group_blocks(blocks: BlockIds) -> list[common_pb2.GroupBlocks]:
-    """Block ids as runs, one entry for each group that has blocks. Raises InvalidRequest or OutOfRange."""
+def named_blocks(blocks: AnyBlocks, incarnation: int) -> common_pb2.Blocks:
+    """The message that names blocks: as it was given, or made of ids of this life, as runs, one entry for each group
+    that has blocks. Raises InvalidRequest or OutOfRange.
+    """
+    if isinstance(blocks, common_pb2.Blocks):
+        return blocks
     groups: Sequence[Any] = [blocks] if len(blocks) and isinstance(blocks[0], Number) else blocks
     if sum(len(ids) for ids in groups) > IDS_MAX:
         raise OutOfRange(Reason.LIMIT_EXCEEDED, f"more than {IDS_MAX} blocks in one call")
     try:
-        return [common_pb2.GroupBlocks(group=index, blocks=_runs(ids)) for index, ids in enumerate(groups) if len(ids)]
+        rows = [common_pb2.GroupBlocks(group=index, runs=_runs(ids)) for index, ids in enumerate(groups) if len(ids)]
     except (TypeError, ValueError) as error:
         raise InvalidRequest(Reason.INVALID_FIELD, f"block ids lie in [0, 2**32): {error}") from error
+    return common_pb2.Blocks(incarnation=incarnation, groups=rows)
 
 
 def _runs(ids: Sequence[int]) -> common_pb2.BlockRuns:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvgrpc.core.values import grants
-from kvgrpc.engine.transfers.handles import BlockIds, Content, Handle, group_blocks, take_back
+from kvgrpc.engine.transfers.handles import AnyBlocks, Content, Handle, named_blocks, take_back
 from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import PreconditionFailed, Reason
 from kvgrpc.v1 import common_pb2, handoff_pb2
@@ -44,6 +44,8 @@ class Push(Handle):
     content: Content = field(repr=False)
     page: VoidPage = field(repr=False)
     mint: Callable[[], str] = field(repr=False)
+    incarnation: int = field(repr=False)
+    """The life that its block ids are of."""
     consumers: int = 1
     on_abort: grants.OnAbort = grants.OnAbort.RELEASE
     priority: int = 0
@@ -63,7 +65,7 @@ class Push(Handle):
         self._ask(register_push=request)
 
     def finished(
-        self, blocks: BlockIds, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
+        self, blocks: AnyBlocks, *, layers: LayerRange | None = None, last: bool = False, after_step: int = 0
     ) -> None:
         """Hands one part over: whole blocks that follow those of the same layers handed over before. Of a window the
         first one is that in which it begins at the prompt's end.
@@ -72,22 +74,23 @@ class Push(Handle):
         the block that holds the prompt's end be partly filled. Without blocks only as the last one after others.
         """
         self.lease_id = self.lease_id or self.mint()
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=self.transfer_key,
-            request_id=self.request_id,
-            blocks=group_blocks(blocks),
+        own = named_blocks(blocks, self.incarnation)
+        part = handoff_pb2.PushPart(
+            blocks=own if own.groups else None,
             content=self.content.message,
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
             last=last,
             after_step=after_step,
             priority=self.priority,
-            consumers=self.consumers,
+            consumer_count=self.consumers,
             on_abort=ON_ABORT[self.on_abort],
             part_epoch=self.part_epoch,
             lease_id=self.lease_id,
         )
         if layers is not None:
-            request.layers.first, request.layers.count = layers
+            part.layers.first, part.layers.count = layers
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=self.transfer_key, request_id=self.request_id, part=part
+        )
         self._ask(finished_blocks=request, void_slot=self.page.take(self.lease_id))
 
     def start_over(self) -> bool:
@@ -104,11 +107,8 @@ class Push(Handle):
 
     def fail(self, message: str) -> None:
         """This side cannot deliver: the destination learns it at once."""
-        request = handoff_pb2.FinishedBlocksRequest(
-            transfer_key=self.transfer_key,
-            waits_for=handoff_pb2.WAITS_FOR_REGISTRATION,
-            failure=common_pb2.Failure(message=message),
-        )
+        failure = handoff_pb2.SourceFailure(message=message)
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=self.transfer_key, failure=failure)
         self._ask(finished_blocks=request)
 
     def _ask(self, **request: Any) -> None:

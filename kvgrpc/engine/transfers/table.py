@@ -23,7 +23,7 @@ from kvgrpc.engine.transfers.void_page import VoidPage
 from kvgrpc.errors import Reason
 from kvgrpc.session.v1 import session_pb2
 from kvgrpc.v1 import common_pb2, transfer_pb2
-from kvgrpc.wire.values import SIDE, core_reason
+from kvgrpc.wire.values import PHASES, SIDE, core_reason
 
 _NEXT = {
     common_pb2.NEXT_STEP_RETRY_HERE: Next.RETRY_HERE,
@@ -32,6 +32,7 @@ _NEXT = {
 }
 """An unknown value reads as RECOMPUTE, which always helps."""
 _SIDES = {value: side for side, value in SIDE.items()}
+_PHASES = {value: name for name, value in PHASES.items()}
 
 
 class Transfers:
@@ -69,7 +70,7 @@ class Transfers:
 
     def take(self, event: session_pb2.Event) -> Iterator[Event]:
         """What the engine is told of a row of the session."""
-        kind = event.WhichOneof("event")
+        kind = event.WhichOneof("kind")
         if kind == "answer":
             yield from self._answered(event.answer)
             return
@@ -152,6 +153,6 @@ def _fail(handle: Handle, failure: common_pb2.Failure, *, cancelled: bool = Fals
     next_step = _NEXT.get(failure.next, Next.RECOMPUTE)
     rank = failure.rank if failure.HasField("rank") else None
     yield Failed(
-        handle, core_reason(failure.reason), failure.message, next_step, cancelled, failure.phase,
-        _SIDES.get(failure.side), rank,
+        handle, core_reason(failure.reason), failure.message, next_step, cancelled,
+        _PHASES.get(failure.phase, ""), _SIDES.get(failure.side), rank,
     )  # fmt: skip

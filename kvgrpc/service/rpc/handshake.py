@@ -10,7 +10,7 @@ from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
 from kvgrpc.wire.bounds import text
-from kvgrpc.wire.values import DATA_PATHS
+from kvgrpc.wire.values import data_path
 
 
 class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
@@ -33,7 +33,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             engine=description.engine_to_proto(known) if known else engine,
             limits=description.limits_to_proto(lead.config.limits),
             data_paths=[
-                handshake_pb2.DataPathStatus(data_path=DATA_PATHS[name], available=available, why=why)
+                handshake_pb2.DataPathStatus(data_path=data_path(name), available=available, why=why)
                 for name, available, why in lead.data_paths()
             ],
             version=lead.version,

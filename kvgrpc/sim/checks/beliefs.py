@@ -186,7 +186,7 @@ class Beliefs:
         elif isinstance(event, ChecksumBlocks) and isinstance(answer, Checksums):
             self._check_owned(event, [event.access_id], [True], "sums up what is read under")
         elif isinstance(event, RenewLeases) and isinstance(answer, Renewed):
-            for ref, (_, refused) in zip(event.leases, answer.rows, strict=True):
+            for ref, (_, refused, _) in zip(event.leases, answer.rows, strict=True):
                 if refused is None and ref.token:
                     self._check_signed(ref.token)
         elif isinstance(event, ReleaseLease) and isinstance(answer, Released) and event.lease.token:

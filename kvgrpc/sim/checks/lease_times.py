@@ -29,7 +29,7 @@ class LeaseTimes:
     def renewed(self, call_id: int, answer: Renewed) -> None:
         """A call is answered: what is renewed was live, and ends no earlier than before and no later than its cap."""
         now = self._state.now
-        for (lease_id, deadline), (left_s, refused) in zip(self._asked.pop(call_id), answer.rows, strict=True):
+        for (lease_id, deadline), (left_s, refused, _) in zip(self._asked.pop(call_id), answer.rows, strict=True):
             if refused is not None:
                 continue
             lease = self._state.leases.find(lease_id)

@@ -28,7 +28,9 @@ class FalseAnswers:
             Verdicts: lambda answer: Verdicts(tuple(map(self._verdict, answer.rows))),
             Closings: lambda answer: Closings(tuple(not row for row in answer.rows)),
             Checksums: self._checksums,
-            Renewed: lambda answer: Renewed(tuple((0.0, self._rng.choice((None, *REASONS))) for _ in answer.rows)),
+            Renewed: lambda answer: Renewed(
+                tuple((0.0, self._rng.choice((None, *REASONS)), None) for _ in answer.rows)
+            ),
         }
 
     def bend(self, asked: Event, result: Result) -> Result:

@@ -110,7 +110,7 @@ def renew(stage: Stage, line: Line) -> None:
     ref = LeaseRef(token=stage.grants[name])
 
     def told(result: Renewed) -> str:
-        left_s, reason = result.rows[0]
+        left_s, reason, _ = result.rows[0]
         return f"not renewed, {reason.value}" if reason else f"renewed, {left_s:.1f}s left"
 
     route(stage, address, name, lambda call: RenewLeases(call, (ref,), ttl_s), told)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvgrpc.core import events
+from kvgrpc.core.state import ENGINE
 from kvgrpc.core.values.layout import PoolKind
 from kvgrpc.core.values.limits import Limits
 from kvgrpc.errors import Exhausted, InvalidRequest, KVGrpcError, NotFound, OutOfRange, PreconditionFailed, Reason
@@ -13,11 +14,11 @@ from tests.core.nodes import Lead, describe, hybrid, lists, refused, snapshot
 
 @pytest.fixture
 def lead() -> Lead:
-    return Lead(describe("p", 1, pool=hybrid(), pool_kind=PoolKind.SERVER_MANAGED), Limits(blocks_per_request=50))
+    return Lead(describe("p", 1, pool=hybrid(), pool_kind=PoolKind.SERVER_MANAGED), Limits(blocks_per_request=70))
 
 
-def allocate(lead: Lead, *counts: tuple[int, int], **fields: Any) -> Any:
-    return lead.call(lambda c: events.AllocateBlocks(c, counts, **fields))
+def allocate(lead: Lead, *counts: tuple[int, int], principal: str = ENGINE, **fields: Any) -> Any:
+    return lead.call(lambda c: events.AllocateBlocks(c, counts, **fields), principal)
 
 
 def free(lead: Lead, *groups: tuple[int, ...]) -> Any:
@@ -48,7 +49,13 @@ REFUSED: dict[str, tuple[dict[str, Any], Reason, type[KVGrpcError]]] = {
     "an unknown group": ({"counts": ((2, 1),)}, Reason.GROUP_MISMATCH, InvalidRequest),
     "a negative group": ({"counts": ((-1, 1),)}, Reason.GROUP_MISMATCH, InvalidRequest),
     "a group twice": ({"counts": ((0, 1), (0, 1))}, Reason.GROUP_MISMATCH, InvalidRequest),
-    "too many": ({"counts": ((0, 51),)}, Reason.LIMIT_EXCEEDED, OutOfRange),
+    "too many": ({"counts": ((0, 40), (1, 31))}, Reason.LIMIT_EXCEEDED, OutOfRange),
+    "more than there ever are": ({"counts": ((1, 1), (0, 65))}, Reason.LIMIT_EXCEEDED, OutOfRange),
+    "a ttl and no expiry": (
+        {"counts": ((0, 1),), "ttl_s": 5.0, "no_expiry": True},
+        Reason.INVALID_FIELD,
+        InvalidRequest,
+    ),
     "more than there are": ({"counts": ((0, 40),)}, Reason.POOL_EXHAUSTED, Exhausted),
     "for no time": ({"counts": ((0, 1),), "ttl_s": 0.0}, Reason.TTL_INVALID, InvalidRequest),
     "an unknown allocation": ({"counts": (), "allocation_id": "b-x"}, Reason.BLOCK_NOT_ALLOCATED, NotFound),
@@ -156,4 +163,105 @@ def test_nothing_is_kept_of_allocations_that_were_freed_before_their_ttl(lead: L
 
 def test_too_many_blocks_in_one_request_are_refused_wherever_they_are_listed(lead: Lead) -> None:
     with refused(Reason.LIMIT_EXCEEDED, OutOfRange):
-        free(lead, tuple(range(30)), tuple(range(30)))
+        free(lead, tuple(range(40)), tuple(range(40)))
+
+
+def test_a_refusal_names_what_is_asked_for_and_what_there_is(lead: Lead) -> None:
+    with pytest.raises(OutOfRange) as caught:
+        allocate(lead, (1, 1), (0, 65))
+    assert caught.value.metadata == {"group": "0", "block_count": "64"}
+    assert [violation.field for violation in caught.value.violations] == ["group_block_counts[1]"]
+    assert caught.value.retry_delay_s is None
+    allocate(lead, (0, 60))
+    with pytest.raises(Exhausted) as full:
+        allocate(lead, (1, 1), (0, 6))
+    assert full.value.metadata == {"group": "0", "free_block_count": "4"}
+    assert full.value.retry_delay_s
+    with pytest.raises(OutOfRange) as many:
+        allocate(lead, (0, 40), (1, 31))
+    assert many.value.metadata == {"limit": "70"}
+
+
+# -- how long it lasts
+
+
+def test_an_allocation_that_states_no_ttl_has_the_default_one(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), principal="router")
+    assert made.remaining_s == Limits().allocation_ttl_s == 600.0
+    lead.tick(599.0)
+    assert allocate(lead, allocation_id=made.allocation_id, principal="router").remaining_s == 600.0
+    lead.tick(600.0)
+    assert not lead.state.allocator.known(made.allocation_id)
+
+
+def test_an_allocation_of_the_engine_s_session_ends_with_the_session_unless_it_states_a_ttl(lead: Lead) -> None:
+    assert allocate(lead, (0, 2)).remaining_s is None
+    assert allocate(lead, (0, 2), ttl_s=7.0).remaining_s == 7.0
+
+
+def test_an_allocation_without_expiry_never_ends_by_itself(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), no_expiry=True, principal="router")
+    assert made.remaining_s is None
+    assert allocate(lead, allocation_id=made.allocation_id, ttl_s=5.0, principal="router").remaining_s is None
+    assert allocate(lead, allocation_id=made.allocation_id, principal="router").remaining_s is None
+    lead.tick(10_000.0)
+    assert lead.state.allocator.known(made.allocation_id)
+
+
+def test_an_expiry_can_be_taken_away(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), ttl_s=5.0)
+    assert allocate(lead, allocation_id=made.allocation_id, no_expiry=True).remaining_s is None
+    lead.tick(10_000.0)
+    assert lead.state.allocator.known(made.allocation_id)
+
+
+def test_an_allocation_that_is_renewed_gets_no_blocks(lead: Lead) -> None:
+    made = allocate(lead, (0, 2))
+    with refused(Reason.INVALID_FIELD, InvalidRequest):
+        allocate(lead, (0, 1), allocation_id=made.allocation_id)
+
+
+def test_asking_only_whether_blocks_can_be_had_takes_none(lead: Lead) -> None:
+    made = allocate(lead, (0, 2), ttl_s=5.0)
+    before = snapshot(lead.node)
+    found = allocate(lead, (0, 3), ttl_s=9.0, validate_only=True)
+    assert (found.allocation_id, found.blocks, found.remaining_s) == ("", (), 9.0)
+    found = allocate(lead, allocation_id=made.allocation_id, ttl_s=9.0, validate_only=True)
+    assert (found.allocation_id, found.blocks, found.remaining_s) == ("", (), 9.0)
+    with refused(Reason.POOL_EXHAUSTED, Exhausted):
+        allocate(lead, (0, 63), validate_only=True)
+    assert snapshot(lead.node) == before
+
+
+# -- freeing by allocation
+
+
+def test_an_allocation_is_freed_by_its_id(lead: Lead) -> None:
+    made = allocate(lead, (0, 3), (1, 2), ttl_s=5.0)
+    allocate(lead, (0, 3))
+    free(lead, (1,))
+    freed = lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
+    assert [blocks.tolist() for blocks in freed.freed] == [[0, 2], [0, 1]]
+    assert (lead.state.allocator.allocated(0), lead.state.allocator.allocated(1)) == (3, 0)
+    with refused(Reason.BLOCK_NOT_ALLOCATED, NotFound):
+        lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id))
+
+
+def test_no_more_is_freed_than_the_blocks_that_are_listed_of_an_allocation(lead: Lead) -> None:
+    made = allocate(lead, (0, 3))
+    lead.call(lambda c: events.FreeBlocks(c, lists((0,)), made.allocation_id))
+    lead.call(lambda c: events.FreeBlocks(c, lists(()), made.allocation_id))
+    assert lead.state.allocator.allocated(0) == 2
+
+
+def test_asking_only_what_would_come_free_frees_nothing(lead: Lead) -> None:
+    made = allocate(lead, (0, 4), (1, 1))
+    lead.finish(32, (0, 1), (0,))
+    before = snapshot(lead.node)
+    whole = lead.call(lambda c: events.FreeBlocks(c, allocation_id=made.allocation_id, validate_only=True))
+    assert [blocks.tolist() for blocks in whole.freed] == [[2, 3], []]
+    some = lead.call(lambda c: events.FreeBlocks(c, lists((1, 2)), validate_only=True))
+    assert [blocks.tolist() for blocks in some.freed] == [[2], []]
+    with refused(Reason.BLOCK_NOT_ALLOCATED):
+        lead.call(lambda c: events.FreeBlocks(c, lists((9,)), validate_only=True))
+    assert snapshot(lead.node) == before

@@ -39,7 +39,7 @@ def test_a_lease_ends_at_its_very_deadline_before_an_event_of_that_moment(lead: 
     lead.tick(4.999)
     assert lead.state.leases.get(made.lease.id).live
     lead.now = 105.0
-    assert renew(lead, None, made.lease.id) == ((0.0, Reason.LEASE_EXPIRED),)
+    assert renew(lead, None, made.lease.id) == ((0.0, Reason.LEASE_EXPIRED, LeaseState.EXPIRED),)
     assert lead.transfer(made.transfer.id).state is State.FAILED
 
 
@@ -63,8 +63,7 @@ def test_renewals_carry_a_lease_to_its_cap_and_no_further(lead: Lead) -> None:
     made = lead.finish(ttl_s=40.0)
     for remaining in (40.0, 40.0, 10.0):
         lead.tick(30.0)
-        ((left, reason),) = renew(lead, None, made.lease.id)
-        assert (left, reason) == (remaining, None)
+        assert renew(lead, None, made.lease.id) == ((remaining, None, LeaseState.LIVE),)
     lead.tick(9.9)
     assert lead.state.leases.get(made.lease.id).live
     lead.tick(0.1)
@@ -73,7 +72,7 @@ def test_renewals_carry_a_lease_to_its_cap_and_no_further(lead: Lead) -> None:
 
 def test_a_renewal_never_shortens(lead: Lead) -> None:
     made = lead.finish(ttl_s=50.0)
-    assert renew(lead, 1.0, made.lease.id) == ((50.0, None),)
+    assert renew(lead, 1.0, made.lease.id) == ((50.0, None, LeaseState.LIVE),)
     lead.tick(49.0)
     assert lead.state.leases.get(made.lease.id).live
 
@@ -92,11 +91,17 @@ def test_renewals_are_answered_row_by_row(lead: Lead) -> None:
     first = lead.finish(key=key(1))
     second = lead.finish(key=key(2), ttl_s=1.0)
     lead.tick(1.0)
-    rows = renew(lead, 60.0, first.lease.id, second.lease.id, "l-unknown", "")
-    assert [reason for _, reason in rows] == [
-        None, Reason.LEASE_EXPIRED, Reason.LEASE_NOT_FOUND, Reason.LEASE_NOT_FOUND
-    ]  # fmt: skip
-    assert rows[0][0] == 60.0
+    third = lead.finish(key=key(3))
+    lead.admit(D)
+    lead.opened(D, Opening(access_id(), third.token, claim(32)))
+    lead.settle(D)
+    assert renew(lead, 60.0, first.lease.id, second.lease.id, third.lease.id, "l-unknown", "") == (
+        (60.0, None, LeaseState.LIVE),
+        (0.0, Reason.LEASE_EXPIRED, LeaseState.EXPIRED),
+        (0.0, Reason.LEASE_RELEASED, LeaseState.DONE),
+        (0.0, Reason.LEASE_NOT_FOUND, None),
+        (0.0, Reason.LEASE_NOT_FOUND, None),
+    )
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -5.0])
@@ -116,10 +121,10 @@ def test_one_call_renews_a_bounded_number() -> None:
 def test_a_grant_names_its_lease_too_when_it_is_ours(lead: Lead) -> None:
     made = lead.finish()
     by_grant = lead.call(lambda c: RenewLeases(c, (LeaseRef(token=made.token),)))
-    assert by_grant.rows == ((30.0, None),)
+    assert by_grant.rows == ((30.0, None, LeaseState.LIVE),)
     forged = made.token[:-1] + b"x"
     rows = lead.call(lambda c: RenewLeases(c, (LeaseRef(token=forged), LeaseRef(token=grant(D))))).rows
-    assert [reason for _, reason in rows] == [Reason.GRANT_INVALID, Reason.GRANT_FOREIGN]
+    assert [reason for _, reason, _ in rows] == [Reason.GRANT_INVALID, Reason.GRANT_FOREIGN]
     with refused(Reason.GRANT_FOREIGN, PermissionDenied):
         release(lead, token=grant(D))
     assert release(lead, token=made.token).lease.state is LeaseState.RELEASED

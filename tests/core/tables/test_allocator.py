@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvgrpc.core.tables.allocator import RETRY_DELAY_S, Allocator
 from kvgrpc.core.tables.pins import PinKind, PinTable
+from kvgrpc.core.values.descriptors import Blocks
 from kvgrpc.errors import Exhausted, PreconditionFailed, Reason
 from tests.core.nodes import ids, refused
 
@@ -15,59 +16,67 @@ def make(*sizes: int) -> tuple[Allocator, PinTable]:
     return Allocator(sizes, pins), pins
 
 
+def take(allocator: Allocator, allocation_id: str, counts: dict[int, int]) -> Blocks:
+    """A new allocation's blocks."""
+    blocks = allocator.choose(counts)
+    allocator.take(allocation_id, blocks)
+    return blocks
+
+
 def test_the_lowest_ids_are_taken_first() -> None:
     allocator, _ = make(8, 4)
-    taken = allocator.allocate("a", {0: 3, 1: 1})
+    taken = take(allocator, "a", {0: 3, 1: 1})
     assert [group.tolist() for group in taken] == [[0, 1, 2], [0]]
-    assert [group.tolist() for group in allocator.allocate("b", {0: 2})] == [[3, 4], []]
+    assert [group.tolist() for group in take(allocator, "b", {0: 2})] == [[3, 4], []]
     assert (allocator.allocated(0), allocator.free_count(0)) == (5, 3)
 
 
 def test_a_run_is_preferred_to_scattered_blocks() -> None:
     allocator, _ = make(8)
-    allocator.allocate("a", {0: 8})
+    take(allocator, "a", {0: 8})
     allocator.free((ids(1, 3, 4, 6, 7),))
-    assert allocator.allocate("b", {0: 2})[0].tolist() == [3, 4]
-    assert allocator.allocate("c", {0: 3})[0].tolist() == [1, 6, 7]
+    assert take(allocator, "b", {0: 2})[0].tolist() == [3, 4]
+    assert take(allocator, "c", {0: 3})[0].tolist() == [1, 6, 7]
 
 
 def test_all_or_none() -> None:
     allocator, _ = make(8, 2)
     with refused(Reason.POOL_EXHAUSTED, Exhausted):
-        allocator.allocate("a", {0: 1, 1: 3})
+        take(allocator, "a", {0: 1, 1: 3})
     assert allocator.free_count(0) == 8
     assert not allocator.known("a")
 
 
 def test_a_refusal_says_what_is_free_and_when_to_come_back() -> None:
     allocator, pins = make(4, 4)
-    allocator.allocate("a", {1: 1})
+    take(allocator, "a", {1: 1})
     pins.add("q", PinKind.TARGET, (ids(), ids(3)), 0.0)
     with pytest.raises(Exhausted, match="group 1 has 2 free blocks of 4; 3 were asked for") as caught:
-        allocator.allocate("b", {1: 3})
+        take(allocator, "b", {1: 3})
     assert caught.value.retry_delay_s == RETRY_DELAY_S
+    assert caught.value.metadata == {"group": "1", "free_block_count": "2"}
 
 
 def test_a_free_block_that_is_pinned_is_not_given_out() -> None:
     allocator, pins = make(4)
     pins.add("q", PinKind.TARGET, (ids(0, 2),), 0.0)
     assert allocator.free_count(0) == 2
-    assert allocator.allocate("a", {0: 2})[0].tolist() == [1, 3]
+    assert take(allocator, "a", {0: 2})[0].tolist() == [1, 3]
 
 
 def test_a_block_is_freed_once() -> None:
     allocator, _ = make(4)
-    allocator.allocate("a", {0: 2})
+    take(allocator, "a", {0: 2})
     allocator.free((ids(1),))
     with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
-        allocator.free((ids(1),))
+        allocator.check_allocated((ids(1),))
     assert allocator.allocated(0) == 1
 
 
 def test_nothing_is_remembered_of_allocations_that_hold_no_block() -> None:
     allocator, _ = make(4)
-    allocator.allocate("a", {0: 2})
-    allocator.allocate("b", {0: 2})
+    take(allocator, "a", {0: 2})
+    take(allocator, "b", {0: 2})
     allocator.free((ids(0, 1),))
     allocator.free_allocation("b")
     assert (allocator._numbers, allocator._ids, allocator._left) == ({}, {}, {})
@@ -75,35 +84,39 @@ def test_nothing_is_remembered_of_allocations_that_hold_no_block() -> None:
 
 def test_blocks_of_several_allocations_are_freed_at_once() -> None:
     allocator, _ = make(4, 4)
-    allocator.allocate("a", {0: 1, 1: 1})
-    allocator.allocate("b", {0: 1})
+    take(allocator, "a", {0: 1, 1: 1})
+    take(allocator, "b", {0: 1})
     allocator.free((ids(0, 1), ids()))
     assert (allocator.known("a"), allocator.known("b")) == (True, False)
 
 
 def test_a_pinned_block_comes_free_at_its_last_unpin() -> None:
     allocator, pins = make(2)
-    allocator.allocate("a", {0: 2})
+    take(allocator, "a", {0: 2})
     pins.add("l", PinKind.LEASE, (ids(0),), 0.0)
-    assert [group.tolist() for group in allocator.free((ids(0, 1),))[0]] == [[1]]
-    assert allocator.allocate("b", {0: 1})[0].tolist() == [1]
+    allocator.free((ids(0, 1),))
+    assert take(allocator, "b", {0: 1})[0].tolist() == [1]
     with refused(Reason.POOL_EXHAUSTED):
-        allocator.allocate("c", {0: 1})
+        take(allocator, "c", {0: 1})
     pins.drop("l", PinKind.LEASE)
-    assert allocator.allocate("c", {0: 1})[0].tolist() == [0]
+    assert take(allocator, "c", {0: 1})[0].tolist() == [0]
 
 
-def test_freeing_what_is_not_allocated_is_refused_and_frees_nothing() -> None:
-    allocator, _ = make(4)
-    allocator.allocate("a", {0: 2})
-    with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
-        allocator.free((ids(0, 2),))
-    assert allocator.allocated(0) == 2
+def test_blocks_that_are_not_allocated_or_not_of_the_allocation_that_is_stated_are_refused() -> None:
+    allocator, _ = make(6)
+    take(allocator, "a", {0: 2})
+    take(allocator, "b", {0: 2})
+    allocator.check_allocated((ids(0, 1),), "a")
+    allocator.check_allocated((ids(0, 2),))
+    wrong = [(ids(0, 4), ""), (ids(0, 4), "a"), (ids(0, 2), "a"), (ids(0, 1), "b"), (ids(0, 1), "c"), (ids(4), "c")]
+    for blocks, allocation in wrong:
+        with refused(Reason.BLOCK_NOT_ALLOCATED, PreconditionFailed):
+            allocator.check_allocated((blocks,), allocation)
 
 
 def test_an_allocation_is_known_until_its_last_block_is_freed() -> None:
     allocator, _ = make(4, 4)
-    allocator.allocate("a", {0: 2, 1: 1})
+    take(allocator, "a", {0: 2, 1: 1})
     allocator.free((ids(0), ids()))
     found = allocator.find("a")
     assert found is not None
@@ -115,8 +128,8 @@ def test_an_allocation_is_known_until_its_last_block_is_freed() -> None:
 
 def test_an_allocation_is_given_back_whole_and_once() -> None:
     allocator, _ = make(4)
-    allocator.allocate("a", {0: 2})
-    allocator.allocate("b", {0: 2})
+    take(allocator, "a", {0: 2})
+    take(allocator, "b", {0: 2})
     allocator.free((ids(0),))
     allocator.free_allocation("a")
     allocator.free_allocation("a")
@@ -140,9 +153,9 @@ class Allocations(RuleBasedStateMachine):
         self.made += 1
         if count > len(free):
             with refused(Reason.POOL_EXHAUSTED):
-                self.allocator.allocate(str(self.made), {0: count})
+                take(self.allocator, str(self.made), {0: count})
             return
-        taken = set(self.allocator.allocate(str(self.made), {0: count})[0].tolist())
+        taken = set(take(self.allocator, str(self.made), {0: count})[0].tolist())
         assert taken <= free
         self.held[str(self.made)] = taken
 
@@ -150,11 +163,10 @@ class Allocations(RuleBasedStateMachine):
     def free(self, blocks: set[int]) -> None:
         if not blocks <= set().union(*self.held.values()):
             with refused(Reason.BLOCK_NOT_ALLOCATED):
-                self.allocator.free((ids(*sorted(blocks)),))
+                self.allocator.check_allocated((ids(*sorted(blocks)),))
             return
-        (unpinned,), ended = self.allocator.free((ids(*sorted(blocks)),))
+        ended = self.allocator.free((ids(*sorted(blocks)),))
         assert set(ended) == {name for name, kept in self.held.items() if kept and kept <= blocks}
-        assert set(unpinned.tolist()) == blocks - self.pinned
         self.held = {name: kept - blocks for name, kept in self.held.items() if kept - blocks}
 
     @rule(number=st.integers(1, 9))

@@ -1,5 +1,8 @@
 """Transfers: which state and which disposition may follow which, the log of changes, and the bounded history."""
 
+from dataclasses import replace
+from hashlib import sha256
+
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -14,6 +17,7 @@ from kvgrpc.core.tables.transfers import (
     State,
     Transfer,
     TransferTable,
+    pair_id,
 )
 from kvgrpc.errors import NotFound
 from tests.core.nodes import check_table, snapshot
@@ -80,10 +84,19 @@ def test_ids_contain_the_incarnation_and_numbers_grow_with_every_change() -> Non
 
 def test_a_new_transfer_holds_nothing_but_what_was_stated() -> None:
     made = TransferTable(0xAB, 10).create(5.0, direction=Direction.RECEIVE, key=b"k", owner="engine", request_id="r")
-    assert made == Transfer("t-00000000000000ab-1", Direction.RECEIVE, 5.0, b"k", "engine", request_id="r", seq=1)
+    stated = Transfer("t-00000000000000ab-1", Direction.RECEIVE, 5.0, b"k", "engine", request_id="r", seq=1)
+    assert made == replace(stated, pair_id=pair_id(b"k"))
     numbers = (made.peer_incarnation, made.use_tokens, made.blocks, made.nbytes, made.nbytes_done, made.priority)
     assert set(numbers) == {0}
     assert (made.consumers, made.consumers_done, made.failure, made.ended) == (0, 0, None, None)
+
+
+def test_both_sides_know_their_transfers_of_a_key_by_one_digest_of_it() -> None:
+    key = b"key of a request"
+    first, second = (make(TransferTable(life, 10), key=key) for life in (1, 2))
+    digest = sha256(b"kvgrpc pair" + key).hexdigest()
+    assert first.pair_id == second.pair_id == digest[:32]
+    assert make(TransferTable(1, 10), key=b"another key here").pair_id != digest[:32]
 
 
 def test_nothing_is_remembered_of_a_key_whose_transfers_are_in_the_history() -> None:

@@ -123,12 +123,12 @@ def test_keys_and_values_that_stand_in_another_way_are_refused() -> None:
         regions = [Region(0, 0, 2, 512 * i, 64, 64, tensor) for i, tensor in enumerate(tensors)]
         return PoolLayout((GROUP,), tuple(regions), 1024)
 
-    apart, crossed = pool(TensorKind.KEY, TensorKind.VALUE), pool(TensorKind.VALUE, TensorKind.KEY)
+    apart, crossed = pool(TensorKind.K, TensorKind.V), pool(TensorKind.V, TensorKind.K)
     assert compare(replace(HERE, pool=apart), replace(HERE, pool=apart)) == []
-    for there, told in ((crossed, "key, value"), (HERE.pool, "key_value")):
+    for there, told in ((crossed, "k, v"), (HERE.pool, "kv")):
         (found,) = compare(replace(HERE, pool=apart), replace(HERE, pool=there))
         assert (found.field, found.bridgeable) == ("pool.regions", False)
-        assert "key, value" in found.here
+        assert "k, v" in found.here
         assert told in found.there
 
 
@@ -203,7 +203,7 @@ def pools(draw: st.DrawFn) -> PoolLayout:
         name = f"{index}{draw(either('ab'))}"
         groups.append(Group(name, kind, layers, draw(either([16, 32])), blocks, 1, 1, draw(either(["u1", "i1"]))))
         each = draw(either(sorted({1, layers})))
-        tensors = draw(either([[TensorKind.KEY_VALUE], [TensorKind.KEY, TensorKind.VALUE]]))
+        tensors = draw(either([[TensorKind.KV], [TensorKind.K, TensorKind.V]]))
         for first in range(0, layers, each):
             for tensor in tensors:
                 regions.append(Region(index, first, each, at, nbytes, nbytes, tensor))

@@ -116,8 +116,8 @@ def test_an_overlap_is_found_behind_a_region_that_lies_between() -> None:
         ({"layers": 2**32}, "groups[0].layers"),
         ({"tensor": TensorKind.LATENT}, "regions[1].tensor"),
         ({"tensor": TensorKind.STATE}, "regions[1].tensor"),
-        ({"tensor": TensorKind.KEY}, "groups[0].layers"),
-        ({"tensor": TensorKind.VALUE}, "groups[0].layers"),
+        ({"tensor": TensorKind.K}, "groups[0].layers"),
+        ({"tensor": TensorKind.V}, "groups[0].layers"),
     ],
 )
 def test_each_wrong_field_of_a_region_is_named(change: dict[str, Any], field: str) -> None:
@@ -139,15 +139,15 @@ def test_where_a_lone_block_would_be_followed_by_another_is_bounded_too() -> Non
 
 def apart(layer: int, offset: int) -> tuple[Region, Region]:
     """Keys and values of a layer, each in an array of its own."""
-    keys = Region(0, layer, 1, offset, 4, 4, TensorKind.KEY)
-    return keys, replace(keys, offset=offset + 16, tensor=TensorKind.VALUE)
+    keys = Region(0, layer, 1, offset, 4, 4, TensorKind.K)
+    return keys, replace(keys, offset=offset + 16, tensor=TensorKind.V)
 
 
 def test_keys_and_values_may_have_regions_of_their_own_in_all_layers_or_some() -> None:
     assert violations(*apart(0, 0), *apart(1, 32)) == []
     assert violations(TWO[0], *apart(1, 32)) == []
-    both = Region(0, 0, 2, 0, 8, 8, TensorKind.KEY)
-    assert violations(both, replace(both, offset=32, tensor=TensorKind.VALUE)) == []
+    both = Region(0, 0, 2, 0, 8, 8, TensorKind.K)
+    assert violations(both, replace(both, offset=32, tensor=TensorKind.V)) == []
 
 
 @pytest.mark.parametrize("left_out", [0, 1, 2, 3])
@@ -252,7 +252,7 @@ def test_the_fingerprint_leaves_out_what_each_pool_has_for_itself() -> None:
         (Region(0, 0, 2, 0, 16, 16),),
         (Region(0, 0, 1, 0, 8, 8), Region(0, 1, 1, 32, 8, 7)),
         (Region(0, 1, 1, 0, 8, 8), Region(0, 0, 1, 32, 8, 8)),
-        (TWO[0], Region(0, 1, 1, 32, 4, 4, TensorKind.KEY), Region(0, 1, 1, 48, 4, 4, TensorKind.VALUE)),
+        (TWO[0], Region(0, 1, 1, 32, 4, 4, TensorKind.K), Region(0, 1, 1, 48, 4, 4, TensorKind.V)),
     ],
     ids=["packed", "smaller blocks", "another order", "keys and values apart"],
 )

@@ -11,7 +11,7 @@ import pytest
 from kvgrpc.engine import BlocksReturned, Engine, Event, Failed, LeadDied, PullOpened, content
 from kvgrpc.engine.transfers.handles import Handle
 from kvgrpc.errors import PreconditionFailed, Reason
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import admin_pb2, handshake_pb2
 from tests.engine.conftest import SETTINGS, Leads
 from tests.engine.lead_restart.sides import (
     CACHED,
@@ -94,7 +94,7 @@ def test_at_a_lead_that_it_did_not_launch_an_engine_is_told_that_it_died(tmp_pat
             side.until(lambda _: handover.over)
         side.close()
         found = api.admin.GetStatus(admin_pb2.GetStatusRequest())
-        assert (found.admission, found.counts.defects) == (admin_pb2.ADMISSION_NO_ENGINE, 1)
+        assert (found.admission, found.counts.defect_count) == (handshake_pb2.ADMISSION_NO_ENGINE, 1)
         assert "defect" in found.admission_reason
         again = shared(Engine.attach(path, pool=LAYOUT))
         again.engine.finished_blocks(SOURCE, content(PROMPT), transfer_key=new_key())

@@ -159,7 +159,7 @@ def test_what_an_engine_writes_itself_is_its_own_again_only_when_no_posting_read
         assert not target.over
         word = admin_pb2.ReleaseQuarantineRequest(force=True, message="its worker has closed its data paths")
         with closing(Api(peer.engine.address)) as api:
-            assert api.admin.ReleaseQuarantine(word).released_blocks == len(blocks)
+            assert api.admin.ReleaseQuarantine(word).released_block_count == len(blocks)
         peer.until(lambda _: target.over)
         found = peer.read(blocks)
         assert ((found == made) | (found == 0)).all()

@@ -104,7 +104,7 @@ def test_a_preemption_ends_a_push_whose_blocks_cannot_be_taken_back_at_once(side
     p, d = sides
     preempted_without_a_slot(p, d)
     p.scheduler.preempted(R)
-    assert p.side.lead.status().counts.pinned_blocks == 0, "they are somebody else's now"
+    assert p.side.lead.status().counts.pinned_block_count == 0, "they are somebody else's now"
     p.side.fill([20, 21], seed=9)
     assert d.told(LoadEnded).loss is not None
     p.scheduler.computed(R, TABLE, 32, step=0)
@@ -124,7 +124,7 @@ def test_a_preemption_raises_while_blocks_may_still_be_read(tmp_path: Path, lead
                     p.scheduler.preempted(R)
         p.scheduler.taken_back_s = WAIT_S
         p.scheduler.preempted(R)
-        assert source.status().counts.pinned_blocks == 0
+        assert source.status().counts.pinned_block_count == 0
         assert d.told(LoadEnded).loss is not None
         p.side.close()
     finally:

@@ -16,7 +16,7 @@ from tests.engine.made import LAYER_BYTES, layout
 from tests.engine.support import Lead, new_key, tokens
 from tests.service.api import Api, read_refusal
 from tests.service.engines import WAIT_S, wait_until
-from tests.service.values import content, dur, group
+from tests.service.values import content, dur, group, named_blocks
 
 PROMPT = tokens(40)
 SOURCE, TARGET = [1, 2, 9], [30, 31, 5]
@@ -31,11 +31,15 @@ def news(api: Api, wait_s: float = WAIT_S, incarnation: int = 0) -> list[schedul
 def prefilled(api: Api) -> common_pb2.Grant:
     """A request that was computed in SOURCE, and handed over."""
     gift, intent = scheduler_pb2.KvGift(), common_pb2.Intent(transfer_key=new_key())
-    api.scheduler.RequestArrived(
+    arrived = api.scheduler.RequestArrived(
         scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), give=gift, intent=intent)
     )
+    incarnation = arrived.header.incarnation
     over = scheduler_pb2.RequestFinishedRequest(
-        request_id=R, blocks=[group(SOURCE)], computed_tokens=40, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE
+        request_id=R,
+        blocks=named_blocks(incarnation, group(SOURCE)),
+        computed_tokens=40,
+        outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE,
     )
     return api.scheduler.RequestFinished(over).grant
 
@@ -48,10 +52,12 @@ def test_another_process_schedules_blocks_and_their_sessions_hear_nothing(leads:
         scheduler_pb2.RequestArrivedRequest(request_id=R, prompt=content(PROMPT), offer=prefilled(leads[0].api))
     )
     api.scheduler.BlocksAllocated(
-        scheduler_pb2.BlocksAllocatedRequest(request_id=R, blocks=[group(TARGET)], external_tokens=40)
+        scheduler_pb2.BlocksAllocatedRequest(
+            request_id=R, blocks=named_blocks(d.engine.incarnation, group(TARGET)), external_tokens=40
+        )
     )
     (ended,) = news(api)
-    assert ended.load_ended == scheduler_pb2.LoadEnded(tokens=40)
+    assert ended.load_ended == scheduler_pb2.LoadEnded(computed_tokens=40)
     assert np.array_equal(d.read(TARGET), written)
     (sent,) = news(leads[0].api)
     assert sent.HasField("send_ended")
@@ -68,10 +74,11 @@ def test_layers_of_a_push_are_told_as_they_come(leads: Leads, attach: Attach, tm
         intent.peer.address = p.engine.address
         wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT), "intent": intent}
         api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, push=scheduler_pb2.PushOffer()))
-        table: dict[str, Any] = {"request_id": R, "blocks": [group(TARGET)], "external_tokens": 40}
-        api.scheduler.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table))
+        table: dict[str, Any] = {"request_id": R, "blocks": named_blocks(d.engine.incarnation, group(TARGET))}
+        api.scheduler.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=40))
         source.api.scheduler.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=scheduler_pb2.KvGift()))
-        over: dict[str, Any] = {"request_id": R, "blocks": [group(SOURCE)], "computed_tokens": 40, "step": 1}
+        table["blocks"] = named_blocks(p.engine.incarnation, group(SOURCE))
+        over: dict[str, Any] = {**table, "computed_tokens": 40, "step": 1}
         source.api.scheduler.RequestFinished(
             scheduler_pb2.RequestFinishedRequest(**over, outcome=scheduler_pb2.REQUEST_OUTCOME_COMPLETE)
         )
@@ -100,16 +107,17 @@ def test_blocks_outside_a_window_stay(leads: Leads, attach: Attach, kind: Group,
     wanted: dict[str, Any] = {"request_id": R, "prompt": content(PROMPT)}
     source.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, give=gift, intent=intent))
     listed = len(dropped)
-    table: dict[str, Any] = {"request_id": R, "blocks": [group(SOURCE[listed:])], "dropped_blocks": dropped}
+    table: dict[str, Any] = {"request_id": R, "dropped_block_counts": dropped}
+    table["blocks"] = named_blocks(p.engine.incarnation, group(SOURCE[listed:]))
     source.TokensComputed(scheduler_pb2.TokensComputedRequest(**table, computed_tokens=40))
     over: dict[str, Any] = {"computed_tokens": 40, "outcome": scheduler_pb2.REQUEST_OUTCOME_COMPLETE}
     grant = source.RequestFinished(scheduler_pb2.RequestFinishedRequest(**table, **over)).grant
     assert (grant.block_count, grant.token_count) == (goes, 40)
     target.RequestArrived(scheduler_pb2.RequestArrivedRequest(**wanted, offer=grant))
-    table["blocks"] = [group(TARGET[listed:])]
+    table["blocks"] = named_blocks(d.engine.incarnation, group(TARGET[listed:]))
     target.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**table, external_tokens=40))
     (ended,) = news(leads[1].api)
-    assert ended.load_ended == scheduler_pb2.LoadEnded(tokens=40)
+    assert ended.load_ended == scheduler_pb2.LoadEnded(computed_tokens=40)
     assert np.array_equal(d.read(TARGET[-goes:]), written)
     assert np.array_equal(d.read(TARGET[:-goes]), before)
 

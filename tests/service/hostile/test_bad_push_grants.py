@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
 from tests.service.api import refused, without
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import (
@@ -23,11 +23,11 @@ from tests.service.engines import (
     wait_until,
 )
 from tests.service.hostile.forged_grants import NO_TOKENS, forge
-from tests.service.pushes import REGISTRATION, check_a_good_push, finish, reason_of, register, reserve, wait_active
-from tests.service.values import content, dur, group, new_key, prompt
+from tests.service.pushes import check_a_good_push, fail, finish, reason_of, register, reserve, wait_active
+from tests.service.values import content, dur, new_key, prompt, push_part
 
 TOKENS = prompt(40)
-LAST_STEP = 2**64 - 1
+LAST_STEP = 2**53 - 1
 
 
 # ---- what the source can tell by itself
@@ -134,7 +134,7 @@ def test_a_push_cancelled_at_its_source_takes_no_part_or_registration(source: En
 def test_a_source_that_gave_up_tells_each_later_registration(source: Engine, destination: Engine) -> None:
     key = new_key()
     reserved = reserve(destination, key, TOKENS, destination.allocate(3))
-    finish(source, key, TOKENS, [], content=None, failure={"message": "the prefill was aborted"})
+    fail(source, key, "the prefill was aborted")
     with unchanged(source, destination):
         refusal = source.api.refusal(lambda: register(source, reserved.grant))
     assert (refusal.code, refusal.reason) == ("FAILED_PRECONDITION", "SOURCE_FAILED")
@@ -155,7 +155,9 @@ GRANTS: dict[str, Callable[[common_pb2.Grant], common_pb2.Grant]] = {
 def check_waits_for_another(source: Engine, sent: handoff_pb2.FinishedBlocksResponse) -> None:
     """The source keeps its blocks for another destination, until somebody says that none will come."""
     id_ = sent.transfer.transfer_id
-    wait_until(lambda: source.get(id_).waiting_for == "registration", what=lambda: source.get(id_))
+    wait_until(
+        lambda: source.get(id_).waiting_for == transfer_pb2.WAITING_FOR_REGISTRATION, what=lambda: source.get(id_)
+    )
     source.cancel(id_)
     end = source.wait(id_)
     assert (end.state, end.memory) == (CANCELLED, RETURNED)
@@ -170,7 +172,7 @@ def test_a_grant_that_its_issuer_does_not_know_moves_nothing(source: Engine, des
         wrong = GRANTS[name](reserved.grant)
         register(source, wrong)
         sent = finish(source, key, TOKENS, blocks)
-        wait_until(lambda: source.get(sent.transfer.transfer_id).waiting_for == "registration")
+        wait_until(lambda: source.get(sent.transfer.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_REGISTRATION)
         with refused(source.api, "FAILED_PRECONDITION", "TRANSFER_ENDED"):
             register(source, wrong)
         check_waits_for_another(source, sent)
@@ -260,7 +262,7 @@ def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[A
     key: dict[str, Any] = {"idempotency_key": new_key().hex()}
     made: Any
     if rpc == "ReserveBlocks":
-        body: dict[str, Any] = {"transfer_key": new_key(), "blocks": [group(destination.allocate(3))]}
+        body: dict[str, Any] = {"transfer_key": new_key(), "blocks": destination.blocks(destination.allocate(3))}
         made = handoff_pb2.ReserveBlocksRequest
         return destination.api.handoff.ReserveBlocks, *(
             made(**key, **body, content=content(TOKENS), priority=i) for i in (0, 1)
@@ -270,11 +272,9 @@ def requests(rpc: str, source: Engine, destination: Engine) -> tuple[Callable[[A
         made = handoff_pb2.RegisterPushRequest
         return source.api.handoff.RegisterPush, *(made(**key, grant=grant, request_id=id_) for id_ in ("a", "b"))
     blocks = source.allocate(3)
-    made = handoff_pb2.FinishedBlocksRequest
-    body = {"transfer_key": new_key(), "content": content(TOKENS), "waits_for": REGISTRATION}
-    return source.api.handoff.FinishedBlocks, *(
-        made(**key, **body, blocks=[group([block])], last=False) for block in blocks[:2]
-    )
+    body = {"transfer_key": new_key(), "content": content(TOKENS)}
+    first, other = (push_part(**key, **body, blocks=source.blocks([block])) for block in blocks[:2])
+    return source.api.handoff.FinishedBlocks, first, other
 
 
 @pytest.mark.parametrize("rpc", ["ReserveBlocks", "RegisterPush", "FinishedBlocks"])

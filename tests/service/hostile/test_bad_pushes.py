@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.v1 import common_pb2
 from tests.service.api import Api, read_refusal
 from tests.service.contract import errors_of
 from tests.service.engines import SUCCEEDED, Engine, unchanged
@@ -23,9 +23,8 @@ TOKENS = prompt(40)
 KEY_MAX = 64
 MINUS_ONE = 4_294_967_295
 """What a negative number becomes in a uint32."""
-LAST_STEP = 2**64 - 1
+LAST_STEP = 2**53 - 1
 BAD, NOT_NOW, PAST = "INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"
-READERS = handoff_pb2.WAITS_FOR_READERS
 Case = Callable[[list[int]], dict[str, Any]]
 """The fields of a call that are wrong, for blocks that are good."""
 Row = tuple[Case, str, str, str]
@@ -103,15 +102,8 @@ PARTS: dict[str, Row] = {
     "a lower epoch": case(NOT_NOW, "PREEMPTED", "part_epoch", 1, part_epoch=0),
     "another lease": case(BAD, "INVALID_FIELD", "lease", 1, lease_id="l-of-another"),
     "another life": case("ABORTED", "INCARNATION_CHANGED", "allocate again", 1, incarnation=7),
-    "4 million consumers": case(BAD, "INVALID_FIELD", "consumers", 1, consumers=4_000_000),
+    "4 million consumers": case(BAD, "INVALID_FIELD", "consumer_count", 1, consumer_count=4_000_000),
     "a label like a novel": case(BAD, "INVALID_FIELD", "request_id", 1, request_id="r" * 257),
-    "readers of the same prompt": case(
-        NOT_NOW, "WAITS_FOR_MISMATCH", "pushed", 1, 2, 3, waits_for=READERS, last=True, part_epoch=0,
-        content=content(prompt(48)),
-    ),
-    "readers of layers": case(
-        NOT_NOW, "WAITS_FOR_MISMATCH", "layers", 1, 2, waits_for=READERS, last=True, layers=layers(0, 1)
-    ),
     "a key that is too short": case(BAD, "INVALID_FIELD", "16", 1, transfer_key=b"x" * 15),
     "a key that is too long": case(BAD, "INVALID_FIELD", str(KEY_MAX), 1, transfer_key=b"x" * (KEY_MAX + 1)),
 }  # fmt: skip

@@ -51,7 +51,7 @@ class Strangers:
         request.endpoints.append(pool_types_pb2.RankEndpoint(rank=0))
         shm = request.endpoints[0].shm
         shm.socket_path, shm.token, shm.nonce = socket_path, bytes(32), bytes(32)
-        shm.nbytes = shm.nonce_offset = 4096
+        shm.size_bytes = shm.nonce_offset = 4096
         if len(self._under_way) == AT_ONCE:
             self._take()
         self._under_way.append(self._victim.api.handshake.Handshake.future(request, timeout=30))

@@ -24,11 +24,11 @@ FLOODS: dict[str, Callable[[], bytes]] = {
     "peer.v1.PeerService/CloseAccess": lambda: rows_of(peer_pb2.CloseAccessRequest, "closings"),
     "peer.v1.PeerService/PartsReady": lambda: rows_of(peer_pb2.PartsReadyRequest, "parts"),
     "peer.v1.PeerService/ChecksumBlocks": lambda: rows_of(peer_pb2.ChecksumBlocksRequest, "blocks"),
-    "v1.HandoffService/FinishedBlocks": lambda: (
-        handoff_pb2.FinishedBlocksRequest(transfer_key=new_key(), last=True).SerializeToString()
-        + rows_of(handoff_pb2.FinishedBlocksRequest, "blocks")
-    ),
-    "v1.PoolService/AllocateBlocks": lambda: rows_of(pool_pb2.AllocateBlocksRequest, "counts"),
+    "v1.HandoffService/FinishedBlocks": lambda: handoff_pb2.FinishedBlocksRequest(
+        transfer_key=new_key(),
+        for_readers=handoff_pb2.HandOver(blocks=common_pb2.Blocks.FromString(rows_of(common_pb2.Blocks, "groups"))),
+    ).SerializeToString(),
+    "v1.PoolService/AllocateBlocks": lambda: rows_of(pool_pb2.AllocateBlocksRequest, "group_block_counts"),
     "v1.TransferService/AcknowledgeTransfers": lambda: rows_of(
         transfer_pb2.AcknowledgeTransfersRequest, "transfer_ids"
     ),
@@ -70,14 +70,10 @@ def test_items_of_a_content_are_counted(source: Engine) -> None:
 
 
 def test_sources_that_cannot_deliver_leave_short_notes_however_much_they_say(source: Engine) -> None:
-    failure = common_pb2.Failure(message="x" * 4_000_000)
+    failure = handoff_pb2.SourceFailure(message="x" * 4_000_000)
 
     def give_up() -> None:
-        source.api.handoff.FinishedBlocks(
-            handoff_pb2.FinishedBlocksRequest(
-                transfer_key=new_key(), waits_for=handoff_pb2.WAITS_FOR_REGISTRATION, failure=failure
-            )
-        )
+        source.api.handoff.FinishedBlocks(handoff_pb2.FinishedBlocksRequest(transfer_key=new_key(), failure=failure))
 
     for _ in range(20):  # what the memory of one such message is reused for
         give_up()

@@ -25,7 +25,7 @@ BUFFERS_BYTES_MAX = 4 * KEPT_BYTES_MAX
 BUSY_S_MAX = 0.5
 
 Messages = Callable[[Engine], bytes]
-WHOLE = common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[0], counts=[65_536]))
+WHOLE = common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[0], counts=[65_536]))
 """As many blocks as a request may name, in a few bytes."""
 
 
@@ -40,7 +40,7 @@ def handshake(engine: Engine, endpoint: pool_types_pb2.RankEndpoint) -> bytes:
 
 
 def many_segments(engine: Engine) -> bytes:
-    segments = [pool_types_pb2.Segment(address=1 << 40, nbytes=4096 + i) for i in range(65_536)]
+    segments = [pool_types_pb2.Segment(address=1 << 40, size_bytes=4096 + i) for i in range(65_536)]
     return handshake(engine, pool_types_pb2.RankEndpoint(cma=pool_types_pb2.CmaEndpoint(segments=segments)))
 
 

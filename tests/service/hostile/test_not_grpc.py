@@ -10,7 +10,7 @@ from kvgrpc.v1 import lease_pb2
 from tests.service.api import read_refusal
 from tests.service.engines import Engine, unchanged
 from tests.service.http2 import EMPTY_SETTINGS, PREFACE, connected, frame, send
-from tests.service.values import content, group, prompt
+from tests.service.values import content, prompt
 
 GARBAGE = {
     "nothing": b"",
@@ -105,6 +105,6 @@ CONTEXTS = {
 @pytest.mark.parametrize("kind", CONTEXTS)
 def test_a_trace_context_that_is_none_is_passed_over(source: Engine, kind: str) -> None:
     tokens = prompt(16)
-    request = lease_pb2.GrantLeaseRequest(blocks=[group(source.allocate(1))], content=content(tokens))
+    request = lease_pb2.GrantLeaseRequest(blocks=source.blocks(source.allocate(1)), content=content(tokens))
     reply = source.api.leases.GrantLease(request, metadata=(("traceparent", CONTEXTS[kind]),))
     assert reply.lease.trace_id == ""

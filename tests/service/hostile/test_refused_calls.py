@@ -14,7 +14,7 @@ from tests.service.consumer import Consumer
 from tests.service.engines import Engine
 from tests.service.footprint import resident_bytes
 from tests.service.pushes import cancel_key, reserve
-from tests.service.values import content, group, new_key, prompt
+from tests.service.values import content, for_readers, group, named_blocks, new_key, prompt
 
 CALLS = 60
 WARM_UP = 20
@@ -27,8 +27,8 @@ CALLER = peer_pb2.Caller(engine_id="stranger", incarnation=1)
 
 def refused_by_the_node() -> Any:
     """Content of 300,000 tokens of blocks that nobody has allocated."""
-    return handoff_pb2.FinishedBlocksRequest(
-        transfer_key=new_key(), last=True, content=content(range(65_536, 365_536)), blocks=[group([1])]
+    return for_readers(
+        transfer_key=new_key(), content=content(range(65_536, 365_536)), blocks=named_blocks(1, group([1]))
     )
 
 
@@ -36,12 +36,11 @@ CALLERS: dict[str, tuple[str, Callable[[], Any]]] = {
     "by the node": ("v1.HandoffService/FinishedBlocks", refused_by_the_node),
     "by the node, with a key": (
         "v1.HandoffService/FinishedBlocks",
-        lambda: handoff_pb2.FinishedBlocksRequest(
+        lambda: for_readers(
             transfer_key=new_key(),
             idempotency_key="one for each",
-            last=True,
             content=content(range(65_536, 365_536)),
-            blocks=[group([1])],
+            blocks=named_blocks(1, group([1])),
         ),
     ),
     "when it is converted": (

@@ -52,7 +52,11 @@ def pull_fails(victim: Engine, rogue: Rogue, change: Callable[[pool_types_pb2.Ra
     before = victim.write(target, seed=1)
     pulled = victim.pull(rogue.grant(40), TOKENS, target)
     end = victim.wait(pulled.transfer_id)
-    assert (end.state, end.memory, end.failure.phase) == (FAILED, RETURNED, "handshake")
+    assert (end.state, end.memory, end.failure.phase) == (
+        FAILED,
+        RETURNED,
+        common_pb2.TRANSFER_PHASE_HANDSHAKE,
+    )
     assert end.failure.reason == common_pb2.FAILURE_REASON_NO_DATA_PATH
     assert victim.read(target) == before
     return end.failure.message
@@ -78,7 +82,7 @@ def test_the_memory_of_a_bystander_that_the_rogue_names_is_not_read(victim: Engi
         def names(endpoint: pool_types_pb2.RankEndpoint) -> None:
             endpoint.cma.process.socket_path = f"@{said['name']}"
             endpoint.cma.process.token = bytes(32)
-            endpoint.cma.segments.add(address=said["address"], nbytes=nbytes)
+            endpoint.cma.segments.add(address=said["address"], size_bytes=nbytes)
 
         assert f"process {bystander.pid} is not the peer" in pull_fails(victim, rogue, names)
         bystander.kill()

@@ -6,20 +6,19 @@ import grpc
 import pytest
 
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, transfer_pb2
 from tests.service.conftest import SETTINGS
 from tests.service.engines import (
     FAILED,
     RETURNED,
     SUCCEEDED,
     Engine,
-    into,
     memory_unchanged,
     wait_until,
 )
 from tests.service.footprint import resident_bytes
 from tests.service.rogue import BLOCKS, Abort, Change, Rogue, abort, garbage, too_late
-from tests.service.values import content, dur, group, prompt
+from tests.service.values import content, dur, group, phase_name, prompt
 
 TOKENS = prompt(40)
 SHORT = (
@@ -46,9 +45,11 @@ def pull_fails(victim: Engine, rogue: Rogue) -> tuple[str, str]:
         pulled = victim.pull(rogue.grant(40), TOKENS, target)
         end = victim.wait(pulled.transfer_id)
     assert (end.state, end.memory) == (FAILED, RETURNED)
-    if end.failure.phase != "settle":
+    if end.failure.phase != common_pb2.TRANSFER_PHASE_SETTLE:
         assert victim.read(target) == before
-    return common_pb2.FailureReason.Name(end.failure.reason).removeprefix("FAILURE_REASON_"), end.failure.phase
+    return common_pb2.FailureReason.Name(end.failure.reason).removeprefix("FAILURE_REASON_"), phase_name(
+        end.failure.phase
+    )
 
 
 def test_a_source_of_another_make_that_keeps_to_the_protocol_is_pulled_from(victim: Engine, rogue: Rogue) -> None:
@@ -60,7 +61,7 @@ def test_a_source_of_another_make_that_keeps_to_the_protocol_is_pulled_from(vict
 def test_without_an_exporter_the_trace_context_passes_through_to_the_source(victim: Engine, rogue: Rogue) -> None:
     traceparent = f"00-{'4b' * 16}-{'7a' * 8}-01"
     request = handoff_pb2.PullBlocksRequest(
-        grant=rogue.grant(40), content=content(TOKENS), destination=into(victim.allocate(3))
+        grant=rogue.grant(40), content=content(TOKENS), destination=victim.into(victim.allocate(3))
     )
     pulled = victim.api.handoff.PullBlocks(request, metadata=(("traceparent", traceparent),)).transfer
     assert victim.wait(pulled.transfer_id).trace_id == "4b" * 16
@@ -121,7 +122,7 @@ def rows(count: int) -> Change:
 
 
 def runs(starts: list[int], counts: list[int]) -> list[common_pb2.GroupBlocks]:
-    return [common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=starts, counts=counts))]
+    return [common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=starts, counts=counts))]
 
 
 BAD_OPENINGS = {
@@ -311,7 +312,7 @@ def test_a_source_that_forgets_its_peer_again_and_again_is_given_up(victim: Engi
 def test_a_close_that_is_refused_or_unanswered_holds_nothing_up(victim: Engine, rogue: Rogue) -> None:
     rogue.changes["CloseAccess"] = abort(grpc.StatusCode.UNAVAILABLE)
     pulled = victim.pull(rogue.grant(40), TOKENS, None)
-    wait_until(lambda: victim.get(pulled.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: victim.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     assert victim.cancel(pulled.transfer_id).transfers[0].memory == RETURNED
     wait_until(lambda: rogue.calls.get("CloseAccess", 0) >= 2)
     del rogue.changes["CloseAccess"]
@@ -349,7 +350,10 @@ def test_a_renewal_that_finds_no_lease_ends_a_pull_that_waits(victim: Engine, ro
     )
     pulled = victim.pull(rogue.grant(40), TOKENS, None)
     end = victim.wait(pulled.transfer_id)
-    assert (end.failure.reason, end.failure.phase) == (common_pb2.FAILURE_REASON_LEASE_VOIDED, "queue")
+    assert (end.failure.reason, end.failure.phase) == (
+        common_pb2.FAILURE_REASON_LEASE_VOIDED,
+        common_pb2.TRANSFER_PHASE_QUEUE,
+    )
 
 
 def test_an_exception_of_a_change_is_what_it_says() -> None:

@@ -51,7 +51,7 @@ def test_connecting_a_peer_tells_the_data_path_and_why(source: Engine, destinati
     assert peer.state == handshake_pb2.PEER_STATE_CONNECTED
     assert (again.engine_id, again.incarnation) == (peer.engine_id, peer.incarnation)
     (path,) = peer.paths
-    assert path.data_path == "shm"
+    assert path.data_path == common_pb2.DATA_PATH_SHM
     assert "same host" in path.why
 
 
@@ -152,7 +152,11 @@ def test_pulls_of_unlike_engines_fail(destination: Engine, others: Engines, name
     with memory_unchanged(destination):
         pulled = destination.pull(grant, tokens, blocks)
         end = destination.wait(pulled.transfer_id)
-    assert (end.failure.reason, end.failure.phase, end.failure.next) == (reason, "handshake", step)
+    assert (end.failure.reason, end.failure.phase, end.failure.next) == (
+        reason,
+        common_pb2.TRANSFER_PHASE_HANDSHAKE,
+        step,
+    )
     others[name].reset()
 
 
@@ -164,7 +168,11 @@ def test_a_push_without_a_data_path_fails_at_once(destination: Engine, others: E
         register(source, reserved.grant)
         finish(source, key, tokens, blocks)
         end = destination.wait(reserved.transfer.transfer_id)
-    assert (reason_of(end), end.failure.phase, end.memory) == ("SOURCE_FAILED", "rendezvous", RETURNED)
+    assert (reason_of(end), end.failure.phase, end.memory) == (
+        "SOURCE_FAILED",
+        common_pb2.TRANSFER_PHASE_RENDEZVOUS,
+        RETURNED,
+    )
     assert "no data path" in end.failure.message
     source.reset()
 

@@ -7,8 +7,8 @@ import pytest
 from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
-from tests.service.engines import Engine, into, unchanged
-from tests.service.values import content, group, new_key, prompt
+from tests.service.engines import Engine, unchanged
+from tests.service.values import content, group, named_blocks, new_key, prompt
 
 TOKENS = prompt(32)
 
@@ -27,8 +27,9 @@ def lives(start: Start) -> tuple[Engine, int, list[int]]:
 def test_block_ids_of_the_life_before_a_restart_touch_nothing_of_this_one(lives: tuple[Engine, int, list[int]]) -> None:
     engine, life, mine = lives
     grant = engine.hand_over(TOKENS).grant
-    destination = into(mine)
-    destination.incarnation = life
+    destination = engine.into(mine)
+    destination.blocks.incarnation = life
+    named = named_blocks(life, group(mine))
     made = content(TOKENS)
     calls: list[Callable[[], object]] = [
         lambda: engine.hand_over(TOKENS, mine, incarnation=life),
@@ -36,10 +37,10 @@ def test_block_ids_of_the_life_before_a_restart_touch_nothing_of_this_one(lives:
             handoff_pb2.PullBlocksRequest(grant=grant, content=made, destination=destination)
         ),
         lambda: engine.api.leases.GrantLease(
-            lease_pb2.GrantLeaseRequest(blocks=[group(mine)], content=made, transfer_key=new_key(), incarnation=life)
+            lease_pb2.GrantLeaseRequest(blocks=named, content=made, transfer_key=new_key())
         ),
-        lambda: engine.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(mine)], incarnation=life)),
-        lambda: engine.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(mine), incarnation=life)),
+        lambda: engine.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=named)),
+        lambda: engine.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=named)),
     ]
     for call in calls:
         with unchanged(engine), refused(engine.api, "ABORTED", "INCARNATION_CHANGED"):

@@ -66,7 +66,7 @@ def test_an_older_life_is_refused_once_a_newer_one_introduced_itself(source: Eng
     access = new_key()
     open_one(consumer, handed.grant, access)
     consumer.restarted().handshake()
-    assert source.lease(handed.lease.lease_id).open_accesses == 0
+    assert source.lease(handed.lease.lease_id).open_access_count == 0
     with unchanged(source), refused(source.api, "FAILED_PRECONDITION", "NO_HANDSHAKE"):
         consumer.settle(access)
 
@@ -94,7 +94,7 @@ def test_a_peer_that_is_never_heard_after_its_handshake_is_dead_after_the_grace(
     handed = hasty.hand_over(TOKENS)
     open_one(consumer, handed.grant, new_key())
     wait_until(lambda: peer_state(hasty, consumer) == DEAD)
-    assert hasty.lease(handed.lease.lease_id).open_accesses == 0
+    assert hasty.lease(handed.lease.lease_id).open_access_count == 0
 
 
 def test_a_dead_peer_is_readmitted_by_a_new_handshake(hasty: Engine) -> None:

@@ -54,7 +54,7 @@ def test_an_opened_access_tells_the_blocks_and_the_time_that_is_left(source: Eng
     assert 0 < opened.remaining.seconds <= opened.ttl.seconds
     kinds = {pin.kind: pin for pin in source.pins()}
     assert kinds[admin_pb2.PIN_KIND_ACCESS].peer_engine_id == consumer.engine.engine_id
-    assert source.lease(handed.lease.lease_id).open_accesses == 1
+    assert source.lease(handed.lease.lease_id).open_access_count == 1
     consumer.close(access, FAILED)
 
 
@@ -170,7 +170,7 @@ def test_a_settle_that_is_not_the_last_keeps_the_access_open(source: Engine, con
     open_one(consumer, handed.grant, access)
     with unchanged(source):
         assert consumer.settle(access, last=False).verdict == VALID
-    assert source.lease(handed.lease.lease_id).open_accesses == 1
+    assert source.lease(handed.lease.lease_id).open_access_count == 1
     consumer.close(access, FAILED)
 
 
@@ -201,12 +201,12 @@ def test_what_was_closed_is_not_valid(source: Engine, consumer: Consumer) -> Non
 
 
 def test_consumers_count_by_identity_not_by_messages(source: Engine, consumer: Consumer) -> None:
-    handed = source.hand_over(TOKENS, consumers=2)
+    handed = source.hand_over(TOKENS, consumer_count=2)
     for _ in range(3):
         access = new_key()
         open_one(consumer, handed.grant, access)
         assert consumer.settle(access).verdict == VALID
-    assert source.lease(handed.lease.lease_id).consumers_done == 1
+    assert source.lease(handed.lease.lease_id).done_consumer_count == 1
     other = Consumer(source)
     other.handshake()
     access = new_key()
@@ -216,14 +216,14 @@ def test_consumers_count_by_identity_not_by_messages(source: Engine, consumer: C
 
 
 def test_another_life_of_a_consumer_is_the_same_consumer(source: Engine, consumer: Consumer) -> None:
-    handed = source.hand_over(TOKENS, consumers=2)
+    handed = source.hand_over(TOKENS, consumer_count=2)
     for life in (consumer, consumer.restarted()):
         life.handshake()
         access = new_key()
         assert open_one(life, handed.grant, access) == ""
         assert life.settle(access).verdict == VALID
     lease = source.lease(handed.lease.lease_id)
-    assert (lease.state, lease.consumers_done) == (LIVE, 1)
+    assert (lease.state, lease.done_consumer_count) == (LIVE, 1)
 
 
 def test_a_failure_does_not_count_as_a_consumer_that_is_done(source: Engine, consumer: Consumer) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvgrpc.v1 import common_pb2, handoff_pb2
+from kvgrpc.v1 import common_pb2, handoff_pb2, transfer_pb2
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import FAILED, Engine
 from tests.service.pushes import check_a_good_push, finish, reason_of, register
@@ -27,21 +27,21 @@ def far(start: Start) -> tuple[Engine, Engine]:
 
 
 def runs(ids: list[int]) -> common_pb2.GroupBlocks:
-    return common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=[ids[0]], counts=[len(ids)]))
+    return common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=[ids[0]], counts=[len(ids)]))
 
 
 def test_parts_that_their_destination_cannot_take_fail_the_push_at_both_ends(far: tuple[Engine, Engine]) -> None:
     source, destination = far
     blocks, target, key = source.allocate(2 * BLOCKS)[::2], destination.allocate(BLOCKS), new_key()
     reserved = destination.api.handoff.ReserveBlocks(
-        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=[runs(target)], content=CONTENT)
+        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=destination.named(runs(target)), content=CONTENT)
     )
     sent = finish(source, key, [], blocks, content=CONTENT)
     register(source, reserved.grant)
     end = destination.wait(reserved.transfer.transfer_id, timeout_s=WITHIN_S)
     assert (end.state, reason_of(end)) == (FAILED, "SOURCE_FAILED")
     assert "larger than max" in end.failure.message
-    assert source.get(sent.transfer.transfer_id).waiting_for == "registration"
+    assert source.get(sent.transfer.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_REGISTRATION
     check_a_good_push(source, destination)
 
 
@@ -49,7 +49,7 @@ def test_parts_that_their_source_cannot_send_fail_the_push_at_both_ends(far: tup
     destination, source = far
     blocks, target, key = source.allocate(2 * BLOCKS)[::2], destination.allocate(BLOCKS), new_key()
     reserved = destination.api.handoff.ReserveBlocks(
-        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=[runs(target)], content=CONTENT)
+        handoff_pb2.ReserveBlocksRequest(transfer_key=key, blocks=destination.named(runs(target)), content=CONTENT)
     )
     for first in range(0, BLOCKS, 1024):
         finish(source, key, [], blocks[first : first + 1024], content=CONTENT, last=first + 1024 == BLOCKS)

@@ -1,11 +1,11 @@
 """AdminService: the answers to an operator's first questions."""
 
 from kvgrpc import __version__
-from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handoff_pb2, handshake_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.consumer import Consumer
 from tests.service.engines import SUCCEEDED, Engine, wait_until
-from tests.service.values import content, group, ids_of, prompt, seconds
+from tests.service.values import content, ids_of, prompt, seconds
 
 TOKENS = prompt(32)
 
@@ -16,28 +16,30 @@ def status(engine: Engine) -> admin_pb2.GetStatusResponse:
 
 def test_the_status_of_an_idle_server(source: Engine) -> None:
     found = status(source)
-    assert (found.admission, found.admission_reason) == (admin_pb2.ADMISSION_OPEN, "")
+    assert (found.admission, found.admission_reason) == (handshake_pb2.ADMISSION_OPEN, "")
     assert (found.version, found.oldest_transfer_id) == (__version__, "")
     assert seconds(found.uptime) > 0
     assert seconds(found.progress_age) == 0
     counts = found.counts
-    assert (counts.transfers_pending, counts.transfers_active, counts.leases, counts.pinned_blocks) == (0, 0, 0, 0)
+    assert (counts.pending_transfer_count, counts.active_transfer_count) == (0, 0)
+    assert (counts.lease_count, counts.pinned_block_count) == (0, 0)
 
 
 def test_the_status_counts_what_there_is_and_what_there_was(source: Engine, destination: Engine) -> None:
-    before, received = status(source).counts, status(destination).counts.bytes_received
+    before, received = status(source).counts, status(destination).counts.received_bytes
     first, second = source.hand_over(TOKENS), source.hand_over(TOKENS)
     now = status(source)
     assert now.oldest_transfer_id == first.transfer.transfer_id
-    assert (now.counts.transfers_pending, now.counts.leases, now.counts.pinned_blocks) == (2, 2, 4)
+    assert (now.counts.pending_transfer_count, now.counts.lease_count, now.counts.pinned_block_count) == (2, 2, 4)
     destination.wait(destination.pull(first.grant, TOKENS, destination.allocate(2)).transfer_id)
     source.wait(first.transfer.transfer_id)
     source.cancel(second.transfer.transfer_id)
     after = status(source).counts
-    assert after.transfers_succeeded - before.transfers_succeeded == 1
-    assert after.transfers_cancelled - before.transfers_cancelled == 1
-    assert (after.transfers_pending, after.leases, after.pinned_blocks, after.open_accesses) == (0, 0, 0, 0)
-    assert status(destination).counts.bytes_received - received == 2 * 2048
+    assert after.succeeded_transfer_count - before.succeeded_transfer_count == 1
+    assert after.cancelled_transfer_count - before.cancelled_transfer_count == 1
+    assert (after.pending_transfer_count, after.lease_count) == (0, 0)
+    assert (after.pinned_block_count, after.open_access_count) == (0, 0)
+    assert status(destination).counts.received_bytes - received == 2 * 2048
 
 
 def test_peers_are_listed_page_by_page_each_of_them_once(source: Engine) -> None:
@@ -64,7 +66,7 @@ def test_peers_are_listed_newest_first_with_their_paths(source: Engine, destinat
     assert peers[0].engine_id == stranger.engine.engine_id
     (mine,) = (peer for peer in peers if peer.engine_id == destination.engine_id)
     assert mine.state == handshake_pb2.PEER_STATE_CONNECTED
-    assert [path.data_path for path in mine.paths] == ["shm"]
+    assert [path.data_path for path in mine.paths] == [common_pb2.DATA_PATH_SHM]
     assert mine.address == destination.address
 
 
@@ -78,10 +80,10 @@ def test_pins_say_who_why_and_for_whom(source: Engine, destination: Engine) -> N
         content=content(TOKENS),
         request_id="chat-7-d",
         after_step=1,
-        destination=handoff_pb2.PullDestination(blocks=[group(target)]),
+        destination=destination.into(target),
     )
     pulled = destination.api.handoff.PullBlocks(request, metadata=metadata).transfer
-    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "step")
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_STEP)
     (pin,) = destination.pins()
     assert (pin.kind, pin.owner, ids_of(pin.blocks)) == (admin_pb2.PIN_KIND_TARGET, pulled.transfer_id, target)
     assert (pin.request_id, pin.peer_engine_id, pin.trace_id) == ("chat-7-d", source.engine_id, trace)
@@ -110,7 +112,7 @@ def test_what_is_over_pins_nothing(source: Engine, destination: Engine) -> None:
 
 def test_where_nothing_is_in_quarantine_releasing_it_does_nothing(source: Engine) -> None:
     answer = source.api.admin.ReleaseQuarantine(admin_pb2.ReleaseQuarantineRequest())
-    assert (answer.released_blocks, answer.left_blocks, answer.memory_generation) == (0, 0, 0)
+    assert (answer.released_block_count, answer.left_block_count, answer.memory_generation) == (0, 0, 0)
     source.check_alive()
 
 

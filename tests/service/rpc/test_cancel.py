@@ -18,7 +18,7 @@ from tests.service.engines import (
     unchanged,
     wait_until,
 )
-from tests.service.values import content, group, new_key, prompt
+from tests.service.values import content, new_key, prompt
 
 BEFORE = transfer_pb2.CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS
 IN_FLIGHT = transfer_pb2.CANCEL_OUTCOME_CANCELLED_IN_FLIGHT
@@ -73,11 +73,11 @@ def test_a_cancel_reaches_the_source(source: Engine, destination: Engine, on_abo
     handed = source.hand_over(tokens, on_abort=on_abort)
     lease_id = handed.lease.lease_id
     pulled = destination.pull(handed.grant, tokens, None)
-    wait_until(lambda: source.lease(lease_id).open_accesses == 1)
+    wait_until(lambda: source.lease(lease_id).open_access_count == 1)
     reply = destination.cancel(pulled.transfer_id)
     assert reply.outcome == BEFORE
     assert [(t.state, t.memory) for t in reply.transfers] == [(CANCELLED, RETURNED)]
-    wait_until(lambda: source.lease(lease_id).open_accesses == 0)
+    wait_until(lambda: source.lease(lease_id).open_access_count == 0)
     assert source.lease(lease_id).state == lease
     assert source.get(handed.transfer.transfer_id).state == send
 
@@ -104,17 +104,20 @@ def test_a_cancel_in_flight_quarantines_the_blocks_until_the_bytes_are_at_rest(s
     assert reply.outcome == IN_FLIGHT
     (ended,) = reply.transfers
     assert (ended.state, ended.memory) == (CANCELLED, QUARANTINED)
-    assert (ended.failure.reason, ended.failure.phase) == (common_pb2.FAILURE_REASON_CANCELLED, "wire")
+    assert (ended.failure.reason, ended.failure.phase) == (
+        common_pb2.FAILURE_REASON_CANCELLED,
+        common_pb2.TRANSFER_PHASE_WIRE,
+    )
     assert ended.failure.message == "enough"
     (pin,) = slow.pins()
     assert (pin.kind, pin.owner) == (admin_pb2.PIN_KIND_QUARANTINE, pulled.transfer_id)
     assert pin.missing_proof
-    assert (slow.counts().quarantined, slow.counts().targets) == (16, 0)
+    assert (slow.counts().quarantined_block_count, slow.counts().target_block_count) == (16, 0)
     assert slow.free(target) == [], "a quarantined block is not free"
     end = slow.wait(pulled.transfer_id, returned=False)
     assert (end.state, end.memory) == (CANCELLED, QUARANTINED)
     assert slow.wait(pulled.transfer_id, returned=True).memory == RETURNED
-    assert slow.counts().free == slow.counts().blocks
+    assert slow.counts().free_block_count == slow.counts().block_count
 
 
 def test_quarantined_blocks_take_no_other_bytes(source: Engine, slow: Engine) -> None:
@@ -219,7 +222,7 @@ def test_a_refused_pull_leaves_the_offer_to_others(source: Engine, destination: 
     request = handoff_pb2.PullBlocksRequest(
         grant=handed.grant,
         content=content(tokens),
-        destination=handoff_pb2.PullDestination(blocks=[group([0, 1, 2])]),
+        destination=destination.into([0, 1, 2]),
     )
     with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"):
         destination.api.handoff.PullBlocks(request)

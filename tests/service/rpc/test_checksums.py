@@ -107,7 +107,7 @@ def many_calls(source: Engine) -> list[peer_pb2.ChecksumBlocksRequest]:
         consumer.open(grant, tokens, access := new_key())
         request = asked(consumer, access, [])
         runs = common_pb2.BlockRuns(starts=blocks[:1], counts=[LARGE_BLOCKS])
-        request.blocks[0].blocks[0].CopyFrom(common_pb2.GroupBlocks(blocks=runs))
+        request.blocks[0].blocks[0].CopyFrom(common_pb2.GroupBlocks(runs=runs))
         found += [request] * WAITING_OF_ACCESS_MAX
     assert len(source.api.peer.ChecksumBlocks(found[0]).ranks[0].values) == LARGE_BLOCKS
     return found

@@ -27,7 +27,7 @@ def long_call(blocks: int) -> peer_pb2.PeerCall:
     """PartsReady of blocks that do not lie beside each other."""
     call = peer_pb2.PeerCall()
     call.parts_ready.access_id = new_key()
-    runs = call.parts_ready.parts.add().blocks.add().blocks
+    runs = call.parts_ready.parts.add().blocks.add().runs
     runs.starts.extend(range(0, 2 * blocks, 2))
     runs.counts.extend([1] * blocks)
     return call

@@ -1,13 +1,14 @@
 """HandshakeService: who is there, and whether two engines can exchange blocks, field by field."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from kvgrpc import __version__
 from kvgrpc.core.values.ids import peer_key
 from kvgrpc.core.values.limits import Limits
-from kvgrpc.v1 import handshake_pb2, pool_types_pb2
+from kvgrpc.v1 import common_pb2, handshake_pb2, pool_types_pb2
 from tests.service.api import refused
 from tests.service.consumer import Consumer
 from tests.service.descriptions import capabilities, check
@@ -25,9 +26,9 @@ def test_capabilities_say_what_the_engine_is_and_offers(source: Engine) -> None:
     assert (found.engine.engine_id, found.engine.address) == (source.engine_id, source.address)
     assert found.engine.incarnation == found.header.incarnation
     assert found.version == __version__
-    assert [(path.name, path.available) for path in found.data_paths] == [("shm", True)]
+    assert [(path.data_path, path.available) for path in found.data_paths] == [(common_pb2.DATA_PATH_SHM, True)]
     (group,) = found.engine.pool.groups
-    assert (group.layers, group.kv_heads, group.head_dim, group.blocks) == (2, 2, 8, 520)
+    assert (group.layer_count, group.kv_head_count, group.head_dim, group.block_count) == (2, 2, 8, 520)
     assert sum(region.block_bytes for region in found.engine.pool.regions) == BLOCK_BYTES
 
 
@@ -37,7 +38,7 @@ def test_capabilities_state_every_limit(source: Engine) -> None:
     assert seconds(limits.settle_timeout) == defaults.settle_timeout_s
     assert seconds(limits.lease_cap) == defaults.lease_cap_s
     assert seconds(limits.transfer_timeout) == defaults.transfer_timeout_s
-    assert limits.blocks_per_request == defaults.blocks_per_request
+    assert limits.request_block_count == defaults.blocks_per_request
     assert limits.message_bytes == defaults.message_bytes
     assert all(value for _, value in limits.ListFields())
     assert len(limits.ListFields()) == len(limits.DESCRIPTOR.fields)
@@ -48,7 +49,7 @@ def group_of(engine: Description) -> pool_types_pb2.Group:
 
 
 def other_order(engine: Description) -> None:
-    group_of(engine).order = "head_major"
+    group_of(engine).order = pool_types_pb2.BLOCK_ORDER_HEAD_MAJOR
 
 
 def other_dtype(engine: Description) -> None:
@@ -56,7 +57,7 @@ def other_dtype(engine: Description) -> None:
 
 
 def more_heads(engine: Description) -> None:
-    group_of(engine).kv_heads = 4
+    group_of(engine).kv_head_count = 4
 
 
 def longer_heads(engine: Description) -> None:
@@ -78,14 +79,14 @@ def latent(engine: Description) -> None:
 
 
 def fewer_layers(engine: Description) -> None:
-    group_of(engine).layers = 1
+    group_of(engine).layer_count = 1
     del engine.pool.regions[1:]
 
 
 def packed_layers(engine: Description) -> None:
     region = engine.pool.regions[0]
     del engine.pool.regions[1:]
-    region.layers, region.block_bytes, region.stride_bytes = 2, BLOCK_BYTES, BLOCK_BYTES
+    region.layer_count, region.block_bytes, region.stride_bytes = 2, BLOCK_BYTES, BLOCK_BYTES
 
 
 def keys_and_values_apart(engine: Description) -> None:
@@ -93,8 +94,8 @@ def keys_and_values_apart(engine: Description) -> None:
         region.block_bytes = region.stride_bytes = region.block_bytes // 2
         values = engine.pool.regions.add()
         values.CopyFrom(region)
-        values.offset += region.block_bytes * group_of(engine).blocks
-        region.tensor, values.tensor = pool_types_pb2.TENSOR_KIND_KEY, pool_types_pb2.TENSOR_KIND_VALUE
+        values.offset += region.block_bytes * group_of(engine).block_count
+        region.tensor, values.tensor = pool_types_pb2.TENSOR_KIND_K, pool_types_pb2.TENSOR_KIND_V
 
 
 def two_groups(engine: Description) -> None:
@@ -119,9 +120,13 @@ def newer_protocol(engine: Description) -> None:
     engine.protocol_min = engine.protocol_max = 99
 
 
+NEWER: Any = 77
+"""A feature that is not built yet."""
+
+
 def newer_feature(engine: Description) -> None:
-    engine.features.append("not built yet")
-    engine.required_features.append("not built yet")
+    engine.features.append(NEWER)
+    engine.required_features.append(NEWER)
 
 
 BLOCKING = [
@@ -152,7 +157,7 @@ def test_two_engines_of_one_kind_are_compatible(source: Engine, destination: Eng
 
 def test_pools_of_different_sizes_are_compatible_and_the_difference_is_told(source: Engine) -> None:
     other = Consumer(source).engine
-    group_of(other).blocks = 128
+    group_of(other).block_count = 128
     reply = check(source, other)
     assert reply.compatible
     assert [(d.field, d.here, d.there, d.bridgeable) for d in reply.differences if d.field != WEIGHTS[0]] == [
@@ -218,7 +223,7 @@ def unknown_group_kind(engine: Description) -> None:
 
 
 def no_blocks(engine: Description) -> None:
-    group_of(engine).blocks = 0
+    group_of(engine).block_count = 0
 
 
 def past_the_memory(engine: Description) -> None:
@@ -234,7 +239,7 @@ def beyond_64_bits(engine: Description) -> None:
 
 
 def endless_layers(engine: Description) -> None:
-    group_of(engine).layers = engine.pool.regions[0].layers = 4_294_967_295
+    group_of(engine).layer_count = engine.pool.regions[0].layer_count = 4_294_967_295
 
 
 def missing_region(engine: Description) -> None:

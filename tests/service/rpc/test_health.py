@@ -17,7 +17,7 @@ from kvgrpc.service.rpc.admission import WEDGED_S, admission
 from kvgrpc.service.rpc.health import Health
 from kvgrpc.service.rpc.server import SERVICES
 from kvgrpc.service.runner import Runner
-from kvgrpc.v1 import admin_pb2
+from kvgrpc.v1 import handshake_pb2
 from tests.core.nodes import describe, full
 
 NEW_WORK = "kvgrpc.v1.HandoffService"
@@ -88,7 +88,7 @@ async def test_too_much_in_quarantine_stops_new_work_only(found: Health, lead: L
     assert await serving(found) == all_but()
     pins.add("t-2", PinKind.QUARANTINE, (np.arange(4, 5),), 1.0)
     state, why = admission(lead)
-    assert state == admin_pb2.ADMISSION_QUARANTINE_FULL
+    assert state == handshake_pb2.ADMISSION_QUARANTINE_FULL
     assert "5 of 8 blocks" in why
     assert await serving(found) == all_but(NEW_WORK)
     pins.drop("t-2", PinKind.QUARANTINE)
@@ -97,7 +97,7 @@ async def test_too_much_in_quarantine_stops_new_work_only(found: Health, lead: L
 
 async def test_nothing_serves_while_a_data_path_is_wedged(found: Health, lead: Lead, movers: Movers) -> None:
     movers.age_s = WEDGED_S + 1
-    assert admission(lead)[0] == admin_pb2.ADMISSION_WEDGED
+    assert admission(lead)[0] == handshake_pb2.ADMISSION_WEDGED
     assert not any((await serving(found)).values())
     movers.age_s = 0.0
     assert await serving(found) == all_but()

@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from kvgrpc.v1 import handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from tests.service.api import read_refusal, refused, without
 from tests.service.conftest import SETTINGS, Start
-from tests.service.engines import SUCCEEDED, Engine, into, unchanged, wait_until
-from tests.service.values import content, dur, group, new_key, prompt
+from tests.service.engines import SUCCEEDED, Engine, unchanged, wait_until
+from tests.service.values import content, dur, for_readers, group, new_key, prompt
 
 TOKENS = prompt(16)
 Send = Callable[[Any], Message]
@@ -28,20 +28,19 @@ def call_and_other_body(  # noqa: PLR0911 - one return an RPC
     if rpc == "FinishedBlocks":
         row: dict[str, Any] = {
             "transfer_key": new_key(),
-            "blocks": [group(blocks)],
+            "blocks": engine.blocks(blocks),
             "content": content(TOKENS),
-            "last": True,
         }
-        first = handoff_pb2.FinishedBlocksRequest(**id_key, **row)
-        other = handoff_pb2.FinishedBlocksRequest(**id_key, **row, request_id="other")
+        first = for_readers(**id_key, **row)
+        other = for_readers(**id_key, **row, request_id="other")
         return engine.api.handoff.FinishedBlocks, first, other
     if rpc == "PullBlocks":
         pull: dict[str, Any] = {"grant": peer.hand_over(TOKENS).grant, "content": content(TOKENS)}
-        first = handoff_pb2.PullBlocksRequest(**id_key, **pull, destination=into(blocks))
+        first = handoff_pb2.PullBlocksRequest(**id_key, **pull, destination=engine.into(blocks))
         other = handoff_pb2.PullBlocksRequest(**id_key, **pull)
         return engine.api.handoff.PullBlocks, first, other
     if rpc == "GrantLease":
-        lease: dict[str, Any] = {"blocks": [group(blocks)], "content": content(TOKENS)}
+        lease: dict[str, Any] = {"blocks": engine.blocks(blocks), "content": content(TOKENS)}
         first = lease_pb2.GrantLeaseRequest(**id_key, **lease)
         other = lease_pb2.GrantLeaseRequest(**id_key, **lease, ttl=dur(5))
         return engine.api.leases.GrantLease, first, other
@@ -60,12 +59,15 @@ def call_and_other_body(  # noqa: PLR0911 - one return an RPC
         return engine.api.transfers.AcknowledgeTransfers, first, other
     if rpc == "AllocateBlocks":
         first, other = (
-            pool_pb2.AllocateBlocksRequest(**id_key, counts=[pool_pb2.GroupCount(count=n)], ttl=dur(60)) for n in (1, 2)
+            pool_pb2.AllocateBlocksRequest(
+                **id_key, group_block_counts=[pool_pb2.GroupBlockCount(block_count=n)], ttl=dur(60)
+            )
+            for n in (1, 2)
         )
         return engine.api.pool.AllocateBlocks, first, other
     assert rpc == "FreeBlocks"
     more = engine.allocate(1)
-    first, other = (pool_pb2.FreeBlocksRequest(**id_key, blocks=[group(ids)]) for ids in (blocks, more))
+    first, other = (pool_pb2.FreeBlocksRequest(**id_key, blocks=engine.blocks(ids)) for ids in (blocks, more))
     return engine.api.pool.FreeBlocks, first, other
 
 
@@ -116,22 +118,28 @@ def test_without_a_key_nothing_is_remembered(source: Engine, destination: Engine
 
 def test_a_key_belongs_to_its_method(source: Engine) -> None:
     key = new_key().hex()
-    allocation = pool_pb2.AllocateBlocksRequest(idempotency_key=key, counts=[pool_pb2.GroupCount(count=1)])
+    allocation = pool_pb2.AllocateBlocksRequest(
+        idempotency_key=key, group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)]
+    )
     allocated = source.api.pool.AllocateBlocks(allocation)
     source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(idempotency_key=key, blocks=allocated.blocks))
 
 
 def test_a_refused_call_does_not_use_its_key_up(source: Engine) -> None:
     key = new_key().hex()
-    request = pool_pb2.AllocateBlocksRequest(idempotency_key=key, counts=[pool_pb2.GroupCount(count=1000)])
+    request = pool_pb2.AllocateBlocksRequest(
+        idempotency_key=key, group_block_counts=[pool_pb2.GroupBlockCount(block_count=1000)]
+    )
     with refused(source.api, "RESOURCE_EXHAUSTED", "POOL_EXHAUSTED"):
         source.api.pool.AllocateBlocks(request)
-    request.counts[0].count = 1
+    request.group_block_counts[0].block_count = 1
     end_allocations(source, source.api.pool.AllocateBlocks(request))
 
 
 def test_a_key_has_a_length(source: Engine) -> None:
-    request = pool_pb2.AllocateBlocksRequest(idempotency_key="k" * 257, counts=[pool_pb2.GroupCount(count=1)])
+    request = pool_pb2.AllocateBlocksRequest(
+        idempotency_key="k" * 257, group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)]
+    )
     with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
         source.api.pool.AllocateBlocks(request)
 
@@ -181,22 +189,22 @@ def test_validate_only_of_a_pull_changes_nothing(source: Engine, destination: En
 def test_validate_only_of_the_blocks_of_a_pull_changes_nothing(source: Engine, destination: Engine) -> None:
     handed, blocks = source.hand_over(TOKENS), destination.allocate(1)
     pulled = destination.pull(handed.grant, TOKENS, None)
-    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == "blocks")
+    wait_until(lambda: destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS)
     request = handoff_pb2.PullBlocksRequest(
         transfer_id=pulled.transfer_id,
-        destination=handoff_pb2.PullDestination(blocks=[group(blocks)]),
+        destination=destination.into(blocks),
         validate_only=True,
     )
     with unchanged(source, destination):
         destination.api.handoff.PullBlocks(request)
-    request.destination.blocks[0].CopyFrom(group([*blocks, *blocks]))
+    request.destination.blocks.groups[0].CopyFrom(group([*blocks, *blocks]))
     with unchanged(source, destination), refused(destination.api, "INVALID_ARGUMENT", "BLOCK_DUPLICATE"):
         destination.api.handoff.PullBlocks(request)
     destination.give(pulled.transfer_id, blocks)
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
 
 
-@pytest.mark.parametrize("wrong", [{"transfer_key": b"short"}, {"ttl": dur(-1)}, {"consumers": 4_000_000}])
+@pytest.mark.parametrize("wrong", [{"transfer_key": b"short"}, {"ttl": dur(-1)}, {"consumer_count": 4_000_000}])
 def test_validate_only_refuses_what_the_call_would_refuse(source: Engine, wrong: dict[str, Any]) -> None:
     blocks = source.allocate(1)
     refusals = [

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import grpc
 import pytest
 
-from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, lease_pb2, transfer_pb2
 from tests.service.api import read_refusal, refused
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import FAILED, RETURNED, SUCCEEDED, Engine, unchanged, wait_until
@@ -26,7 +26,8 @@ def by_grant(grant: common_pb2.Grant) -> lease_pb2.LeaseRef:
 def grant_lease(engine: Engine, **fields: object) -> lease_pb2.GrantLeaseResponse:
     if "blocks" not in fields:
         fields["blocks"] = [group(engine.allocate(1))]
-    return engine.api.leases.GrantLease(lease_pb2.GrantLeaseRequest(content=content(TOKENS), **fields))  # type: ignore[arg-type]
+    made = lease_pb2.GrantLeaseRequest(content=content(TOKENS), **engine.of_this_life(fields))
+    return engine.api.leases.GrantLease(made)
 
 
 def renew(engine: Engine, *refs: lease_pb2.LeaseRef, ttl_s: float | None = None) -> list[tuple[float, str]]:
@@ -42,16 +43,17 @@ def rows_of(rows: Iterable[lease_pb2.RenewedLease]) -> list[tuple[float, str]]:
 
 def test_a_hand_over_pins_its_blocks_under_a_lease(source: Engine) -> None:
     blocks = source.allocate(2)
-    handed = source.hand_over(prompt(32), blocks, request_id="r-1", consumers=3)
+    handed = source.hand_over(prompt(32), blocks, request_id="r-1", consumer_count=3)
     lease = source.lease(handed.lease.lease_id)
     assert (lease.state, ids_of(lease.blocks), lease.token_count) == (LIVE, blocks, 32)
-    assert (lease.consumers, lease.request_id) == (3, "r-1")
+    assert (lease.consumer_count, lease.request_id) == (3, "r-1")
     assert (lease.transfer_id, seconds(lease.ttl)) == (handed.transfer.transfer_id, 300.0)
     assert 0 < seconds(lease.remaining) <= 300 < seconds(lease.cap_remaining) <= 600
     (pin,) = source.pins()
     assert (pin.kind, pin.owner, ids_of(pin.blocks)) == (admin_pb2.PIN_KIND_LEASE, lease.lease_id, blocks)
     counts = source.counts()
-    assert (counts.pinned, counts.leased, counts.allocated, counts.free) == (2, 2, 2, counts.blocks - 2)
+    assert (counts.pinned_block_count, counts.leased_block_count, counts.allocated_block_count) == (2, 2, 2)
+    assert counts.free_block_count == counts.block_count - 2
 
 
 def test_one_block_may_be_under_many_leases_and_is_free_after_the_last(source: Engine) -> None:
@@ -59,9 +61,9 @@ def test_one_block_may_be_under_many_leases_and_is_free_after_the_last(source: E
     leases = [source.hand_over(TOKENS, blocks).lease.lease_id for _ in range(3)]
     assert source.free(blocks) == []
     for lease_id in leases[:-1]:
-        assert ids_of(source.release(lease_id).freed) == []
-    assert ids_of(source.release(leases[-1]).freed) == blocks
-    assert source.counts().free == source.counts().blocks
+        assert ids_of(source.release(lease_id).freed_blocks) == []
+    assert ids_of(source.release(leases[-1]).freed_blocks) == blocks
+    assert source.counts().free_block_count == source.counts().block_count
 
 
 def test_a_lease_is_found_by_its_id_and_by_its_grant(source: Engine) -> None:
@@ -88,7 +90,7 @@ def test_a_renewal_extends_and_never_shortens(source: Engine) -> None:
     assert 190 < same <= 200
     ((own, _),) = renew(source, by_id(lease_id))
     assert 190 < own <= 200
-    assert source.lease(lease_id).renewals == 3
+    assert source.lease(lease_id).renewal_count == 3
 
 
 def test_no_renewal_passes_the_cap(source: Engine) -> None:
@@ -166,7 +168,7 @@ def test_a_lease_that_is_not_renewed_ends_by_itself(source: Engine) -> None:
     ended = source.wait(handed.transfer.transfer_id)
     assert (ended.state, ended.failure.reason) == (FAILED, common_pb2.FAILURE_REASON_LEASE_EXPIRED)
     assert source.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_EXPIRED
-    assert source.counts().free == source.counts().blocks
+    assert source.counts().free_block_count == source.counts().block_count
     assert renew(source, by_id(handed.lease.lease_id)) == [(0.0, "LEASE_EXPIRED")]
 
 
@@ -215,7 +217,7 @@ def test_leases_are_bounded(start: Start) -> None:
     assert (refusal.code, refusal.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
     assert refusal.retry_delay_s
     status = engine.api.admin.GetStatus(admin_pb2.GetStatusRequest())
-    assert (status.admission, status.counts.leases) == (admin_pb2.ADMISSION_OVERLOADED, 3)
+    assert (status.admission, status.counts.lease_count) == (handshake_pb2.ADMISSION_OVERLOADED, 3)
     engine.release(handed[0].lease.lease_id)
     assert engine.hand_over(TOKENS, blocks).HasField("grant")
 
@@ -261,15 +263,15 @@ def test_a_bad_request_ends_the_stream_with_its_reason(source: Engine) -> None:
 def test_consumers_are_bounded(source: Engine, consumers: int) -> None:
     blocks = source.allocate(1)
     with unchanged(source), refused(source.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
-        source.hand_over(TOKENS, blocks, consumers=consumers)
+        source.hand_over(TOKENS, blocks, consumer_count=consumers)
 
 
 def test_a_lease_ends_when_all_declared_consumers_are_done(source: Engine, destination: Engine, start: Start) -> None:
     (other,) = start(())
-    handed = source.hand_over(TOKENS, consumers=2)
+    handed = source.hand_over(TOKENS, consumer_count=2)
     for done, engine in enumerate([destination, other], start=1):
         engine.wait(engine.pull(handed.grant, TOKENS, engine.allocate(1)).transfer_id)
-        wait_until(lambda: source.lease(handed.lease.lease_id).consumers_done == done)  # noqa: B023
+        wait_until(lambda: source.lease(handed.lease.lease_id).done_consumer_count == done)  # noqa: B023
     assert source.lease(handed.lease.lease_id).state == lease_pb2.LEASE_STATE_DONE
 
 
@@ -280,11 +282,11 @@ def test_a_pull_that_waits_for_blocks_keeps_its_lease_alive_beyond_its_ttl(sourc
     handed = source.hand_over(prompt(64), blocks, ttl=dur(ttl_s))
     pulled = destination.pull(handed.grant, prompt(64), None)
     # Each renewal comes a third of the TTL after the one before: nine outlast it three times.
-    wait_until(lambda: source.lease(handed.lease.lease_id).renewals >= 9)
+    wait_until(lambda: source.lease(handed.lease.lease_id).renewal_count >= 9)
     lease = source.lease(handed.lease.lease_id)
     assert lease.state == LIVE
     assert seconds(lease.age) > 2 * ttl_s
-    assert destination.get(pulled.transfer_id).waiting_for == "blocks"
+    assert destination.get(pulled.transfer_id).waiting_for == transfer_pb2.WAITING_FOR_BLOCKS
     destination.give(pulled.transfer_id, target)
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
     assert destination.read(target) == written

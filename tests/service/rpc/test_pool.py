@@ -12,17 +12,18 @@ Counts = list[tuple[int, int]]
 
 
 def allocate(engine: Engine, *counts: tuple[int, int], **fields: object) -> pool_pb2.AllocateBlocksResponse:
-    rows = [pool_pb2.GroupCount(group=index, count=count) for index, count in counts]
-    return engine.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=rows, **fields))  # type: ignore[arg-type]
+    rows = [pool_pb2.GroupBlockCount(group=index, block_count=count) for index, count in counts]
+    return engine.api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(group_block_counts=rows, **fields))  # type: ignore[arg-type]
 
 
 def test_allocated_blocks_are_out_until_they_are_freed(source: Engine) -> None:
     first, second = source.allocate(5), source.allocate(5)
     assert not set(first) & set(second)
     counts = source.counts()
-    assert (counts.allocated, counts.pinned, counts.free) == (10, 0, counts.blocks - 10)
+    assert (counts.allocated_block_count, counts.pinned_block_count) == (10, 0)
+    assert counts.free_block_count == counts.block_count - 10
     assert source.free(first) == first
-    assert source.counts().allocated == 5
+    assert source.counts().allocated_block_count == 5
 
 
 def test_an_allocation_is_all_or_nothing_and_says_when_to_come_back(source: Engine) -> None:
@@ -66,10 +67,10 @@ def test_an_allocation_that_is_not_renewed_is_freed_by_itself(source: Engine) ->
 
 def test_an_allocation_is_renewed_by_its_id(source: Engine) -> None:
     first = allocate(source, (0, 3), ttl=dur(0.2))
-    again = allocate(source, allocation_id=first.allocation_id, ttl=dur(100))
-    assert (again.allocation_id, again.blocks) == (first.allocation_id, first.blocks)
+    again = allocate(source, allocation_id=first.blocks.allocation_id, ttl=dur(100))
+    assert again.blocks == first.blocks
     other = allocate(source, (0, 1), ttl=dur(0.2))
-    wait_until(lambda: source.counts().allocated == 3)
+    wait_until(lambda: source.counts().allocated_block_count == 3)
     assert not {*ids_of(other.blocks)} & {*ids_of(first.blocks)}
     source.free(ids_of(first.blocks))
 
@@ -78,11 +79,11 @@ def test_blocks_that_are_pinned_come_free_at_their_last_unpin(source: Engine) ->
     reply = allocate(source, (0, 2), ttl=dur(0.05))
     blocks = ids_of(reply.blocks)
     lease_id = source.hand_over(prompt(16), blocks[:1]).lease.lease_id
-    wait_until(lambda: source.counts().allocated == 0)
+    wait_until(lambda: source.counts().allocated_block_count == 0)
     counts = source.counts()
-    assert (counts.pinned, counts.free) == (1, counts.blocks - 1)
-    assert ids_of(source.release(lease_id).freed) == blocks[:1]
-    assert source.counts().free == counts.blocks
+    assert (counts.pinned_block_count, counts.free_block_count) == (1, counts.block_count - 1)
+    assert ids_of(source.release(lease_id).freed_blocks) == blocks[:1]
+    assert source.counts().free_block_count == counts.block_count
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_blocks_that_are_pinned_come_free_at_their_last_unpin(source: Engine) ->
 def test_freeing_what_cannot_be_freed_frees_nothing(source: Engine, rows: list[object], code: str, reason: str) -> None:
     source.allocate(4)
     with unchanged(source), refused(source.api, code, reason):
-        source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=rows))  # type: ignore[arg-type]
+        source.api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=source.named(*rows)))  # type: ignore[arg-type]
 
 
 def test_freeing_twice_is_refused_even_while_another_allocation_holds_the_blocks(source: Engine) -> None:
@@ -113,7 +114,7 @@ def test_the_pool_is_described_as_the_engine_is(source: Engine) -> None:
     (pool,) = source.api.pool.DescribePools(pool_pb2.DescribePoolsRequest()).pools
     assert pool.kind == pool_types_pb2.POOL_KIND_SERVER_MANAGED
     assert pool.total_bytes == 520 * BLOCK_BYTES
-    assert [(r.first_layer, r.layers, r.block_bytes) for r in pool.regions] == [
+    assert [(r.first_layer, r.layer_count, r.block_bytes) for r in pool.regions] == [
         (0, 1, LAYER_BYTES),
         (1, 1, LAYER_BYTES),
     ]
@@ -121,7 +122,7 @@ def test_the_pool_is_described_as_the_engine_is(source: Engine) -> None:
 
 
 def read(engine: Engine, ids: list[int], **fields: object) -> pool_pb2.ReadBlocksResponse:
-    return engine.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(ids), **fields))  # type: ignore[arg-type]
+    return engine.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=engine.blocks(ids), **fields))  # type: ignore[arg-type]
 
 
 def test_the_bytes_of_blocks_are_read_in_the_order_asked(source: Engine) -> None:
@@ -155,23 +156,24 @@ def test_reading_is_capped(source: Engine) -> None:
 def test_layers_that_the_group_does_not_have_are_refused(source: Engine, layers: tuple[int, int]) -> None:
     with unchanged(source):
         refusal = source.api.refusal(lambda: read(source, [0], layers={"first": layers[0], "count": layers[1]}))
-    assert (refusal.code, refusal.reason, refusal.fields) == ("INVALID_ARGUMENT", "INVALID_FIELD", ("layers",))
+    field = "layers" if layers[1] else "layers.count"
+    assert (refusal.code, refusal.reason, refusal.fields) == ("INVALID_ARGUMENT", "INVALID_FIELD", (field,))
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "reason"),
     [
-        pytest.param({"blocks": group([520])}, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
-        pytest.param({"blocks": group([0], 1)}, "INVALID_ARGUMENT", "INVALID_FIELD", id="group"),
-        pytest.param({"blocks": group([0]), "rank": 1}, "INVALID_ARGUMENT", "INVALID_FIELD", id="rank"),
-        pytest.param({"blocks": group([0] * 2)}, "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="twice"),
+        pytest.param({"blocks": [group([520])]}, "OUT_OF_RANGE", "BLOCK_OUT_OF_RANGE", id="past-the-end"),
+        pytest.param({"blocks": [group([0], 1)]}, "INVALID_ARGUMENT", "GROUP_MISMATCH", id="group"),
+        pytest.param({"blocks": [group([0])], "rank": 1}, "INVALID_ARGUMENT", "INVALID_FIELD", id="rank"),
+        pytest.param({"blocks": [group([0] * 2)]}, "INVALID_ARGUMENT", "BLOCK_DUPLICATE", id="twice"),
         pytest.param({}, "INVALID_ARGUMENT", "INVALID_FIELD", id="nothing"),
     ],
 )
 def test_reading_unknown_blocks_is_refused(source: Engine, fields: dict[str, object], code: str, reason: str) -> None:
     with unchanged(source):
         refusal = source.api.refusal(
-            lambda: source.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(**fields))  # type: ignore[arg-type]
+            lambda: source.api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(**source.of_this_life(fields)))
         )
     assert (refusal.code, refusal.reason) == (code, reason)
 
@@ -182,6 +184,6 @@ def test_allocations_that_are_not_freed_are_bounded(start: Start) -> None:
         engine.allocate(1)
     with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
         engine.allocate(1)
-    assert engine.counts().allocated == 5
+    assert engine.counts().allocated_block_count == 5
     engine.free([0])
     engine.allocate(1)

@@ -21,7 +21,7 @@ from tests.service.conftest import Start
 from tests.service.consumer import Consumer
 from tests.service.engines import Engine, unchanged
 from tests.service.services import SERVICES
-from tests.service.values import content, dur, group, new_key, prompt
+from tests.service.values import content, dur, new_key, prompt
 
 Calls = Iterator[tuple[str, Any]]
 
@@ -31,12 +31,14 @@ def calls_of_a_push(engine: Engine, peer: Engine, consumer: Consumer) -> Calls:
     api, tokens = engine.api, prompt(16)
     target = peer.allocate(1)
     reserved = peer.api.handoff.ReserveBlocks(
-        handoff_pb2.ReserveBlocksRequest(transfer_key=new_key(), blocks=[group(target)], content=content(tokens))
+        handoff_pb2.ReserveBlocksRequest(transfer_key=new_key(), blocks=peer.blocks(target), content=content(tokens))
     )
     yield "RegisterPush", api.handoff.RegisterPush(handoff_pb2.RegisterPushRequest(grant=reserved.grant))
     opaque = common_pb2.Content(opaque_id=b"prompt", opaque_tokens=16)
     wanted = api.handoff.ReserveBlocks(
-        handoff_pb2.ReserveBlocksRequest(transfer_key=new_key(), blocks=[group(engine.allocate(1))], content=opaque)
+        handoff_pb2.ReserveBlocksRequest(
+            transfer_key=new_key(), blocks=engine.blocks(engine.allocate(1)), content=opaque
+        )
     )
     yield "ReserveBlocks", wanted
     access = new_key()
@@ -89,6 +91,7 @@ def calls_about_transfers(engine: Engine, id_: str) -> Calls:
         "WaitTransfer",
         api.transfers.WaitTransfer(transfer_pb2.WaitTransferRequest(transfer_id=id_, timeout=dur(1e-9))),
     )
+    yield "WaitTransfers", api.transfers.WaitTransfers(transfer_pb2.WaitTransfersRequest(transfer_ids=[id_]))
     yield "ListTransfers", api.transfers.ListTransfers(transfer_pb2.ListTransfersRequest())
     yield "WatchTransfers", next(api.transfers.WatchTransfers(transfer_pb2.WatchTransfersRequest(), timeout=10))
     yield "AcknowledgeTransfers", api.transfers.AcknowledgeTransfers(transfer_pb2.AcknowledgeTransfersRequest())
@@ -101,7 +104,7 @@ def calls_about_leases(engine: Engine, lease_id: str) -> Calls:
     yield (
         "GrantLease",
         api.leases.GrantLease(
-            lease_pb2.GrantLeaseRequest(blocks=[group(engine.allocate(1))], content=content(prompt(16)))
+            lease_pb2.GrantLeaseRequest(blocks=engine.blocks(engine.allocate(1)), content=content(prompt(16)))
         ),
     )
     yield "RenewLeases", api.leases.RenewLeases(lease_pb2.RenewLeasesRequest(leases=[ref]))
@@ -118,10 +121,12 @@ def calls_about_blocks(engine: Engine) -> Calls:
     yield "GetPoolStatus", api.pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest())
     yield (
         "AllocateBlocks",
-        api.pool.AllocateBlocks(pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)], ttl=dur(1))),
+        api.pool.AllocateBlocks(
+            pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)], ttl=dur(1))
+        ),
     )
-    yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=group(engine.allocate(1))))
-    yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=[group(engine.allocate(1))]))
+    yield "ReadBlocks", api.pool.ReadBlocks(pool_pb2.ReadBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
+    yield "FreeBlocks", api.pool.FreeBlocks(pool_pb2.FreeBlocksRequest(blocks=engine.blocks(engine.allocate(1))))
     yield "GetStatus", api.admin.GetStatus(admin_pb2.GetStatusRequest())
     yield "ListPeers", api.admin.ListPeers(admin_pb2.ListPeersRequest())
     yield "ListPins", api.admin.ListPins(admin_pb2.ListPinsRequest())
@@ -283,8 +288,8 @@ def test_a_filter_keeps_only_what_matches_every_field_of_it(source: Engine, dest
     assert ids_of_transfers(destination, request_id=label, states=[active]) == []
     assert ids_of_transfers(destination, request_id=label, states=[pending, active]) == [pulled]
     held, returned = transfer_pb2.MEMORY_DISPOSITION_HELD, transfer_pb2.MEMORY_DISPOSITION_RETURNED
-    assert ids_of_transfers(destination, request_id=label, memory=[held]) == [pulled]
-    assert ids_of_transfers(destination, request_id=label, memory=[returned]) == []
+    assert ids_of_transfers(destination, request_id=label, memory_dispositions=[held]) == [pulled]
+    assert ids_of_transfers(destination, request_id=label, memory_dispositions=[returned]) == []
     assert ids_of_transfers(destination, request_id=label, min_age={"seconds": 3600}) == []
 
 

@@ -11,7 +11,7 @@ from kvgrpc.service.rpc.server import _OthersFaults
 from kvgrpc.v1 import common_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.engines import CANCELLED, RETURNED, SUCCEEDED, Engine, unchanged
-from tests.service.values import dur, prompt
+from tests.service.values import dur, phase_name, prompt
 
 PENDING = transfer_pb2.TRANSFER_STATE_PENDING
 UNTIL = [
@@ -47,7 +47,7 @@ def test_the_end_of_the_time_is_no_error(source: Engine, until: int, timeout_s: 
     with unchanged(source):
         found = wait(source, handed.transfer.transfer_id, until, timeout_s)
     assert found.state == PENDING
-    assert found.waiting_for == "readers"
+    assert found.waiting_for == transfer_pb2.WAITING_FOR_READERS
 
 
 @pytest.mark.parametrize("until", UNTIL)
@@ -73,14 +73,14 @@ def test_a_transfer_stays_known_after_its_end(source: Engine, destination: Engin
     handed = source.hand_over(tokens, request_id="r-1")
     pulled = destination.pull(handed.grant, tokens, destination.allocate(3), request_id="r-1")
     end = destination.wait(pulled.transfer_id)
-    assert (end.state, end.use_tokens, end.blocks) == (SUCCEEDED, 40, 3)
-    assert end.bytes_done == end.bytes == 3 * 2048
+    assert (end.state, end.use_tokens, end.block_count) == (SUCCEEDED, 40, 3)
+    assert end.moved_bytes == end.total_bytes == 3 * 2048
     assert (end.peer.engine_id, end.peer.address) == (source.engine_id, source.address)
     assert end.peer.transfer_id == handed.transfer.transfer_id
-    assert [phase.name for phase in end.phases] == ["handshake", "open", "queue", "wire", "settle"]
-    assert [path.data_path for path in end.paths] == ["shm"]
+    assert [phase_name(phase.phase) for phase in end.phases] == ["handshake", "open", "queue", "wire", "settle"]
+    assert [path.data_path for path in end.paths] == [common_pb2.DATA_PATH_SHM]
     sent = source.wait(handed.transfer.transfer_id)
-    assert (sent.state, sent.consumers_done, sent.consumers) == (SUCCEEDED, 1, 1)
+    assert (sent.state, sent.done_consumer_count, sent.consumer_count) == (SUCCEEDED, 1, 1)
     assert (sent.peer.engine_id, sent.peer.transfer_id) == (destination.engine_id, pulled.transfer_id)
 
 
@@ -113,7 +113,7 @@ def test_what_else_grpc_tells_of_stays_an_error() -> None:
 
 def acknowledge(engine: Engine, *ids: str) -> int:
     request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=ids)
-    return engine.api.transfers.AcknowledgeTransfers(request).acknowledged
+    return engine.api.transfers.AcknowledgeTransfers(request).acknowledged_count
 
 
 def test_acknowledging_counts_what_is_known_over_and_returned_and_may_be_repeated(source: Engine) -> None:

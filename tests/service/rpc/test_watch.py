@@ -16,12 +16,12 @@ from kvgrpc.errors import Exhausted, NotFound, Reason
 from kvgrpc.server import Server
 from kvgrpc.service.rpc.transfer import TransferService
 from kvgrpc.service.watchers import PROGRESS_SHARE, WATCH_BACKLOG_MAX, WATCHES_MAX, WATCHES_OF_CONNECTION_MAX, Watch
-from kvgrpc.v1 import handoff_pb2, pool_pb2, transfer_pb2
+from kvgrpc.v1 import pool_pb2, transfer_pb2
 from kvgrpc.wire import requests
 from tests.service.api import Api, read_refusal
 from tests.service.conftest import SETTINGS, Start
 from tests.service.engines import CANCELLED, FAILED, Engine, wait_until
-from tests.service.values import content, group, new_key, prompt
+from tests.service.values import content, for_readers, group, named_blocks, new_key, prompt
 
 WATCH = "/kvgrpc.v1.TransferService/WatchTransfers"
 Stream = Iterator[transfer_pb2.WatchTransfersResponse]
@@ -78,7 +78,9 @@ def test_a_watch_tells_every_change_once_in_order(source: Engine) -> None:
     assert [c.header.event_seq for c in changes] == [c.transfer.event_seq for c in changes]
     ids = [reply.transfer.transfer_id for reply in handed]
     assert [c.transfer.transfer_id for c in changes if c.transfer.state == CANCELLED] == ids
-    assert [c.transfer.transfer_id for c in changes if c.transfer.waiting_for == "readers"] == ids
+    assert [
+        c.transfer.transfer_id for c in changes if c.transfer.waiting_for == transfer_pb2.WAITING_FOR_READERS
+    ] == ids
 
 
 def test_a_watch_that_resumes_gets_exactly_what_came_after(source: Engine) -> None:
@@ -152,12 +154,11 @@ def test_a_watch_for_which_nothing_matches_can_still_resume_after_many_changes(s
 
 
 def test_a_watch_after_a_repeated_answer_tells_what_happened_since_the_first(source: Engine) -> None:
-    request = handoff_pb2.FinishedBlocksRequest(
+    request = for_readers(
         idempotency_key=new_key().hex(),
         transfer_key=new_key(),
-        blocks=[group(source.allocate(1))],
+        blocks=source.blocks(source.allocate(1)),
         content=content(prompt(16)),
-        last=True,
     )
     first = source.api.handoff.FinishedBlocks(request)
     source.release(first.lease.lease_id)
@@ -169,9 +170,14 @@ def test_a_watch_after_a_repeated_answer_tells_what_happened_since_the_first(sou
         assert next(watch).transfer.state == CANCELLED
 
 
-@pytest.mark.parametrize("incarnation", [0, 1])
-def test_a_number_of_another_life_is_refused(source: Engine, incarnation: int) -> None:
-    assert refused_watch(source, after_event_seq=1, incarnation=incarnation) == ("ABORTED", "INCARNATION_CHANGED")
+def test_a_number_of_another_life_is_refused(source: Engine) -> None:
+    assert refused_watch(source, after_event_seq=1, incarnation=1) == ("ABORTED", "INCARNATION_CHANGED")
+
+
+def test_a_number_is_of_a_life_that_is_stated_and_has_been_reached(source: Engine) -> None:
+    life = source.incarnation()
+    for wrong in ({"after_event_seq": 1}, {"after_event_seq": 2**53 - 1, "incarnation": life}):
+        assert refused_watch(source, **wrong) == ("INVALID_ARGUMENT", "INVALID_FIELD")
 
 
 def test_watches_are_bounded_and_one_that_ends_makes_room(source: Engine) -> None:
@@ -214,15 +220,14 @@ async def hand_over(server: Server) -> None:
     """A change, now."""
     lead = server._lead
     call = lead.runner.next_call_id()
-    allocation = pool_pb2.AllocateBlocksRequest(counts=[pool_pb2.GroupCount(count=1)])
+    allocation = pool_pb2.AllocateBlocksRequest(group_block_counts=[pool_pb2.GroupBlockCount(block_count=1)])
     made = requests.make_call(call, "test", "", "AllocateBlocks", allocation)
     allocated: Any = (await lead.runner.ask(call, requests.allocate_blocks(allocation, made))).answer
     call = lead.runner.next_call_id()
-    request = handoff_pb2.FinishedBlocksRequest(
+    request = for_readers(
         transfer_key=new_key(),
-        blocks=[group(allocated.blocks[0].tolist())],
+        blocks=named_blocks(lead.node.state.incarnation, group(allocated.blocks[0].tolist())),
         content=content(prompt(1)),
-        last=True,
     )
     made = requests.make_call(call, "test", "", "FinishedBlocks", request)
     event: FinishedBlocks = requests.finished_blocks(request, made, "", 8)

@@ -25,7 +25,7 @@ def pending(scheduler: Scheduler, id_: str) -> list[transfer_pb2.Transfer]:
 
 def group_runs(ids: list[int]) -> common_pb2.GroupBlocks:
     """As one run, the way a server writes it."""
-    return common_pb2.GroupBlocks(blocks=common_pb2.BlockRuns(starts=ids[:1], counts=[len(ids)]))
+    return common_pb2.GroupBlocks(runs=common_pb2.BlockRuns(starts=ids[:1], counts=[len(ids)]))
 
 
 def transfers(engine: Engine) -> list[transfer_pb2.Transfer]:

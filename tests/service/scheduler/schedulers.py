@@ -6,7 +6,7 @@ from typing import Any
 
 from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.service.engines import WAIT_S, Engine
-from tests.service.values import content, dur, group, new_key, prompt
+from tests.service.values import content, dur, new_key, prompt
 
 PROMPT = prompt(40)
 COMPLETE, ABORTED = scheduler_pb2.REQUEST_OUTCOME_COMPLETE, scheduler_pb2.REQUEST_OUTCOME_ABORTED
@@ -59,18 +59,26 @@ class Scheduler:
         return self.stub.RequestArrived(arrived(id_, token_ids, **fields))
 
     def match(self, id_: str, computed: int = 0) -> int:
-        return self.stub.MatchTokens(scheduler_pb2.MatchTokensRequest(request_id=id_, computed_tokens=computed)).tokens
+        return self.stub.MatchTokens(
+            scheduler_pb2.MatchTokensRequest(request_id=id_, computed_tokens=computed)
+        ).external_tokens
 
     def allocated(self, id_: str, blocks: Sequence[int], computed: int = 0, **fields: Any) -> int:
         """Blocks for all that comes, unless `external_tokens` says otherwise; how much that is."""
-        usual = {"external_tokens": self.match(id_, computed), "computed_tokens": computed, "blocks": [group(blocks)]}
+        usual = {
+            "external_tokens": self.match(id_, computed),
+            "computed_tokens": computed,
+            "blocks": self.engine.blocks(blocks),
+        }
         request = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, **{**usual, **fields})
         self.stub.BlocksAllocated(request)
         return request.external_tokens
 
     def computed(self, id_: str, blocks: Sequence[int], tokens: int) -> None:
         self.stub.TokensComputed(
-            scheduler_pb2.TokensComputedRequest(request_id=id_, blocks=[group(blocks)], computed_tokens=tokens)
+            scheduler_pb2.TokensComputedRequest(
+                request_id=id_, blocks=self.engine.blocks(blocks), computed_tokens=tokens
+            )
         )
 
     def preempted(self, id_: str) -> None:
@@ -82,7 +90,7 @@ class Scheduler:
     def finished(
         self, id_: str, blocks: Sequence[int], computed: int = 40, **fields: Any
     ) -> scheduler_pb2.RequestFinishedResponse:
-        return self.stub.RequestFinished(finished(id_, blocks, computed, **fields))
+        return self.stub.RequestFinished(finished(self.engine, id_, blocks, computed, **fields))
 
     def aborted(self, id_: str, message: str = "") -> bool:
         """Whether its blocks are to be kept."""
@@ -104,9 +112,9 @@ def arrived(id_: str, token_ids: Sequence[int] | None = PROMPT, **fields: Any) -
 
 
 def finished(
-    id_: str, blocks: Sequence[int], computed: int = 40, **fields: Any
+    engine: Engine, id_: str, blocks: Sequence[int], computed: int = 40, **fields: Any
 ) -> scheduler_pb2.RequestFinishedRequest:
-    usual = {"blocks": [group(blocks)], "computed_tokens": computed, "outcome": COMPLETE}
+    usual = {"blocks": engine.blocks(blocks), "computed_tokens": computed, "outcome": COMPLETE}
     return scheduler_pb2.RequestFinishedRequest(request_id=id_, **{**usual, **fields})
 
 

@@ -76,8 +76,8 @@ def test_an_abort_of_a_push_into_blocks_gives_them_back_and_frees_its_source(pai
         wait_until(lambda: d.engine.read(target[:2]) == written[:2])
     assert d.aborted(id_, "the user left"), "they may still be written"
     ended = d.told("load_ended", id_)
-    assert (reason(ended.failure), ended.tokens) == ("CANCELLED", 0)
-    assert ended.invalid_blocks == [group_runs(target)]
+    assert (reason(ended.failure), ended.computed_tokens) == ("CANCELLED", 0)
+    assert list(ended.invalid_blocks.groups) == [group_runs(target)]
     if prefill == "is not known":
         p.aborted(id_)
     elif p.finished(id_, blocks).keep:  # it had not heard of the abort yet
@@ -117,11 +117,11 @@ def test_swapped_grants_are_a_loss_that_names_its_blocks(pair: Pair) -> None:
     assert reason(ended.failure) == "CONTENT_MISMATCH"
     (pull,) = [transfer for transfer in transfers(d.engine) if transfer.request_id == mine]
     assert ended.failure == pull.failure
-    assert (ended.failure.phase, ended.failure.side) == ("open", common_pb2.SIDE_SOURCE)
+    assert (ended.failure.phase, ended.failure.side) == (common_pb2.TRANSFER_PHASE_OPEN, common_pb2.SIDE_SOURCE)
     assert ended.failure.next == common_pb2.NEXT_STEP_FIX_REQUEST
-    assert (ended.tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
-    assert [list(range(s, s + n)) for row in ended.invalid_blocks
-            for s, n in zip(row.blocks.starts, row.blocks.counts, strict=True)] == [target]  # fmt: skip
+    assert (ended.computed_tokens, ended.on_loss) == (0, scheduler_pb2.ON_LOSS_FAIL)
+    assert [list(range(s, s + n)) for row in ended.invalid_blocks.groups
+            for s, n in zip(row.runs.starts, row.runs.counts, strict=True)] == [target]  # fmt: skip
     for id_ in (mine, other):
         p.aborted(id_)
 

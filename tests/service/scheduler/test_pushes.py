@@ -144,7 +144,7 @@ def test_a_push_without_its_other_side_ends_in_time_and_returns_blocks(start: St
     ended = d.told("load_ended", id_)
     assert reason(ended.failure) == "REGISTRATION_TIMEOUT"
     assert ended.on_loss == scheduler_pb2.OnLoss.Value(f"ON_LOSS_{on_loss.upper()}")
-    assert (ended.tokens, ended.invalid_blocks) == (16, [group_runs(target[1:])])
+    assert (ended.computed_tokens, list(ended.invalid_blocks.groups)) == (16, [group_runs(target[1:])])
     assert d.match(id_, 16) == 0
     given = new_id()
     assert not d.prefilled(given, engine.allocate(3), intent=intent(mode=PUSH)).token

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvgrpc.v1 import admin_pb2, common_pb2, scheduler_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, handshake_pb2, scheduler_pb2, transfer_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.engines import Engine, unchanged, wait_until
@@ -31,7 +31,7 @@ def test_every_call_may_be_repeated(pair: Pair) -> None:
         d.stub.RequestArrived(offer)
     for _ in range(2):
         d.allocated(id_, target, external_tokens=40)
-    assert d.told("load_ended", id_).tokens == 40
+    assert d.told("load_ended", id_).computed_tokens == 40
     d.allocated(id_, target, external_tokens=40)
     d.loaded(id_)
     d.preempted(id_)
@@ -69,7 +69,7 @@ BAD_ARRIVALS: list[tuple[dict[str, Any], str, str]] = [
     ({"give": PREFILL, "intent": intent(mode=PUSH), "target": GRANT}, "FAILED_PRECONDITION", "GRANT_WRONG_ACCESS"),
     ({"give": PREFILL, "intent": intent(), "target": GRANT}, "INVALID_ARGUMENT", "INVALID_FIELD"),
     ({"give": PREFILL, "intent": intent(ttl=dur(-1))}, "INVALID_ARGUMENT", "TTL_INVALID"),
-    ({"give": PREFILL, "intent": intent(consumers=1025)}, "INVALID_ARGUMENT", "INVALID_FIELD"),
+    ({"give": PREFILL, "intent": intent(consumer_count=1025)}, "INVALID_ARGUMENT", "INVALID_FIELD"),
     ({"prompt": content([])}, "INVALID_ARGUMENT", "CONTENT_REQUIRED"),
     ({"prompt": content([1], weights_revision="v9")}, "INVALID_ARGUMENT", "WEIGHTS_MISMATCH"),
     ({"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
@@ -110,10 +110,10 @@ BAD_TABLES = [
     ({"blocks": [group([0, 1, 2], 1)]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
     ({"blocks": [group(range(70_000))]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"blocks": [group([0, 1])]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
-    ({"blocks": [group([0, 1])], "dropped_blocks": [1]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
-    ({"dropped_blocks": [0, 1]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
-    ({"dropped_blocks": [70_000]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
-    ({"dropped_blocks": [2**32 - 1]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ({"blocks": [group([0, 1])], "dropped_block_counts": [1]}, "INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"),
+    ({"dropped_block_counts": [0, 1]}, "INVALID_ARGUMENT", "GROUP_MISMATCH"),
+    ({"dropped_block_counts": [70_000]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
+    ({"dropped_block_counts": [2**32 - 1]}, "OUT_OF_RANGE", "LIMIT_EXCEEDED"),
     ({"incarnation": 7}, "ABORTED", "INCARNATION_CHANGED"),
     ({"request_id": ""}, "INVALID_ARGUMENT", "INVALID_FIELD"),
 ]
@@ -124,22 +124,24 @@ def test_bad_blocks_are_refused_and_change_nothing(pair: Pair, fields: dict[str,
     p, d = pair
     id_, target = new_id(), d.engine.allocate(3)
     d.arrived(id_, offer=p.prefilled(id_, p.engine.allocate(3)))
-    wait_until(lambda: any(t.waiting_for == "blocks" for t in transfers(d.engine)))
+    wait_until(lambda: any(t.waiting_for == transfer_pb2.WAITING_FOR_BLOCKS for t in transfers(d.engine)))
     usual = {"request_id": id_, "blocks": [group(target)], "external_tokens": 40}
     with unchanged(d.engine), refused(d.engine.api, code, why):
-        d.stub.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**{**usual, **fields}))
+        d.stub.BlocksAllocated(scheduler_pb2.BlocksAllocatedRequest(**d.engine.of_this_life({**usual, **fields})))
     with unchanged(d.engine), refused(d.engine.api, "INVALID_ARGUMENT", "INVALID_FIELD"):
         d.allocated(id_, target, external_tokens=39)
     d.allocated(id_, target)
-    assert d.told("load_ended", id_).tokens == 40
+    assert d.told("load_ended", id_).computed_tokens == 40
     giving = new_id()
     p.arrived(giving, give=PREFILL, intent=intent(mode=PUSH))
     blocks = p.engine.allocate(3)
     table = {"request_id": giving, "blocks": [group(blocks)], "computed_tokens": 40}
     with unchanged(p.engine), refused(p.engine.api, code, why):
-        p.stub.TokensComputed(scheduler_pb2.TokensComputedRequest(**{**table, **fields}))
+        p.stub.TokensComputed(scheduler_pb2.TokensComputedRequest(**p.engine.of_this_life({**table, **fields})))
     with unchanged(p.engine), refused(p.engine.api, code, why):
-        p.stub.RequestFinished(scheduler_pb2.RequestFinishedRequest(outcome=COMPLETE, **{**table, **fields}))
+        p.stub.RequestFinished(
+            scheduler_pb2.RequestFinishedRequest(outcome=COMPLETE, **p.engine.of_this_life({**table, **fields}))
+        )
     p.aborted(giving)
 
 
@@ -160,7 +162,7 @@ def test_a_server_that_drains_takes_no_request_that_moves_anything(start: Start)
     p = Scheduler(engine)
     p.prefilled(id_ := new_id(), engine.allocate(3))
     engine.process.popen.terminate()
-    draining, status = admin_pb2.ADMISSION_DRAINING, admin_pb2.GetStatusRequest()
+    draining, status = handshake_pb2.ADMISSION_DRAINING, admin_pb2.GetStatusRequest()
     wait_until(lambda: engine.api.admin.GetStatus(status).admission == draining)
     with refused(engine.api, "UNAVAILABLE", "DRAINING"):
         p.arrived(new_id(), give=PREFILL, intent=intent())

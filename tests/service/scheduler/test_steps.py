@@ -10,13 +10,13 @@ import pytest
 
 from kvgrpc.service.rpc.scheduler import STEP_CALLS_MAX
 from kvgrpc.service.scheduler.news import NEWS_MAX
-from kvgrpc.v1 import common_pb2, handoff_pb2, scheduler_pb2
+from kvgrpc.v1 import common_pb2, scheduler_pb2
 from tests.service.api import refused
 from tests.service.conftest import Start
 from tests.service.engines import Engine, unchanged, wait_until
 from tests.service.scheduler.scheduled_pair import PREFILL, Pair, lost
 from tests.service.scheduler.schedulers import PROMPT, Scheduler, arrived, finished, intent, new_id, reason
-from tests.service.values import content, dur, group, new_key
+from tests.service.values import content, dur, for_readers, new_key
 
 
 @pytest.fixture
@@ -28,19 +28,19 @@ def pair(source: Engine, destination: Engine) -> Pair:
 # ---- steps
 
 
-def calls(id_: str, grant: common_pb2.Grant, target: list[int]) -> Iterator[scheduler_pb2.ScheduleCall]:
+def calls(engine: Engine, id_: str, grant: common_pb2.Grant, target: list[int]) -> Iterator[scheduler_pb2.ScheduleCall]:
     """All of a request that finds nothing here; one of them is nonsense."""
     yield scheduler_pb2.ScheduleCall(request_arrived=arrived(id_, offer=grant))
     yield scheduler_pb2.ScheduleCall(match_tokens=scheduler_pb2.MatchTokensRequest(request_id=id_))
-    bad = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=[group([0])], external_tokens=40)
+    bad = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=engine.blocks([0]), external_tokens=40)
     yield scheduler_pb2.ScheduleCall(blocks_allocated=bad)
     yield scheduler_pb2.ScheduleCall()
-    good = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=[group(target)], external_tokens=40)
+    good = scheduler_pb2.BlocksAllocatedRequest(request_id=id_, blocks=engine.blocks(target), external_tokens=40)
     yield scheduler_pb2.ScheduleCall(blocks_allocated=good)
     yield scheduler_pb2.ScheduleCall(blocks_loaded=scheduler_pb2.BlocksLoadedRequest(request_id=id_))
     yield scheduler_pb2.ScheduleCall(tokens_computed=scheduler_pb2.TokensComputedRequest(request_id=id_))
     yield scheduler_pb2.ScheduleCall(request_preempted=scheduler_pb2.RequestPreemptedRequest(request_id=id_))
-    yield scheduler_pb2.ScheduleCall(request_finished=finished(id_, target))
+    yield scheduler_pb2.ScheduleCall(request_finished=finished(engine, id_, target))
     yield scheduler_pb2.ScheduleCall(abort_request=scheduler_pb2.AbortRequestRequest(request_id="unheard of"))
 
 
@@ -71,13 +71,13 @@ def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair, b
     id_, target = new_id(), d.engine.allocate(3)
     grant = p.prefilled(id_, p.engine.allocate(3))
     with stepping(d, by) as step:
-        reply = step(scheduler_pb2.ScheduleStepRequest(calls=calls(id_, grant, target), after_seq=d.seq))
+        reply = step(scheduler_pb2.ScheduleStepRequest(calls=calls(d.engine, id_, grant, target), after_seq=d.seq))
         kinds = [row.WhichOneof("answer") for row in reply.answers]
         assert kinds == [
             "request_arrived", "match_tokens", None, None, "blocks_allocated", "blocks_loaded", "tokens_computed",
             "request_preempted", "request_finished", "abort_request",
         ]  # fmt: skip
-        assert reply.answers[1].match_tokens.tokens == 40
+        assert reply.answers[1].match_tokens.external_tokens == 40
         refusals = [(row.code, reason(row.failure)) for row in reply.answers[2:4]]
         assert refusals == [("INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"), ("INVALID_ARGUMENT", "INVALID_FIELD")]
         assert reply.answers[2].failure.message
@@ -149,9 +149,7 @@ def test_who_waits_for_news_gets_the_first_one_or_none_in_time(pair: Pair) -> No
 def test_unread_news_keep_new_requests_out(start: Start) -> None:
     (engine,) = start(())
     d = Scheduler(engine)
-    offer = handoff_pb2.FinishedBlocksRequest(
-        transfer_key=new_key(), last=True, content=content(PROMPT), blocks=[group(engine.allocate(3))]
-    )
+    offer = for_readers(transfer_key=new_key(), content=content(PROMPT), blocks=engine.blocks(engine.allocate(3)))
     grant = engine.api.handoff.FinishedBlocks(offer).grant
     rows = [
         call

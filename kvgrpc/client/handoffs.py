@@ -1,0 +1,127 @@
+"""HandoffService: blocks are handed over, pulled, reserved, pushed."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from grpc import aio
+
+from kvgrpc.client import options as opt
+from kvgrpc.client.calls import Caller, ServerCalls
+from kvgrpc.client.values import (
+    AnyBlocks,
+    Tokens,
+    as_blocks,
+    as_content,
+    call_options,
+    fields,
+    other_fields,
+    own_blocks,
+)
+from kvgrpc.v1 import handoff_pb2
+from kvgrpc.v1.common_pb2 import Grant
+from kvgrpc.v1.handoff_pb2_grpc import HandoffServiceStub
+
+_OF_FINISHED = frozenset({"request_id", "transfer_key", "validate_only"})
+"""Options of a hand-over or a part that are said beside it."""
+
+
+class HandoffCalls(ServerCalls):
+    """A client's methods for hand-overs."""
+
+    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
+        super().__init__(channel, caller)
+        self._handoff = HandoffServiceStub(channel)
+
+    async def finished_blocks(
+        self, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.HandOver]
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        """Hands the finished blocks of a whole prompt over: pins them under a lease and mints the READ grant that
+        consumers pull with. Until the transfer's memory is RETURNED the caller does not reuse the blocks.
+        """
+        job = handoff_pb2.HandOver(
+            content=as_content(content), **own_blocks(blocks, options), **other_fields(options, but=_OF_FINISHED)
+        )
+        request = handoff_pb2.FinishedBlocksRequest(for_readers=job, **_of_finished(options))
+        request.transfer_key = request.transfer_key or secrets.token_bytes(16)
+        return await self._call.change(self._handoff.FinishedBlocks, request, call_options(options))
+
+    async def push_part(
+        self,
+        transfer_key: bytes,
+        blocks: AnyBlocks | None = None,
+        content: Tokens | None = None,
+        **options: Unpack[opt.Part],
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        """Hands one part of a push over, as soon as it is written: whole blocks that follow those of the same layers
+        in earlier parts. The first part says the `content` of all of them, the final one `last`; that one may be
+        without blocks.
+        """
+        job = handoff_pb2.PushPart(**other_fields(options, but=_OF_FINISHED))
+        if blocks is not None:
+            job.blocks.CopyFrom(as_blocks(blocks, options.get("incarnation", 0)))
+        if content is not None:
+            job.content.CopyFrom(as_content(content))
+        request = handoff_pb2.FinishedBlocksRequest(transfer_key=transfer_key, part=job, **_of_finished(options))
+        return await self._call.change(self._handoff.FinishedBlocks, request, call_options(options))
+
+    async def source_failed(
+        self, transfer_key: bytes, message: str = "", *, request_id: str = "", **options: Unpack[opt.Effect]
+    ) -> handoff_pb2.FinishedBlocksResponse:
+        """The source cannot deliver: ends the push under this key at once, at both sides."""
+        job = handoff_pb2.SourceFailure(message=message)
+        request = handoff_pb2.FinishedBlocksRequest(
+            transfer_key=transfer_key, request_id=request_id, failure=job, **fields(options)
+        )
+        return await self._call.change(self._handoff.FinishedBlocks, request, options)
+
+    async def pull_blocks(
+        self,
+        pull: Grant | str,
+        content: Tokens | None = None,
+        *,
+        blocks: AnyBlocks | None = None,
+        have_tokens: int = 0,
+        incarnation: int = 0,
+        **options: Unpack[opt.Pull],
+    ) -> handoff_pb2.PullBlocksResponse:
+        """Pulls what a grant offers, or gives an earlier pull, by its transfer id, the blocks that it waits for.
+
+        `blocks` None: not known yet; empty: nowhere, all was found locally, which releases the source. `have_tokens`
+        are those whose KV is here already; `incarnation` is the life that bare ids in `blocks` are of. Returns at
+        once; `wait` and `watch` tell the end.
+        """
+        request = handoff_pb2.PullBlocksRequest(**fields(options))
+        if isinstance(pull, Grant):
+            request.grant.CopyFrom(pull)
+        else:
+            request.transfer_id = pull
+        if content is not None:
+            request.content.CopyFrom(as_content(content))
+        if blocks is not None:
+            own = as_blocks(blocks, incarnation)
+            request.destination.CopyFrom(handoff_pb2.PullDestination(blocks=own, have_tokens=have_tokens))
+        return await self._call.change(self._handoff.PullBlocks, request, options)
+
+    async def reserve_blocks(
+        self, transfer_key: bytes, blocks: AnyBlocks, content: Tokens, **options: Unpack[opt.Reservation]
+    ) -> handoff_pb2.ReserveBlocksResponse:
+        """Reserves blocks that a push will fill, and mints the WRITE grant for it."""
+        request = handoff_pb2.ReserveBlocksRequest(
+            transfer_key=transfer_key,
+            content=as_content(content),
+            **own_blocks(blocks, options),
+            **other_fields(options),
+        )
+        return await self._call.change(self._handoff.ReserveBlocks, request, call_options(options))
+
+    async def register_push(
+        self, grant: Grant, *, request_id: str = "", **options: Unpack[opt.Effect]
+    ) -> handoff_pb2.RegisterPushResponse:
+        """Tells the source of a push where its blocks are to go."""
+        request = handoff_pb2.RegisterPushRequest(grant=grant, request_id=request_id, **fields(options))
+        return await self._call.change(self._handoff.RegisterPush, request, options)
+
+
+def _of_finished(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in _OF_FINISHED}

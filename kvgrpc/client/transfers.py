@@ -1,0 +1,90 @@
+"""TransferService: transfers are looked at, waited for, watched, ended."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Unpack
+
+from grpc import aio
+
+from kvgrpc.client import options as opt
+from kvgrpc.client.calls import Caller, ServerCalls
+from kvgrpc.client.values import fields
+from kvgrpc.client.waiting import Wait
+from kvgrpc.client.watch import Cursor, Pace, Reply, Watch, WatchEvent, point_of
+from kvgrpc.v1 import transfer_pb2
+from kvgrpc.v1.common_pb2 import ResponseHeader
+from kvgrpc.v1.transfer_pb2_grpc import TransferServiceStub
+
+WAIT_S = 90.0
+"""More than a server's defaults for queue, transfer and settle together."""
+
+
+class TransferCalls(ServerCalls):
+    """A client's methods for transfers."""
+
+    def __init__(self, channel: aio.Channel, caller: Caller) -> None:
+        super().__init__(channel, caller)
+        self._transfers = TransferServiceStub(channel)
+
+    async def get_transfer(self, transfer_id: str, **options: Unpack[opt.Call]) -> transfer_pb2.GetTransferResponse:
+        """One transfer. NotFound means that its memory counts as QUARANTINED."""
+        request = transfer_pb2.GetTransferRequest(transfer_id=transfer_id)
+        return await self._call.read(self._transfers.GetTransfer, request, options)
+
+    async def wait(
+        self, transfer_id: str, *, returned: bool = False, timeout_s: float = WAIT_S
+    ) -> transfer_pb2.Transfer:
+        """The transfer once it is over, however it ended: look at its state. With `returned`, once its memory is
+        RETURNED too. Any time will do: it asks again, also after a server that could not be reached. DeadlineExceeded
+        names the phase that it is in; a silent server can add 5 s to `timeout_s`.
+        """
+        return await Wait(self._call, self._transfers, _condition(returned), timeout_s).one(transfer_id)
+
+    async def wait_transfers(
+        self, transfer_ids: Sequence[str], *, returned: bool = False, any_of: bool = False, timeout_s: float = WAIT_S
+    ) -> transfer_pb2.WaitTransfersResponse:
+        """As `wait`, for at most 1,024 at once: the reply comes when all of them, or `any_of` them, have met the
+        condition, or the time is over; `condition_met` says which, of all and of each. One that is unknown is a row
+        without a transfer and counts as met.
+        """
+        return await Wait(self._call, self._transfers, _condition(returned), timeout_s).many(transfer_ids, any_of)
+
+    async def list_transfers(self, **options: Unpack[opt.Listing]) -> transfer_pb2.ListTransfersResponse:
+        """Transfers that match, newest first. A watch after this reply misses nothing."""
+        call: dict[str, object] = {name: options.pop(name) for name in ("limit", "timeout_s") if name in options}
+        request = transfer_pb2.ListTransfersRequest(filter=transfer_pb2.TransferFilter(**fields(options)))
+        return await self._call.pages(self._transfers.ListTransfers, request, call, "transfers")
+
+    def watch(
+        self, *, after: Reply | ResponseHeader | None = None, pace: Pace | None = None, **which: Unpack[opt.Which]
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """Every change of the transfers that match, from now on, or after an earlier reply, for example that of
+        `pull_blocks` or `list_transfers`. It survives lost connections and restarts; `HistoryLost` and
+        `IncarnationChanged` mark where to list again.
+        """
+        cursor = Cursor(transfer_pb2.TransferFilter(**fields(which)), *point_of(after))
+        return Watch(self._call, self._transfers.WatchTransfers, cursor, pace or Pace()).events()
+
+    async def acknowledge(
+        self, transfer_ids: Sequence[str], **options: Unpack[opt.Effect]
+    ) -> transfer_pb2.AcknowledgeTransfersResponse:
+        """For the owning engine: it has seen the end of these transfers and the return of their memory."""
+        request = transfer_pb2.AcknowledgeTransfersRequest(transfer_ids=transfer_ids, **fields(options))
+        return await self._call.change(self._transfers.AcknowledgeTransfers, request, options)
+
+    async def cancel(
+        self, transfer: str | bytes, *, message: str = "", **options: Unpack[opt.Cancelling]
+    ) -> transfer_pb2.CancelTransferResponse:
+        """Ends a transfer by its id, or (bytes) all with this transfer key; under a key that is unknown, those that
+        come are refused. The other side is told and ends CANCELLED too, unless `scope` is THIS_SIDE.
+        `free_allocation_ids` frees in the same call what the request had here. `clean_up` does this at several servers.
+        """
+        request = transfer_pb2.CancelTransferRequest(message=message, **fields(options))
+        if isinstance(transfer, bytes):
+            request.transfer_key = transfer
+        else:
+            request.transfer_id = transfer
+        return await self._call.change(self._transfers.CancelTransfer, request, options)
+
+
+def _condition(returned: bool) -> transfer_pb2.WaitCondition.ValueType:
+    return transfer_pb2.WAIT_CONDITION_RETURNED if returned else transfer_pb2.WAIT_CONDITION_ENDED

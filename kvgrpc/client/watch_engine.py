@@ -1,0 +1,98 @@
+"""Watching an engine for as long as one likes: how it is, and when its server cannot be reached.
+
+Rules:
+* Each stream has a deadline like any call; the next one follows at once. A server says something at least every 5
+  seconds, so one that is silent for longer counts as unreachable, though its connection stands.
+* Between streams that failed there is a growing, jittered pause, and there is no last one: a router wants to know when
+  the engine is back. The reader is told once an outage, when it begins.
+* What asking again cannot help is raised: the server does not have the call, or refuses the caller or the interval.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from grpc import aio
+
+from kvgrpc.client.calls import Caller
+from kvgrpc.errors import DeadlineExceeded, Exhausted, InternalError, KVGrpcError, Reason, Unavailable
+from kvgrpc.v1.handshake_pb2 import WatchEngineRequest, WatchEngineResponse
+
+STREAM_S = 60.0
+"""Deadline of one stream."""
+SILENCE_S = 15.0
+"""Three times what a server lets pass at most."""
+PAUSE_FIRST_S = 0.1
+PAUSE_MAX_S = 2.0
+
+_PASSING = Unavailable | Exhausted | DeadlineExceeded | InternalError
+
+
+@dataclass(frozen=True)
+class EngineUnreachable:
+    """The server cannot be reached: what was known of its engine may be out of date. The watch goes on."""
+
+    error: KVGrpcError
+
+
+EngineEvent = WatchEngineResponse | EngineUnreachable
+"""How the engine is now, or a marker."""
+
+Method = aio.UnaryStreamMultiCallable[WatchEngineRequest, WatchEngineResponse]
+
+
+async def watch_engine(
+    caller: Caller, method: Method, request: WatchEngineRequest
+) -> AsyncGenerator[EngineEvent, None]:
+    """Ends by an error that asking again cannot help, or when its reader stops."""
+    clock = asyncio.get_running_loop().time
+    failures = 0
+    while True:
+        opened = clock()
+        try:
+            async with aclosing(_stream(caller, method, request)) as replies:
+                async for reply in replies:
+                    failures = 0
+                    yield reply
+            ended: KVGrpcError = Unavailable(Reason.PEER_UNREACHABLE, "the server ended the watch")
+        except KVGrpcError as error:
+            ended = error
+        if not isinstance(ended, _PASSING):
+            raise ended
+        if isinstance(ended, DeadlineExceeded) and clock() - opened >= 0.9 * STREAM_S and not failures:
+            continue
+        failures += 1
+        if failures == 1:
+            yield EngineUnreachable(ended)
+        await asyncio.sleep(_pause_s(failures, ended.retry_delay_s))
+
+
+async def _stream(
+    caller: Caller, method: Method, request: WatchEngineRequest
+) -> AsyncGenerator[WatchEngineResponse, None]:
+    """The replies of one stream."""
+    call = method(request, timeout=STREAM_S, metadata=caller.headers())
+    replies = aiter(call)
+    try:
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                reply = await anext(replies, None)
+            if reply is None:
+                return
+            yield reply
+    except TimeoutError as silent:
+        what = f"WatchEngine at {caller.address}: nothing was heard for {SILENCE_S:g} s"
+        raise DeadlineExceeded(Reason.DEADLINE, what, metadata={"phase": "watch"}) from silent
+    except aio.AioRpcError as failed:
+        raise caller.error(failed, request) from failed
+    finally:
+        call.cancel()
+
+
+def _pause_s(failures: int, asked_s: float | None) -> float:
+    """Before the next stream, after so many failures in a row. A server's wish counts when it is longer."""
+    longest = min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(failures - 1, 30))
+    # Jitter keeps watchers of one server from coming back all at once. Not a secret, so any generator will do.
+    return max(longest * random.uniform(0.5, 1.0), asked_s or 0.0)  # noqa: S311

@@ -1,0 +1,76 @@
+"""Cleaning up: every side is told at once, whatever the others say."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from kvgrpc.client import CleanUp, Client, clean_up, clean_up_sync, connect, connect_sync
+from kvgrpc.errors import NotFound, Reason, Unavailable
+from kvgrpc.v1.transfer_pb2 import CANCEL_OUTCOME_CANCELLED_IN_FLIGHT, CancelTransferRequest, CancelTransferResponse
+from tests.client.fake import FakeServer, failing
+
+KEY = b"k" * 16
+DONE = CancelTransferResponse(outcome=CANCEL_OUTCOME_CANCELLED_IN_FLIGHT)
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+async def test_each_side_cancels_and_frees_what_it_has(server: FakeServer, other: FakeServer, client: Client) -> None:
+    for fake in (server, other):
+        fake.answers["CancelTransfer"] = lambda *_: DONE
+    async with connect(other.address) as second:
+        sides = [CleanUp(client, KEY, ["a"]), CleanUp(second, "t-1")]
+        assert await clean_up(sides, message="the user left") == [DONE, DONE]
+    (first,), (last,) = server.requests("CancelTransfer"), other.requests("CancelTransfer")
+    assert (first.transfer_key, list(first.free_allocation_ids), first.message) == (KEY, ["a"], "the user left")
+    assert (last.transfer_id, list(last.free_allocation_ids), last.message) == ("t-1", [], "the user left")
+    assert first.idempotency_key
+
+
+async def test_sides_are_told_at_the_same_time(server: FakeServer, other: FakeServer, client: Client) -> None:
+    both = asyncio.Barrier(2)
+
+    async def answer(request: CancelTransferRequest, context: Any) -> CancelTransferResponse:
+        await both.wait()
+        return DONE
+
+    for fake in (server, other):
+        fake.answers["CancelTransfer"] = answer
+    async with connect(other.address) as second:
+        assert await clean_up([CleanUp(client, KEY), CleanUp(second, KEY)]) == [DONE, DONE]
+
+
+async def test_a_side_that_fails_keeps_no_other_from_being_told(
+    server: FakeServer, client: Client, unused_tcp_port: int
+) -> None:
+    server.answers["CancelTransfer"] = lambda *_: DONE
+    async with connect(f"127.0.0.1:{unused_tcp_port}") as away:
+        unreachable, outcome = await clean_up([CleanUp(away, KEY), CleanUp(client, KEY)], timeout_s=5.0)
+    assert outcome == DONE
+    assert isinstance(unreachable, Unavailable)
+    server.answers["CancelTransfer"] = failing(grpc.StatusCode.NOT_FOUND, "BLOCK_NOT_ALLOCATED")
+    (refused,) = await clean_up([CleanUp(client, KEY, ["gone"])])
+    assert isinstance(refused, NotFound)
+    assert refused.reason is Reason.BLOCK_NOT_ALLOCATED
+
+
+async def test_without_an_event_loop_it_is_the_same(server: FakeServer, other: FakeServer) -> None:
+    for fake in (server, other):
+        fake.answers["CancelTransfer"] = lambda *_: DONE
+
+    def work() -> list[Any]:
+        with connect_sync(server.address) as first, connect_sync(other.address) as second:
+            return clean_up_sync([CleanUp(first, KEY, ["a"]), CleanUp(second, KEY)])
+
+    assert await asyncio.to_thread(work) == [DONE, DONE]
+    assert list(server.requests("CancelTransfer")[0].free_allocation_ids) == ["a"]
+    assert clean_up_sync([]) == []
