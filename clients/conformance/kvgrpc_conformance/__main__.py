@@ -42,7 +42,10 @@ def main() -> int:
     chosen.sort(key=lambda case: groups[case.group])
     with tempfile.TemporaryDirectory(prefix="kvgrpc-conformance-", ignore_cleanup_errors=True) as folder:
         run = Run(chosen, Path(folder), build=options.build, told=_tell if options.verbose else lambda line: None)
-        runs = asyncio.run(_played(run, [found[name] for name in names]))
+        try:
+            runs = asyncio.run(_played(run, [found[name] for name in names]))
+        except asyncio.CancelledError:
+            return _refuse("it was told to end")
     return _report(runs, required, options)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +21,14 @@ def end_with_parent() -> None:
 
 async def stop(process: asyncio.subprocess.Process, number: int = signal.SIGTERM) -> None:
     """Ends a child, at the latest by force."""
+    # Not by `send_signal`: it looks whether the child has ended, and takes its status from who waits for it.
     with suppress(ProcessLookupError):
-        process.send_signal(number)
+        os.kill(process.pid, number)
     try:
         await asyncio.wait_for(process.wait(), STOP_S)
     except TimeoutError:
         with suppress(ProcessLookupError):
-            process.kill()
+            os.kill(process.pid, signal.SIGKILL)
         await process.wait()
 
 

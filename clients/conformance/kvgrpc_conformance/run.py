@@ -46,8 +46,8 @@ class LanguageRun:
 class Stages:
     """Servers of groups of cases; the group that was not used for longest makes room."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, told: Callable[[str], None]) -> None:
+        self._folder, self._told = folder, told
         self._stages: dict[str, Stage] = {}
         self._count = 0
 
@@ -71,8 +71,11 @@ class Stages:
 
     async def give_back(self, case: Case, stage: Stage, allocations: list[tuple[str, str]]) -> None:
         """After a case: what it has changed for good is not used again."""
-        if case.own or not await stage.tidy(allocations):
-            self._stages.pop(case.group, None) if not case.own else None
+        left = "" if case.own else await stage.tidy(allocations)
+        if left:
+            self._told(f"{case.name} left its servers as they are not to be, they are started anew: {left}")
+            del self._stages[case.group]
+        if left or case.own:
             await stage.close()
 
     async def close(self) -> None:
@@ -94,7 +97,7 @@ class Run:
 
     async def languages(self, languages: Sequence[Language]) -> list[LanguageRun]:
         """One language after the other."""
-        stages = Stages(self.folder)
+        stages = Stages(self.folder, self.told)
         try:
             return [await self.language(language, stages) for language in languages]
         finally:

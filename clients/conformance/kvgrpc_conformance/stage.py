@@ -9,8 +9,17 @@ from google.protobuf.message import Message
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvgrpc.v1 import admin_pb2, admin_pb2_grpc, lease_pb2, lease_pb2_grpc, pool_pb2, pool_pb2_grpc
-from kvgrpc.v1 import transfer_pb2, transfer_pb2_grpc
+from kvgrpc.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    handshake_pb2,
+    lease_pb2,
+    lease_pb2_grpc,
+    pool_pb2,
+    pool_pb2_grpc,
+    transfer_pb2,
+    transfer_pb2_grpc,
+)
 
 from . import schema
 from .cases import Case
@@ -83,8 +92,8 @@ class Stage:
             proxy.uncut()
         return {"ok": {}}
 
-    async def tidy(self, allocations: list[tuple[str, str]]) -> bool:
-        """Ends what a case left; whether the servers are as new."""
+    async def tidy(self, allocations: list[tuple[str, str]]) -> str:
+        """Ends what a case left; why the servers are not as new, or nothing."""
         for server in self._real.values():
             server.clients.uncut()
             server.peers.uncut()
@@ -92,7 +101,7 @@ class Stage:
         done = await asyncio.gather(
             *(_tidied(self._real[name], ids) for name, ids in mine.items()), return_exceptions=True
         )
-        return all(one is True for one in done)
+        return "; ".join(f"{name}: {left}" for name, left in zip(mine, done, strict=True) if left)
 
 
 async def _health(server: Server) -> dict[str, str]:
@@ -104,9 +113,9 @@ async def _health(server: Server) -> dict[str, str]:
     return {name.rpartition(".")[2]: names.Name(one.status) for name, one in zip(services, answers, strict=True)}
 
 
-async def _tidied(server: Server, allocations: list[str]) -> bool:
+async def _tidied(server: Server, allocations: list[str]) -> str:
     if not server.alive():
-        return False
+        return "it has ended"
     async with aio.insecure_channel(server.address) as channel:
         transfers = transfer_pb2_grpc.TransferServiceStub(channel)
         wanted = transfer_pb2.TransferFilter(
@@ -134,18 +143,19 @@ async def _quietly(method: "aio.UnaryUnaryMultiCallable[Message, Message]", requ
             raise
 
 
-async def _at_rest(pool: pool_pb2_grpc.PoolServiceStub, admin: admin_pb2_grpc.AdminServiceStub) -> bool:
+async def _at_rest(pool: pool_pb2_grpc.PoolServiceStub, admin: admin_pb2_grpc.AdminServiceStub) -> str:
     clock = asyncio.get_running_loop().time
     until = clock() + REST_S
     while True:
         try:
             groups = (await pool.GetPoolStatus(pool_pb2.GetPoolStatusRequest(), timeout=CALL_S)).groups
         except aio.AioRpcError:
-            return True  # it has no pool that could be left in a state
+            return ""  # it has no pool that could be left in a state
         status = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_S)
         busy = status.counts.pending_transfer_count + status.counts.active_transfer_count + status.counts.lease_count
-        if not busy and all(group.free_block_count == group.block_count for group in groups):
-            return status.admission == 1
+        free = all(group.free_block_count == group.block_count for group in groups)
+        if not busy and free and status.admission == handshake_pb2.ADMISSION_OPEN:
+            return ""
         if clock() >= until:
-            return False
+            return f"it is not at rest: {status.counts} {groups}"
         await asyncio.sleep(0.05)
