@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
 
-from kvgrpc.client import Client, CleanUp, clean_up, connect
+from kvgrpc.client import CleanUp, Client, clean_up, connect
 from kvgrpc.errors import KVGrpcError
 
 Body = dict[str, Any]

@@ -40,6 +40,8 @@ _FOREIGN: dict[str, type[KVGrpcError]] = {
     "UNKNOWN": InternalError,
 }
 
+_BY_NUMBER = {grpc.StatusCode[name].value[0]: kind for name, kind in BY_CODE.items()}
+
 # The reason of a status that names none: it was not made by a kvgrpc server.
 _REASONS = {
     "CANCELLED": Reason.PEER_UNREACHABLE,
@@ -49,6 +51,11 @@ _REASONS = {
     "UNAVAILABLE": Reason.PEER_UNREACHABLE,
     "UNIMPLEMENTED": Reason.FEATURE_UNAVAILABLE,
 }
+
+
+def kind_of(number: int) -> type[KVGrpcError]:
+    """The class of a gRPC status code that a message names by its number."""
+    return _BY_NUMBER.get(number, InternalError)
 
 
 def to_error(failed: aio.AioRpcError, method: str, address: str) -> KVGrpcError:

@@ -187,7 +187,7 @@ class Mover:
     def _admit(self, command: Callable[[], None]) -> None:
         """Raises Unavailable after `close`: no answer would come."""
         if self._closed:
-            raise Unavailable(Reason.DRAINING, "the mover is closed")
+            raise Unavailable(Reason.ENGINE_LOST, "the mover is closed")
         self._inbox.put(command)
 
     # ---- the thread

@@ -38,10 +38,10 @@ class OpenStreams:
         """A stream, served inside by the present task: it returns in order when all are ended, and one that is
         `of_life` when this life of the engine is.
 
-        Raises Unavailable (DRAINING) after the end of all.
+        Raises Unavailable (ENGINE_LOST) after the end of all.
         """
         if self._over:
-            raise Unavailable(Reason.DRAINING, "the server is stopping")
+            raise Unavailable(Reason.ENGINE_LOST, "the server is stopping")
         task = _present()
         self._streams.add(task)
         if of_life:

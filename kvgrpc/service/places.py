@@ -11,6 +11,7 @@ from typing import Any
 
 from kvgrpc.errors import Exhausted, KVGrpcError, Reason
 from kvgrpc.service import status
+from kvgrpc.v1 import common_pb2
 
 OWN = 4
 """Places of a connection that also a full server has for it: a peer needs two streams to live."""
@@ -63,9 +64,9 @@ class Places:
     def _refuse(self, message: str) -> None:
         raise Exhausted(Reason.LIMIT_EXCEEDED, message, retry_delay_s=self._retry_delay_s)
 
-    def bounding(self, method: Method) -> Method:
-        """A method of a service, which has a place while it is served. How it ends leads back neither to the request
-        nor to the context, which keeps it.
+    def bounding(self, method: Method, who: Callable[[], common_pb2.ResponseHeader]) -> Method:
+        """A method of a service, which has a place while it is served; else the lead in `who` refuses it. How it
+        ends leads back neither to the request nor to the context, which keeps it.
         """
 
         async def call(request: Any, context: Any) -> object:
@@ -78,7 +79,7 @@ class Places:
                 finally:
                     self.give_back(connection)
             except KVGrpcError as error:
-                await status.abort(context, error)
+                await status.abort(context, error, who())
             except BaseException as ended:
                 ended.__traceback__ = None
                 raise

@@ -87,13 +87,15 @@ class EnginePort(Protocol):
 class Runner:
     """Runs a node on the running event loop. `on_transfer` hears every change of a transfer, `on_life` that a new life
     has begun, after all changes of the old one, and `on_defect` that a defect ended the old one: the new one has no
-    engine yet. `defects` counts them; `unclosed` is of the last one: what closes that life's accesses at its peers.
+    engine yet. `on_events` hears that events were handled, whatever came of them. `defects` counts defects; `unclosed`
+    is of the last one: what closes that life's accesses at its peers.
     """
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.on_transfer: list[Callable[[Transfer], None]] = []
         self.on_life: list[Callable[[], None]] = []
+        self.on_events: list[Callable[[], None]] = []
         self.on_defect: list[Callable[[], None]] = []
         self.defects = 0
         self.unclosed: list[actions.SendClose] = []
@@ -186,6 +188,7 @@ class Runner:
         finally:
             self._busy = False
         self._arm()
+        self._hear(self.on_events)
 
     def feed_threadsafe(self, event: Event) -> None:
         """As `feed`, from any thread. Dropped when the loop is closed."""
@@ -202,7 +205,7 @@ class Runner:
         """Stops the timer and fails the calls that still wait."""
         if self._timer:
             self._timer.cancel()
-        gone = Unavailable(Reason.DRAINING, "the server is stopping")
+        gone = Unavailable(Reason.ENGINE_LOST, "the server is stopping")
         for answered in list(self._calls.values()):
             answered(gone)
         self._calls.clear()

@@ -17,17 +17,58 @@ from kvgrpc.errors import (
     FieldViolation,
     InternalError,
     KVGrpcError,
+    NextStep,
     OutOfRange,
     Reason,
     note,
 )
+from kvgrpc.v1 import common_pb2
 
-DOMAIN = "kvgrpc.v1"
+DOMAIN = "kvgrpc.dev"
 DETAILS_KEY = "grpc-status-details-bin"
 TOO_LARGE = "larger than max"
 """What gRPC itself says, in every language, of a message that is longer than its reader takes: with the code of what
 passes, though this does not.
 """
+_BY_KIND = {
+    "INVALID_ARGUMENT": NextStep.FIX_REQUEST,
+    "OUT_OF_RANGE": NextStep.FIX_REQUEST,
+    "NOT_FOUND": NextStep.RECOMPUTE,
+    "ALREADY_EXISTS": NextStep.FIX_REQUEST,
+    "FAILED_PRECONDITION": NextStep.FIX_REQUEST,
+    "PERMISSION_DENIED": NextStep.FIX_REQUEST,
+    "ABORTED": NextStep.RECOMPUTE,
+    "RESOURCE_EXHAUSTED": NextStep.RETRY_HERE,
+    "UNAVAILABLE": NextStep.RETRY_HERE,
+    "DEADLINE_EXCEEDED": NextStep.RETRY_HERE,
+    "DATA_LOSS": NextStep.RETRY_HERE,
+    "UNIMPLEMENTED": NextStep.RETRY_OTHER_CONSUMER,
+    "INTERNAL": NextStep.RECOMPUTE,
+}
+_BY_REASON = {
+    Reason.ACCESS_CLOSED: NextStep.RECOMPUTE,
+    Reason.ACCESS_NOT_FOUND: NextStep.RECOMPUTE,
+    Reason.CANCELLED: NextStep.RECOMPUTE,
+    Reason.DRAINING: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.ENGINE_LOST: NextStep.RECOMPUTE,
+    Reason.INCOMPATIBLE_POOLS: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.LEASE_EXPIRED: NextStep.RECOMPUTE,
+    Reason.LEASE_NOT_FOUND: NextStep.RECOMPUTE,
+    Reason.LEASE_REFUSED: NextStep.RECOMPUTE,
+    Reason.LEASE_RELEASED: NextStep.RECOMPUTE,
+    Reason.LEASE_VOIDED: NextStep.RECOMPUTE,
+    Reason.MEMORY_CHANGED: NextStep.RECOMPUTE,
+    Reason.NO_DATA_PATH: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.NO_HANDSHAKE: NextStep.RETRY_HERE,
+    Reason.PEER_FAILED: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.PEER_UNREACHABLE: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.PREEMPTED: NextStep.RECOMPUTE,
+    Reason.PROTOCOL_UNSUPPORTED: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.SOURCE_FAILED: NextStep.RECOMPUTE,
+    Reason.TRANSFER_ENDED: NextStep.RECOMPUTE,
+    Reason.WEIGHTS_MISMATCH: NextStep.RETRY_OTHER_CONSUMER,
+    Reason.WRONG_ENGINE: NextStep.FIX_REQUEST,
+}
 METADATA_MAX = 16
 """Entries of a peer's error that are kept."""
 MESSAGE_CHARS_MAX = 2_000
@@ -42,11 +83,11 @@ class Aborting(Protocol):
     ) -> NoReturn: ...
 
 
-async def abort(context: Aborting, error: KVGrpcError) -> NoReturn:
-    """Ends a call with the status of `error`."""
+async def abort(context: Aborting, error: KVGrpcError, who: common_pb2.ResponseHeader) -> NoReturn:
+    """Ends a call with the status of `error`, refused by the engine in `who` unless another one is named."""
     error.untraced()  # a frame that raised it may hold it, and those around that frame hold the request
     message = str(error)[:MESSAGE_CHARS_MAX]
-    status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error))
+    status = status_pb2.Status(code=status_code(error).value[0], message=message, details=details(error, who))
     try:
         await context.abort(status_code(error), message, trailing_metadata=((DETAILS_KEY, status.SerializeToString()),))
     except BaseException as ended:
@@ -62,9 +103,17 @@ def status_code(error: KVGrpcError) -> grpc.StatusCode:
     return grpc.StatusCode[error.code]
 
 
-def details(error: KVGrpcError) -> list[AnyMessage]:
+def next_step(error: KVGrpcError) -> NextStep:
+    """What helps after a refusal: what its reason says, else what its class does."""
+    if error.retry_delay_s is not None:
+        return NextStep.RETRY_HERE
+    return _BY_REASON.get(error.reason) or _BY_KIND[error.code]
+
+
+def details(error: KVGrpcError, who: common_pb2.ResponseHeader) -> list[AnyMessage]:
     """ErrorInfo always; BadRequest with violations; RetryInfo with a delay."""
-    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata=error.metadata)
+    said = {"next": next_step(error).value, "engine_id": who.engine_id, "incarnation": str(who.incarnation)}
+    info = error_details_pb2.ErrorInfo(reason=error.reason.value, domain=DOMAIN, metadata={**said, **error.metadata})
     found: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [info]
     if error.violations:
         rows = [

@@ -405,7 +405,7 @@ class WatchEngineRequest(_message.Message):
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """At most once in this time; unset means 0.1 s, and no less is kept."""
+        """At most once in this time; from 0.1 s, which unset means, to 5 s."""
 
     def __init__(
         self,

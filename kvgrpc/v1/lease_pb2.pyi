@@ -375,7 +375,9 @@ class RenewedLease(_message.Message):
     reason: _common_pb2.FailureReason.ValueType
     """Why not; UNSPECIFIED when it was."""
     state: Global___LeaseState.ValueType
-    """Its state now: DONE tells that its consumers have their KV. UNSPECIFIED for one that is unknown."""
+    """Its state now, which says whether to go on renewing it: only a LIVE one was renewed. DONE tells that its consumers
+    have their KV. UNSPECIFIED for one that is unknown.
+    """
     @_builtins.property
     def remaining(self) -> _duration_pb2.Duration:
         """What is left now; 0 when it could not be renewed."""

@@ -1086,7 +1086,7 @@ class ScheduleAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILURE_FIELD_NUMBER: _builtins.int
-    CODE_FIELD_NUMBER: _builtins.int
+    STATUS_CODE_FIELD_NUMBER: _builtins.int
     REQUEST_ARRIVED_FIELD_NUMBER: _builtins.int
     MATCH_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCKS_ALLOCATED_FIELD_NUMBER: _builtins.int
@@ -1095,8 +1095,8 @@ class ScheduleAnswer(_message.Message):
     REQUEST_PREEMPTED_FIELD_NUMBER: _builtins.int
     REQUEST_FINISHED_FIELD_NUMBER: _builtins.int
     ABORT_REQUEST_FIELD_NUMBER: _builtins.int
-    code: _builtins.str
-    """Of a refusal: name of the gRPC status code that the same call alone ends with."""
+    status_code: _builtins.int
+    """Of a refusal: number of the gRPC status code that the same call alone ends with."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
         """Why it was refused; nothing of it has happened."""
@@ -1137,7 +1137,7 @@ class ScheduleAnswer(_message.Message):
         self,
         *,
         failure: _common_pb2.Failure | None = ...,
-        code: _builtins.str = ...,
+        status_code: _builtins.int = ...,
         request_arrived: Global___RequestArrivedResponse | None = ...,
         match_tokens: Global___MatchTokensResponse | None = ...,
         blocks_allocated: Global___BlocksAllocatedResponse | None = ...,
@@ -1149,7 +1149,7 @@ class ScheduleAnswer(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "code", b"code", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "tokens_computed", b"tokens_computed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_request", b"abort_request", "answer", b"answer", "blocks_allocated", b"blocks_allocated", "blocks_loaded", b"blocks_loaded", "failure", b"failure", "match_tokens", b"match_tokens", "request_arrived", b"request_arrived", "request_finished", b"request_finished", "request_preempted", b"request_preempted", "status_code", b"status_code", "tokens_computed", b"tokens_computed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["request_arrived", "match_tokens", "blocks_allocated", "tokens_computed", "blocks_loaded", "request_preempted", "request_finished", "abort_request"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015

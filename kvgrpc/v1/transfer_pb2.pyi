@@ -591,7 +591,7 @@ class WaitTransferRequest(_message.Message):
     """What to wait for."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """At most this long; unset or more than 60 s means 60 s."""
+        """At most this long; unset or more than 60 s means 60 s, zero answers at once."""
 
     @_builtins.property
     def layers(self) -> _common_pb2.LayerRange:
@@ -669,7 +669,7 @@ class WaitTransfersRequest(_message.Message):
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """At most this long; unset or more than 60 s means 60 s."""
+        """At most this long; unset or more than 60 s means 60 s, zero answers at once."""
 
     def __init__(
         self,
@@ -1041,7 +1041,7 @@ class CancelTransferRequest(_message.Message):
     @_builtins.property
     def free_allocation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Allocations of this engine to free as well, as by FreeBlocks: what a failed request leaves is cleaned up in one
-        call at each side. At most 64.
+        call at each side. Those that are gone already are passed over. At most 64.
         """
 
     def __init__(

@@ -160,7 +160,7 @@ class TransferServiceServicer:
 
         Errors (nothing was cancelled or freed):
         * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-        * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
         * INVALID_ARGUMENT INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -93,7 +93,7 @@ class TransferServiceStub:
 
     Errors (nothing was cancelled or freed):
     * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-    * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
     * INVALID_ARGUMENT INVALID_FIELD.
     """
 
@@ -162,7 +162,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
 
     Errors (nothing was cancelled or freed):
     * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-    * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+    * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
     * INVALID_ARGUMENT INVALID_FIELD.
     """
 
@@ -270,7 +270,7 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors (nothing was cancelled or freed):
         * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
-        * NOT_FOUND BLOCK_NOT_ALLOCATED: one of `free_allocation_ids` is gone.
+        * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
         * INVALID_ARGUMENT INVALID_FIELD.
         """
 

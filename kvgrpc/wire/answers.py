@@ -2,14 +2,14 @@
 
 import re
 
-from kvgrpc.core.actions import LeaseView, Openings, Renewed, Verdicts
+from kvgrpc.core.actions import Allocated, LeaseView, Openings, Renewed, Verdicts
 from kvgrpc.core.events import Opened
 from kvgrpc.core.tables.leases import LeaseState
 from kvgrpc.core.tables.pins import PinKind
 from kvgrpc.core.tables.transfers import Direction, Disposition, Phase, State, Transfer, TransferPath
 from kvgrpc.errors import Reason
 from kvgrpc.peer.v1 import peer_pb2
-from kvgrpc.v1 import admin_pb2, lease_pb2, transfer_pb2
+from kvgrpc.v1 import admin_pb2, common_pb2, lease_pb2, transfer_pb2
 from kvgrpc.wire.bounds import TEXT_BYTES_MAX
 from kvgrpc.wire.description import PATHS_SHOWN_MAX
 from kvgrpc.wire.packed import put_runs
@@ -91,6 +91,7 @@ def transfer(value: Transfer, now: float) -> transfer_pb2.Transfer:
         memory=DISPOSITIONS[value.memory],
         request_id=value.request_id,
         trace_id=trace_id(value.trace),
+        pair_id=value.pair_id,
         lease_id=value.lease_id,
         waiting_for=WAITS[value.waiting_for],
         use_tokens=value.use_tokens,
@@ -142,14 +143,20 @@ def lease(value: LeaseView, incarnation: int) -> lease_pb2.Lease:
     )
 
 
+def allocated_blocks(value: Allocated, incarnation: int) -> common_pb2.Blocks | None:
+    """What an allocation holds, in that life of its engine; None where nothing was allocated (validate_only)."""
+    return pool_blocks(value.blocks, incarnation, value.allocation_id) if value.allocation_id else None
+
+
 def renewed(value: Renewed) -> list[lease_pb2.RenewedLease]:
     """The rows of a renewal. Leases that are renewed together mostly have the same time left: one message for all."""
-    made: dict[tuple[float, Reason | None], lease_pb2.RenewedLease] = {}
+    made: dict[tuple[float, Reason | None, LeaseState | None], lease_pb2.RenewedLease] = {}
     return [made.get(row) or made.setdefault(row, _renewed(*row)) for row in value.rows]
 
 
-def _renewed(left_s: float, why: Reason | None) -> lease_pb2.RenewedLease:
-    return lease_pb2.RenewedLease(remaining=duration(left_s), reason=reason(why))
+def _renewed(left_s: float, why: Reason | None, state: LeaseState | None) -> lease_pb2.RenewedLease:
+    shown = lease_pb2.LEASE_STATE_UNSPECIFIED if state is None else LEASE_STATES[state]
+    return lease_pb2.RenewedLease(remaining=duration(left_s), reason=reason(why), state=shown)
 
 
 def openings(value: Openings, into: peer_pb2.OpenAccessResponse) -> None:

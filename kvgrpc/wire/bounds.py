@@ -51,8 +51,8 @@ METADATA_BYTES_MAX = 1 << 20
 """Of what a library says of its endpoint."""
 DIGESTS_BYTES_MAX = 1 << 22
 """A chain over two million tokens."""
-ADDRESS_MAX = 1 << 62
-"""Addresses: of none does an offset leave 64 bits."""
+ADDRESS_MAX = 2**53 - 1
+"""Of a process: above what the kernel gives out unless it is asked to, and what every language can hold."""
 
 
 def check_count(field: str, count: int, most: int) -> None:

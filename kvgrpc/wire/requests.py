@@ -97,6 +97,7 @@ def finished_blocks(
         last=part is None or part.last,
         layers=None if part is None else layer_range(part),
         part_epoch=0 if part is None else part.part_epoch,
+        allocation_id=said.blocks.allocation_id,
     )
 
 
@@ -110,6 +111,7 @@ def register_push(request: handoff_pb2.RegisterPushRequest, call: events.Call) -
         request_id=text("request_id", request.request_id),
         access_id=os.urandom(ACCESS_ID_BYTES),
         reverse_access_id=os.urandom(ACCESS_ID_BYTES),
+        validate_only=request.validate_only,
     )
 
 
@@ -135,6 +137,7 @@ def reserve_blocks(
         after_step=request.after_step,
         registration_timeout_s=timeout_s(request, "registration_timeout"),
         validate_only=request.validate_only,
+        allocation_id=request.blocks.allocation_id,
     )
 
 
@@ -160,6 +163,7 @@ def grant_lease(
         validate_only=request.validate_only,
         transfer=False,
         labels=labels,
+        allocation_id=request.blocks.allocation_id,
     )
 
 
@@ -170,7 +174,8 @@ def pull_blocks(
     destination = None
     if request.HasField("destination"):
         lists = lists_of("destination.blocks", request.destination.blocks, limit)
-        destination = events.Destination(lists, request.destination.have_tokens)
+        blocks = request.destination.blocks
+        destination = events.Destination(lists, request.destination.have_tokens, blocks.allocation_id)
     if request.WhichOneof("pull") == "transfer_id":
         return _give_destination(request, call, destination)
     if not request.HasField("grant"):
@@ -221,12 +226,14 @@ def renew_leases(
 ) -> events.RenewLeases:
     """RenewLeases and KeepAlive, of at most `limit` leases."""
     check_count("leases", len(request.leases), limit)
-    return events.RenewLeases(call, tuple(lease_ref(ref) for ref in request.leases), seconds(request, "ttl"))
+    refs = tuple(lease_ref(ref) for ref in request.leases)
+    validate_only = isinstance(request, lease_pb2.RenewLeasesRequest) and request.validate_only
+    return events.RenewLeases(call, refs, seconds(request, "ttl"), validate_only=validate_only)
 
 
 def release_lease(request: lease_pb2.ReleaseLeaseRequest, call: events.Call) -> events.ReleaseLease:
     """ReleaseLease."""
-    return events.ReleaseLease(call, lease_ref(request.lease))
+    return events.ReleaseLease(call, lease_ref(request.lease), request.validate_only)
 
 
 def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Call) -> events.CancelTransfer:
@@ -237,25 +244,39 @@ def cancel_transfer(request: transfer_pb2.CancelTransferRequest, call: events.Ca
 def release_quarantine(request: admin_pb2.ReleaseQuarantineRequest, call: events.Call) -> events.ReleaseQuarantine:
     """ReleaseQuarantine."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
-    return events.ReleaseQuarantine(call, request.force, tuple(request.transfer_ids), note(request.message))
+    return events.ReleaseQuarantine(
+        call, request.force, tuple(request.transfer_ids), note(request.message), request.validate_only
+    )
+
+
+def drain(request: admin_pb2.DrainRequest, call: events.Call) -> events.Drain:
+    """Drain."""
+    return events.Drain(call, request.cancel, request.validate_only)
 
 
 def acknowledge(request: transfer_pb2.AcknowledgeTransfersRequest, call: events.Call) -> events.AcknowledgeTransfers:
     """AcknowledgeTransfers."""
     check_count("transfer_ids", len(request.transfer_ids), IDS_MAX)
-    return events.AcknowledgeTransfers(call, tuple(request.transfer_ids))
+    return events.AcknowledgeTransfers(call, tuple(request.transfer_ids), request.validate_only)
 
 
 def allocate_blocks(request: pool_pb2.AllocateBlocksRequest, call: events.Call) -> events.AllocateBlocks:
     """AllocateBlocks."""
     check_count("group_block_counts", len(request.group_block_counts), GROUPS_MAX)
     counts = tuple((row.group, row.block_count) for row in request.group_block_counts)
-    return events.AllocateBlocks(call, counts, seconds(request, "ttl"), request.allocation_id)
+    ttl_s = seconds(request, "ttl")
+    return events.AllocateBlocks(call, counts, ttl_s, request.allocation_id, request.no_expiry, request.validate_only)
 
 
 def free_blocks(request: pool_pb2.FreeBlocksRequest, call: events.Call, limit: int) -> events.FreeBlocks:
     """FreeBlocks."""
-    return events.FreeBlocks(call, lists_of("blocks", request.blocks, limit))
+    freed = request.WhichOneof("freed")
+    if freed is None:
+        raise invalid("freed", "is required: blocks, or the allocation_id of all of them")
+    if freed == "allocation_id":
+        return events.FreeBlocks(call, allocation_id=request.allocation_id, validate_only=request.validate_only)
+    lists = lists_of("blocks", request.blocks, limit)
+    return events.FreeBlocks(call, lists, request.blocks.allocation_id, request.validate_only)
 
 
 def open_access(request: peer_pb2.OpenAccessRequest, call: events.Call, limit: int) -> events.OpenAccess:

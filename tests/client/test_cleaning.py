@@ -57,10 +57,10 @@ async def test_a_side_that_fails_keeps_no_other_from_being_told(
         unreachable, outcome = await clean_up([CleanUp(away, KEY), CleanUp(client, KEY)], timeout_s=5.0)
     assert outcome == DONE
     assert isinstance(unreachable, Unavailable)
-    server.answers["CancelTransfer"] = failing(grpc.StatusCode.NOT_FOUND, "BLOCK_NOT_ALLOCATED")
-    (refused,) = await clean_up([CleanUp(client, KEY, ["gone"])])
+    server.answers["CancelTransfer"] = failing(grpc.StatusCode.NOT_FOUND, "TRANSFER_NOT_FOUND")
+    (refused,) = await clean_up([CleanUp(client, "t-1")])
     assert isinstance(refused, NotFound)
-    assert refused.reason is Reason.BLOCK_NOT_ALLOCATED
+    assert refused.reason is Reason.TRANSFER_NOT_FOUND
 
 
 async def test_without_an_event_loop_it_is_the_same(server: FakeServer, other: FakeServer) -> None:

@@ -218,7 +218,7 @@ async def test_a_late_answer_is_not_the_answer_to_the_next_step(server: FakeServ
         async for step in steps:
             if len(step.calls) == 1:
                 await go_on.wait()
-            yield ScheduleResponse(answers=[ScheduleAnswer(code=str(len(step.calls)))])
+            yield ScheduleResponse(answers=[ScheduleAnswer(status_code=len(step.calls))])
 
     server.answers["Schedule"] = late
     async with client.scheduler().steps() as step:
@@ -226,18 +226,18 @@ async def test_a_late_answer_is_not_the_answer_to_the_next_step(server: FakeServ
             await step([step_calls.match_tokens(R)], timeout_s=0.2)
         assert caught.value.metadata["phase"] == "step"
         go_on.set()
-        assert (await step()).answers[0].code == "0"
+        assert (await step()).answers[0].status_code == 0
         with pytest.raises(ValueError, match="every call has a deadline"):
             await step(timeout_s=0)
 
 
 def test_a_refusal_within_a_step_is_the_error_of_the_call() -> None:
-    answer = ScheduleAnswer(code="INVALID_ARGUMENT")
+    answer = ScheduleAnswer(status_code=3)
     answer.failure.reason, answer.failure.message = FAILURE_REASON_BLOCK_COUNT_MISMATCH, "3 blocks"
     error = refusal(answer)
     assert isinstance(error, InvalidRequest)
     assert (error.reason, error.message) == (Reason.BLOCK_COUNT_MISMATCH, "3 blocks")
-    answer.code = "A_CODE_OF_TOMORROW"
+    answer.status_code = 99
     assert isinstance(refusal(answer), InternalError)
     assert refusal(ScheduleAnswer(match_tokens=MatchTokensResponse(external_tokens=3))) is None
 

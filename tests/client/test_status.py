@@ -53,11 +53,13 @@ def test_what_the_service_encodes_is_what_the_client_raises(kind: type[KVGrpcErr
         metadata={"phase": "queue"},
     )
     code = status_code(sent)
-    status = status_pb2.Status(code=code.value[0], message=str(sent), details=details(sent))
+    who = common_pb2.ResponseHeader(engine_id="P", incarnation=7)
+    status = status_pb2.Status(code=code.value[0], message=str(sent), details=details(sent, who))
     got = error_of_bytes(code, str(sent), status.SerializeToString())
     assert type(got) is kind
     assert (got.reason, got.violations, got.retry_delay_s) == (reason, sent.violations, 1.5)
     assert got.metadata["phase"] == "queue"
+    assert (got.next, got.engine_id, got.incarnation) == (NextStep.RETRY_HERE, "P", 7)
     assert str(got) == str(sent)
 
 

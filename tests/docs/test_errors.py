@@ -20,7 +20,7 @@ def rows() -> set[str]:
     text = re.sub(r"\n *// ?", " ", (ROOT / "proto" / "kvgrpc" / "peer" / "v1" / "peer.proto").read_text())
     found = re.findall(r"(?:A row's failure|Why not): ([^.]*)\.", text)
     assert len(found) == 2
-    return {name for part in found for name in re.findall(r"[A-Z][A-Z_]{3,}", part)}
+    return {name for part in found for name in re.findall(r"[A-Z][A-Z_]{3,}", re.sub(r"\([^)]*\)", "", part))}
 
 
 @pytest.mark.parametrize("rpc", sorted(listed().keys() - NOT_SERVED))

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2_grpc
 from kvgrpc.peer.v1 import peer_pb2_grpc
 from kvgrpc.v1 import (
     admin_pb2_grpc,
+    common_pb2,
     handoff_pb2_grpc,
     handshake_pb2_grpc,
     lease_pb2_grpc,
@@ -103,7 +104,11 @@ def read_refusal(method: str, error: grpc.RpcError) -> Refusal:
             delay_s = retry.retry_delay.ToNanoseconds() / 1e9
         else:
             assert detail.Unpack(info), detail.type_url
-    assert info.domain == "kvgrpc.v1"
+    assert info.domain == "kvgrpc.dev"
+    assert f"NEXT_STEP_{info.metadata['next']}" in common_pb2.NextStep.keys()  # noqa: SIM118 - no mapping
+    assert info.metadata["engine_id"]
+    assert int(info.metadata["incarnation"]) < 2**53
+    assert (delay_s is None) or info.metadata["next"] == "RETRY_HERE", info
     return Refusal(method, code, info.reason, message, fields, delay_s, dict(info.metadata))
 
 

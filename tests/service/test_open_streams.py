@@ -28,7 +28,7 @@ def test_a_stream_that_waits_for_its_peer_returns_in_order_when_all_are_ended() 
         assert await task == "in order"
         with pytest.raises(Unavailable) as refused, standing.one():
             pass
-        assert refused.value.reason is Reason.DRAINING
+        assert refused.value.reason is Reason.ENGINE_LOST
 
     asyncio.run(scenario())
 

@@ -152,7 +152,7 @@ def test_while_it_drains_it_takes_no_new_work_and_serves_the_old(start: Start) -
     handed = source.hand_over(TOKENS)
     blocks = source.allocate(1)
     source.process.signal(signal.SIGTERM)
-    wait_until(lambda: refusal_of_new_work(source, blocks) == ("UNAVAILABLE", "DRAINING"))
+    wait_until(lambda: refusal_of_new_work(source, blocks) == ("FAILED_PRECONDITION", "DRAINING"))
     pulled = destination.pull(handed.grant, TOKENS, destination.allocate(1))
     assert destination.wait(pulled.transfer_id).state == SUCCEEDED
     assert source.process.wait_exit() == 0

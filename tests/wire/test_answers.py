@@ -112,12 +112,26 @@ def test_a_lease_says_what_is_left_and_its_labels() -> None:
 
 
 def test_rows_of_a_renewal_keep_their_order_and_reasons() -> None:
-    rows = answers.renewed(Renewed(((5.0, None), (0.0, Reason.LEASE_EXPIRED))))
+    rows = answers.renewed(
+        Renewed(
+            (
+                (5.0, None, LeaseState.LIVE),
+                (0.0, Reason.LEASE_EXPIRED, LeaseState.EXPIRED),
+                (0.0, Reason.LEASE_NOT_FOUND, None),
+            )
+        )
+    )
     assert [row.reason for row in rows] == [
         common_pb2.FAILURE_REASON_UNSPECIFIED,
         common_pb2.FAILURE_REASON_LEASE_EXPIRED,
+        common_pb2.FAILURE_REASON_LEASE_NOT_FOUND,
     ]
-    assert [row.remaining.ToSeconds() for row in rows] == [5, 0]
+    assert [row.state for row in rows] == [
+        lease_pb2.LEASE_STATE_LIVE,
+        lease_pb2.LEASE_STATE_EXPIRED,
+        lease_pb2.LEASE_STATE_UNSPECIFIED,
+    ]
+    assert [row.remaining.ToSeconds() for row in rows] == [5, 0, 0]
 
 
 def test_an_opening_is_open_or_says_why_not() -> None:

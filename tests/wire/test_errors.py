@@ -8,11 +8,13 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc.aio import AioRpcError, Metadata
 from hypothesis import given, strategies as st
 
-from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, Reason
+from kvgrpc.errors import BY_CODE, FieldViolation, InternalError, KVGrpcError, NextStep, Reason
 from kvgrpc.service import status
+from kvgrpc.v1 import common_pb2
 from kvgrpc.v1.common_pb2 import FAILURE_REASON_QUEUE_FULL
 from kvgrpc.wire.values import stated_error
 
+WHO = common_pb2.ResponseHeader(engine_id="P", incarnation=7)
 CLASSES = sorted(BY_CODE.values(), key=lambda kind: kind.code)
 
 
@@ -35,7 +37,7 @@ async def travelled(error: KVGrpcError) -> KVGrpcError:
     """The error as the other side of a call gets it."""
     call = Call()
     with pytest.raises(grpc.aio.AbortError):
-        await status.abort(call, error)
+        await status.abort(call, error, WHO)
     return status.from_rpc_error(AioRpcError(call.code, Metadata(), Metadata(*call.trailers), call.details))
 
 
@@ -67,7 +69,8 @@ async def test_an_error_comes_back_as_it_went(kind: type[KVGrpcError]) -> None:
     )
     back = await travelled(error)
     assert type(back) is kind
-    assert (back.reason, back.violations, back.metadata) == (error.reason, error.violations, error.metadata)
+    assert (back.reason, back.violations) == (error.reason, error.violations)
+    assert back.metadata == {"phase": "open", "next": "RETRY_HERE", "engine_id": "P", "incarnation": "7"}
     assert "too much" in back.message
 
 
@@ -76,18 +79,32 @@ async def test_every_reason_travels(reason: Reason) -> None:
     assert (await travelled(InternalError(reason, "x"))).reason is reason
 
 
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("reason", Reason)
+def test_a_refusal_says_what_helps_and_a_retry_helps_where_there_is_a_delay(
+    kind: type[KVGrpcError], reason: Reason
+) -> None:
+    assert status.next_step(kind(reason, "x", retry_delay_s=0.1)) is NextStep.RETRY_HERE
+    assert status.next_step(kind(reason, "x")) in NextStep
+
+
+async def test_an_error_of_another_engine_keeps_its_name() -> None:
+    error = InternalError(Reason.PEER_FAILED, "x", metadata={"engine_id": "Q", "incarnation": "9", "next": "RECOMPUTE"})
+    assert (await travelled(error)).metadata == error.metadata
+
+
 async def test_a_status_fits_into_headers_however_much_is_wrong() -> None:
     violations = tuple(FieldViolation("f" * 50, "d" * 50) for _ in range(1000))
     call = Call()
     with pytest.raises(grpc.aio.AbortError):
-        await status.abort(call, InternalError(Reason.INVALID_FIELD, "m" * 100_000, violations=violations))
+        await status.abort(call, InternalError(Reason.INVALID_FIELD, "m" * 100_000, violations=violations), WHO)
     assert len(call.details) + sum(len(value) for _, value in call.trailers) < 8192
 
 
 def test_the_domain_of_a_reason_is_ours() -> None:
-    info, found = error_details_pb2.ErrorInfo(), status.details(InternalError(Reason.PEER_LOST, "x"))
+    info, found = error_details_pb2.ErrorInfo(), status.details(InternalError(Reason.PEER_LOST, "x"), WHO)
     assert found[0].Unpack(info)
-    assert (info.domain, info.reason) == ("kvgrpc.v1", "PEER_LOST")
+    assert (info.domain, info.reason) == ("kvgrpc.dev", "PEER_LOST")
 
 
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
@@ -106,7 +123,7 @@ def test_any_details_are_read_as_far_as_they_go(data: bytes) -> None:
 
 @given(st.text(max_size=30), st.binary(max_size=30))
 def test_an_unknown_reason_of_a_peer_is_not_taken_over(reason: str, rest: bytes) -> None:
-    info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.v1")
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="kvgrpc.dev")
     packed = status_pb2.Status(code=10, message="x")
     packed.details.add().Pack(info)
     packed.details.add(type_url="type.googleapis.com/google.rpc.BadRequest", value=rest)

@@ -28,8 +28,9 @@ from kvgrpc.client.calls import Caller, Options, checked_timeout
 from kvgrpc.client.scheduler import step_calls
 from kvgrpc.client.scheduler.step_calls import StepCall, in_step
 from kvgrpc.client.scheduler.step_stream import StepStream
+from kvgrpc.client.status import kind_of
 from kvgrpc.client.values import AnyBlocks, Tokens, duration, reason_of
-from kvgrpc.errors import BY_CODE, InternalError, KVGrpcError
+from kvgrpc.errors import KVGrpcError
 from kvgrpc.v1 import scheduler_pb2 as pb
 from kvgrpc.v1.common_pb2 import Grant
 
@@ -200,4 +201,4 @@ def refusal(answer: pb.ScheduleAnswer) -> KVGrpcError | None:
     """Of one call of a step: the error that the same call alone would have raised; None where it was not refused."""
     if not answer.HasField("failure"):
         return None
-    return BY_CODE.get(answer.code, InternalError)(reason_of(answer.failure.reason), answer.failure.message)
+    return kind_of(answer.status_code)(reason_of(answer.failure.reason), answer.failure.message)

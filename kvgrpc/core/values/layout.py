@@ -13,8 +13,8 @@ from itertools import pairwise
 
 from kvgrpc.errors import FieldViolation, InvalidRequest, OutOfRange, Reason
 
-BYTES_MAX = 1 << 56
-"""Above any memory, and low enough that no sum of offsets leaves 64 bits."""
+BYTES_MAX = 2**53 - 1
+"""Above any memory; every language can hold it, and no sum of offsets leaves 64 bits."""
 LAYERS_MAX = 1 << 16
 REGIONS_MAX = 1 << 16
 

@@ -84,7 +84,19 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def Drain(self, request: admin_pb2.DrainRequest, trace: str) -> admin_pb2.DrainResponse:
-        raise NotImplementedError
+        lead = self._lead
+        header, answer = await lead.ask(
+            actions.Drained, "Drain", request, trace, lambda call: requests.drain(request, call)
+        )
+        open_to, _ = admission(lead)
+        return admin_pb2.DrainResponse(
+            header=header,
+            admission=open_to,
+            transfer_count=answer.transfers,
+            lease_count=answer.leases,
+            quarantined_block_count=answer.quarantined_blocks,
+            oldest_transfer_id=answer.oldest_transfer_id,
+        )
 
     @unary
     async def ReleaseQuarantine(

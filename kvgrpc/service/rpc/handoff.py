@@ -96,5 +96,6 @@ class HandoffService(handoff_pb2_grpc.HandoffServiceServicer):
             actions.Registered, "RegisterPush", request, trace, lambda call: requests.register_push(request, call)
         )
         return handoff_pb2.RegisterPushResponse(
-            header=header, transfer=answers.transfer(answer.transfer, lead.runner.now)
+            header=header,
+            transfer=answers.transfer(answer.transfer, lead.runner.now) if answer.transfer else None,
         )

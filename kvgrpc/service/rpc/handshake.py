@@ -6,6 +6,7 @@ from kvgrpc.core import actions, events
 from kvgrpc.core.values.compatibility import compare
 from kvgrpc.core.values.limits import PROTOCOL_MAX, PROTOCOL_MIN
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.rpc.admission import admission
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.v1 import handshake_pb2, handshake_pb2_grpc
 from kvgrpc.wire import description
@@ -24,7 +25,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
         self, request: handshake_pb2.GetCapabilitiesRequest, trace: str
     ) -> handshake_pb2.GetCapabilitiesResponse:
         lead = self._lead
-        known = lead.node.state.description
+        known, (open_to, why) = lead.node.state.description, admission(lead)
         engine = handshake_pb2.EngineDescription(
             engine_id=lead.config.engine_id, protocol_min=PROTOCOL_MIN, protocol_max=PROTOCOL_MAX
         )
@@ -37,6 +38,8 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
                 for name, available, why in lead.data_paths()
             ],
             version=lead.version,
+            admission=open_to,
+            admission_reason=why,
         )
 
     @unary
@@ -94,6 +97,7 @@ class HandshakeService(handshake_pb2_grpc.HandshakeServiceServicer):
             "ConnectPeer",
             request,
             trace,
-            lambda call: events.ConnectPeer(call, address, request.peer.engine_id),
+            lambda call: events.ConnectPeer(call, address, request.peer.engine_id, request.validate_only),
         )
-        return handshake_pb2.ConnectPeerResponse(header=header, peer=description.peer_to_proto(answer.peer))
+        peer = None if answer.peer is None else description.peer_to_proto(answer.peer)
+        return handshake_pb2.ConnectPeerResponse(header=header, peer=peer)

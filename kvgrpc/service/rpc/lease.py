@@ -28,7 +28,9 @@ class LeaseService(lease_pb2_grpc.LeaseServiceServicer):
             lambda call: requests.grant_lease(request, call, lead.weights, lead.block_limit),
         )
         return lease_pb2.GrantLeaseResponse(
-            header=header, lease=answers.lease(answer.lease, header.incarnation), grant=grant(answer.token)
+            header=header,
+            lease=answers.lease(answer.lease, header.incarnation),
+            grant=grant(answer.token) if answer.token else None,
         )
 
     @unary

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvgrpc.errors import InternalError, InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service import heap, status, telemetry
+from kvgrpc.service.lead import Lead
 from kvgrpc.service.places import Method, Places
 from kvgrpc.wire import fields
 
@@ -21,7 +22,15 @@ WAITS = frozenset({"WaitTransfer", "WaitTransfers", "PollSchedulerNews"})
 """Unary methods that last as long as their caller likes: they count as streams."""
 STANDING_BYTES_MAX = 16_384
 """Of a request that is kept as long as its call stands."""
-_Self = TypeVar("_Self")
+
+
+class Led(Protocol):
+    """What a service has: the lead whose name its errors carry."""
+
+    _lead: Lead
+
+
+_Self = TypeVar("_Self", bound=Led)
 _Request = TypeVar("_Request")
 _Reply = TypeVar("_Reply")
 
@@ -50,12 +59,13 @@ def unary(
             with telemetry.server_span(name, traceparent) as trace:
                 return await method(self, request, trace)
         except KVGrpcError as error:
-            await status.abort(context, error)
+            await status.abort(context, error, self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
-            await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+            defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+            await status.abort(context, defect, self._lead.header())
         finally:
             # gRPC's context keeps the error that ends a call, which keeps this frame.
             del request, context
@@ -78,12 +88,13 @@ def streaming(
             async for reply in method(self, requests, traceparent):
                 yield reply
         except KVGrpcError as error:
-            await status.abort(context, error)
+            await status.abort(context, error, self._lead.header())
         except (grpc.aio.AbortError, grpc.aio.UsageError):
             raise
         except Exception as error:  # noqa: BLE001 - no request may stop the server
             _log.exception("%s failed", name)
-            await status.abort(context, InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}"))
+            defect = InternalError(Reason.INTERNAL, f"a defect of kvgrpc: {error!r}")
+            await status.abort(context, defect, self._lead.header())
         finally:
             # gRPC's context keeps the error that ends a call, which keeps this frame.
             del request, requests, context
@@ -112,8 +123,10 @@ class Registrar:
     waits for the next call of each of them by itself, and walks over all of these waits whenever one of them is over.
     """
 
-    def __init__(self, server: grpc.aio.Server, standing: Places, calls: Places, *, ours: bool = True) -> None:
-        self._server, self._standing, self._calls, self._ours = server, standing, calls, ours
+    def __init__(
+        self, server: grpc.aio.Server, lead: Lead, standing: Places, calls: Places, *, ours: bool = True
+    ) -> None:
+        self._server, self._who, self._standing, self._calls, self._ours = server, lead.header, standing, calls, ours
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Generated code registers every service in two ways; the other one is enough."""
@@ -126,11 +139,11 @@ class Registrar:
         streams = handler.request_streaming or handler.response_streaming
         if not streams:
             places = self._standing if name in WAITS else self._calls
-            handler = handler._replace(unary_unary=places.bounding(handler.unary_unary))
+            handler = handler._replace(unary_unary=places.bounding(handler.unary_unary, self._who))
         else:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             method = _written(getattr(handler, kind))
-            method = self._standing.bounding(method if self._ours else _checked(method))
+            method = self._standing.bounding(method if self._ours else _checked(method), self._who)
             handler = handler._replace(**{kind: method})
         # Of a stream of requests our services keep no request.
         keeps = name in WAITS or (streams and not (self._ours and handler.request_streaming))
@@ -155,12 +168,15 @@ def _reader(parse: Callable[[bytes], object], *, keeps: bool) -> Callable[[bytes
 
 
 def _written(method: Callable[[Any, Any], Any]) -> Method:
-    """A streaming method, of which some are generators, as one that writes its replies by itself."""
+    """A streaming method, of which some are generators, as one that writes its replies by itself. Its caller has the
+    initial metadata before the first reply: some libraries wait for it before they send anything.
+    """
     if inspect.iscoroutinefunction(method):
         return method
 
     async def call(request: Any, context: Any) -> None:
         try:
+            await context.send_initial_metadata(())
             async with aclosing(method(request, context)) as replies:
                 async for reply in replies:
                     await context.write(reply)

@@ -87,7 +87,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             with self._lead.standing.one():
                 await Conversation(self._lead, context).run()
         except KVGrpcError as error:
-            await status.abort(context, error)
+            await status.abort(context, error, self._lead.header())
         finally:
             del context  # as in `rpc`
 

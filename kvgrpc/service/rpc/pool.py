@@ -8,7 +8,7 @@ from kvgrpc.errors import OutOfRange, PreconditionFailed, Reason
 from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import unary
 from kvgrpc.v1 import pool_pb2, pool_pb2_grpc
-from kvgrpc.wire import requests
+from kvgrpc.wire import answers, requests
 from kvgrpc.wire.description import POOL_KINDS, pool_to_proto
 from kvgrpc.wire.values import duration, invalid, layer_range, lists_of, pool_blocks
 
@@ -44,7 +44,7 @@ class PoolService(pool_pb2_grpc.PoolServiceServicer):
         remaining_s = answer.remaining_s
         return pool_pb2.AllocateBlocksResponse(
             header=header,
-            blocks=pool_blocks(answer.blocks, header.incarnation, answer.allocation_id),
+            blocks=answers.allocated_blocks(answer, header.incarnation),
             remaining=None if remaining_s is None else duration(remaining_s),
         )
 

@@ -13,6 +13,7 @@ from kvgrpc.service.lead import Lead
 from kvgrpc.service.rpc.method import streaming, unary
 from kvgrpc.service.scheduler.hooks import Scheduling
 from kvgrpc.service.session.calls import refusal
+from kvgrpc.service.status import status_code
 from kvgrpc.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from kvgrpc.wire import scheduler as wire
 from kvgrpc.wire.bounds import check_count
@@ -238,4 +239,4 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 def _refuse(into: scheduler_pb2.ScheduleAnswer, error: KVGrpcError) -> None:
     into.failure.CopyFrom(refusal(error.untraced()))
-    into.code = error.code
+    into.status_code = status_code(error).value[0]

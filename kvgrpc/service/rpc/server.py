@@ -111,8 +111,8 @@ def build(lead: Lead, limits: Limits) -> tuple[grpc.aio.Server, Health]:
     standing = Places("streams and calls that wait", limits.standing_per_connection, limits.standing, 1.0)
     calls = Places("calls under way", limits.calls_per_connection, limits.calls, 0.1)
     # Servers, as far as generated code looks at them.
-    ours = cast(grpc.aio.Server, Registrar(server, standing, calls))
-    others = cast(grpc.aio.Server, Registrar(server, standing, calls, ours=False))
+    ours = cast(grpc.aio.Server, Registrar(server, lead, standing, calls))
+    others = cast(grpc.aio.Server, Registrar(server, lead, standing, calls, ours=False))
     handshake_pb2_grpc.add_HandshakeServiceServicer_to_server(HandshakeService(lead), ours)
     handoff_pb2_grpc.add_HandoffServiceServicer_to_server(HandoffService(lead), ours)
     transfer_pb2_grpc.add_TransferServiceServicer_to_server(TransferService(lead), ours)

@@ -182,6 +182,7 @@ def _filter(wanted: transfer_pb2.TransferFilter, now: Callable[[], float]) -> Ca
         return (
             (not wanted.request_id or transfer.request_id == wanted.request_id)
             and (not ids or transfer.id in ids)
+            and (not wanted.pair_id or transfer.pair_id == wanted.pair_id)
             and (not wanted.lease_id or transfer.lease_id == wanted.lease_id)
             and (not wanted.direction or answers.DIRECTIONS[transfer.direction] == wanted.direction)
             and (not wanted.trace_id or answers.trace_id(transfer.trace) == wanted.trace_id)

@@ -129,7 +129,7 @@ class Scheduling(Driver[NamedRequest, _Request, str]):
         ids = os.urandom(ACCESS_ID_BYTES), os.urandom(ACCESS_ID_BYTES)
         event = events.RegisterPush(self._call(request), request.spec.target, request.spec.label, *ids)
         answer: actions.Registered = self._ask(event)
-        return answer.transfer.id
+        return _id(answer.transfer)
 
     def _begin(self, request: _Request, task: Begin) -> str:
         spec, use = request.spec, task.use_tokens

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgrpc.core import actions, events
-from kvgrpc.core.moves.failures import NEXT_STEPS
 from kvgrpc.core.state import ENGINE
-from kvgrpc.core.tables.transfers import Next, Transfer
+from kvgrpc.core.tables.transfers import Transfer
 from kvgrpc.errors import InvalidRequest, KVGrpcError, Reason
 from kvgrpc.service.lead import Lead
+from kvgrpc.service.status import next_step
 from kvgrpc.session.v1 import rank_pb2, session_pb2
 from kvgrpc.v1 import common_pb2, handoff_pb2, lease_pb2, pool_pb2, transfer_pb2
 from kvgrpc.wire import answers, fields, requests, session as wire
-from kvgrpc.wire.values import NEXT, duration, error_row, grant, invalid, pool_blocks
+from kvgrpc.wire.values import duration, error_row, grant, invalid, pool_blocks
 
 _METHODS = {
     "finished_blocks": "FinishedBlocks",
@@ -139,7 +139,7 @@ def refusal(error: KVGrpcError) -> common_pb2.Failure:
     """A refusal with all that a caller can know of it: the fields that are wrong, and what would help."""
     row = error_row(error)
     row.message = sentence(error)
-    row.next = NEXT[NEXT_STEPS.get(error.reason, Next.RECOMPUTE)]
+    row.next = common_pb2.NextStep.Value(f"NEXT_STEP_{next_step(error)}")
     return row
 
 
@@ -152,9 +152,7 @@ def _pool_answer(made: session_pb2.CallAnswer, answer: Any, incarnation: int) ->
     if isinstance(answer, actions.Allocated):
         remaining = None if answer.remaining_s is None else duration(answer.remaining_s)
         made.allocate_blocks.CopyFrom(
-            pool_pb2.AllocateBlocksResponse(
-                blocks=pool_blocks(answer.blocks, incarnation, answer.allocation_id), remaining=remaining
-            )
+            pool_pb2.AllocateBlocksResponse(blocks=answers.allocated_blocks(answer, incarnation), remaining=remaining)
         )
     elif isinstance(answer, actions.Freed):
         made.free_blocks.CopyFrom(pool_pb2.FreeBlocksResponse(freed_blocks=pool_blocks(answer.freed, incarnation)))

@@ -126,9 +126,10 @@ def test_a_key_belongs_to_its_method(source: Engine) -> None:
 
 
 def test_a_refused_call_does_not_use_its_key_up(source: Engine) -> None:
+    source.allocate(1)
     key = new_key().hex()
     request = pool_pb2.AllocateBlocksRequest(
-        idempotency_key=key, group_block_counts=[pool_pb2.GroupBlockCount(block_count=1000)]
+        idempotency_key=key, group_block_counts=[pool_pb2.GroupBlockCount(block_count=520)]
     )
     with refused(source.api, "RESOURCE_EXHAUSTED", "POOL_EXHAUSTED"):
         source.api.pool.AllocateBlocks(request)

@@ -185,11 +185,11 @@ def test_a_staged_engine_is_told_what_to_save_and_what_to_load(start: Start) -> 
     id_, blocks, target = new_id(), p.engine.allocate(3), d.engine.allocate(3)
     p.arrived(id_, give=PREFILL, intent=intent())
     p.computed(id_, blocks, 32)
-    assert p.told("save", id_).blocks == [group_runs(blocks[:2])]
+    assert list(p.told("save", id_).blocks.groups) == [group_runs(blocks[:2])]
     grant = p.finished(id_, blocks).grant
-    assert p.told("save", id_).blocks == [group_runs(blocks[2:])]
+    assert list(p.told("save", id_).blocks.groups) == [group_runs(blocks[2:])]
     d.arrived(id_, offer=grant)
     d.allocated(id_, target)
-    assert d.told("load", id_).blocks == [group_runs(target)]
+    assert list(d.told("load", id_).blocks.groups) == [group_runs(target)]
     d.loaded(id_)
     assert d.told("load_ended", id_).computed_tokens == 40

@@ -164,7 +164,7 @@ def test_a_server_that_drains_takes_no_request_that_moves_anything(start: Start)
     engine.process.popen.terminate()
     draining, status = handshake_pb2.ADMISSION_DRAINING, admin_pb2.GetStatusRequest()
     wait_until(lambda: engine.api.admin.GetStatus(status).admission == draining)
-    with refused(engine.api, "UNAVAILABLE", "DRAINING"):
+    with refused(engine.api, "FAILED_PRECONDITION", "DRAINING"):
         p.arrived(new_id(), give=PREFILL, intent=intent())
     assert p.aborted(id_)
     assert engine.process.wait_exit() == 0

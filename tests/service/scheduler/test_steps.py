@@ -18,6 +18,9 @@ from tests.service.scheduler.scheduled_pair import PREFILL, Pair, lost
 from tests.service.scheduler.schedulers import PROMPT, Scheduler, arrived, finished, intent, new_id, reason
 from tests.service.values import content, dur, for_readers, new_key
 
+INVALID_ARGUMENT = 3
+"""As gRPC numbers it."""
+
 
 @pytest.fixture
 def pair(source: Engine, destination: Engine) -> Pair:
@@ -78,8 +81,8 @@ def test_a_step_says_all_in_one_message_and_a_bad_call_fails_alone(pair: Pair, b
             "request_preempted", "request_finished", "abort_request",
         ]  # fmt: skip
         assert reply.answers[1].match_tokens.external_tokens == 40
-        refusals = [(row.code, reason(row.failure)) for row in reply.answers[2:4]]
-        assert refusals == [("INVALID_ARGUMENT", "BLOCK_COUNT_MISMATCH"), ("INVALID_ARGUMENT", "INVALID_FIELD")]
+        refusals = [(row.status_code, reason(row.failure)) for row in reply.answers[2:4]]
+        assert refusals == [(INVALID_ARGUMENT, "BLOCK_COUNT_MISMATCH"), (INVALID_ARGUMENT, "INVALID_FIELD")]
         assert reply.answers[2].failure.message
         assert reply.answers[8].request_finished.keep, "they are being filled"
         assert reply.header.incarnation == d.engine.incarnation()
@@ -162,7 +165,7 @@ def test_unread_news_keep_new_requests_out(start: Start) -> None:
     reply = scheduler_pb2.ScheduleStepResponse()
     for _ in range(NEWS_MAX // (STEP_CALLS_MAX // 2)):
         reply = engine.api.scheduler.ScheduleStep(scheduler_pb2.ScheduleStepRequest(calls=rows))
-        assert not any(row.code for row in reply.answers)
+        assert not any(row.status_code for row in reply.answers)
     assert reply.more
     with refused(engine.api, "RESOURCE_EXHAUSTED", "LIMIT_EXCEEDED"):
         d.arrived("other")

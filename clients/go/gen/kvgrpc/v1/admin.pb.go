@@ -24,75 +24,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Whether new work is taken.
-type Admission int32
-
-const (
-	// Read as DRAINING.
-	Admission_ADMISSION_UNSPECIFIED Admission = 0
-	// Yes.
-	Admission_ADMISSION_OPEN Admission = 1
-	// No: the server is on its way out.
-	Admission_ADMISSION_DRAINING Admission = 2
-	// Not now: queues are full.
-	Admission_ADMISSION_OVERLOADED Admission = 3
-	// No: too much memory is in quarantine.
-	Admission_ADMISSION_QUARANTINE_FULL Admission = 4
-	// No: a data path makes no progress.
-	Admission_ADMISSION_WEDGED Admission = 5
-	// Not yet: no engine is attached.
-	Admission_ADMISSION_NO_ENGINE Admission = 6
-)
-
-// Enum value maps for Admission.
-var (
-	Admission_name = map[int32]string{
-		0: "ADMISSION_UNSPECIFIED",
-		1: "ADMISSION_OPEN",
-		2: "ADMISSION_DRAINING",
-		3: "ADMISSION_OVERLOADED",
-		4: "ADMISSION_QUARANTINE_FULL",
-		5: "ADMISSION_WEDGED",
-		6: "ADMISSION_NO_ENGINE",
-	}
-	Admission_value = map[string]int32{
-		"ADMISSION_UNSPECIFIED":     0,
-		"ADMISSION_OPEN":            1,
-		"ADMISSION_DRAINING":        2,
-		"ADMISSION_OVERLOADED":      3,
-		"ADMISSION_QUARANTINE_FULL": 4,
-		"ADMISSION_WEDGED":          5,
-		"ADMISSION_NO_ENGINE":       6,
-	}
-)
-
-func (x Admission) Enum() *Admission {
-	p := new(Admission)
-	*p = x
-	return p
-}
-
-func (x Admission) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (Admission) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_admin_proto_enumTypes[0].Descriptor()
-}
-
-func (Admission) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_admin_proto_enumTypes[0]
-}
-
-func (x Admission) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use Admission.Descriptor instead.
-func (Admission) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{0}
-}
-
 // Why a block may not be reused.
 type PinKind int32
 
@@ -138,11 +69,11 @@ func (x PinKind) String() string {
 }
 
 func (PinKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_kvgrpc_v1_admin_proto_enumTypes[0].Descriptor()
 }
 
 func (PinKind) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_admin_proto_enumTypes[1]
+	return &file_kvgrpc_v1_admin_proto_enumTypes[0]
 }
 
 func (x PinKind) Number() protoreflect.EnumNumber {
@@ -151,7 +82,7 @@ func (x PinKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PinKind.Descriptor instead.
 func (PinKind) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
 // GetStatus has no parameters.
@@ -198,7 +129,7 @@ type GetStatusResponse struct {
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Whether it takes work.
 	Admission Admission `protobuf:"varint,2,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
-	// Why not, as text.
+	// Why not, to be read; empty when it does.
 	AdmissionReason string `protobuf:"bytes,3,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
 	// Time since this incarnation began.
 	Uptime *durationpb.Duration `protobuf:"bytes,4,opt,name=uptime,proto3" json:"uptime,omitempty"`
@@ -322,27 +253,27 @@ func (x *GetStatusResponse) GetVersion() string {
 type Counts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Transfers that wait.
-	TransfersPending uint64 `protobuf:"varint,1,opt,name=transfers_pending,json=transfersPending,proto3" json:"transfers_pending,omitempty"`
+	PendingTransferCount uint64 `protobuf:"varint,1,opt,name=pending_transfer_count,json=pendingTransferCount,proto3" json:"pending_transfer_count,omitempty"`
 	// Transfers that run.
-	TransfersActive uint64 `protobuf:"varint,2,opt,name=transfers_active,json=transfersActive,proto3" json:"transfers_active,omitempty"`
+	ActiveTransferCount uint64 `protobuf:"varint,2,opt,name=active_transfer_count,json=activeTransferCount,proto3" json:"active_transfer_count,omitempty"`
 	// Ended well.
-	TransfersSucceeded uint64 `protobuf:"varint,3,opt,name=transfers_succeeded,json=transfersSucceeded,proto3" json:"transfers_succeeded,omitempty"`
+	SucceededTransferCount uint64 `protobuf:"varint,3,opt,name=succeeded_transfer_count,json=succeededTransferCount,proto3" json:"succeeded_transfer_count,omitempty"`
 	// Failed.
-	TransfersFailed uint64 `protobuf:"varint,4,opt,name=transfers_failed,json=transfersFailed,proto3" json:"transfers_failed,omitempty"`
+	FailedTransferCount uint64 `protobuf:"varint,4,opt,name=failed_transfer_count,json=failedTransferCount,proto3" json:"failed_transfer_count,omitempty"`
 	// Cancelled.
-	TransfersCancelled uint64 `protobuf:"varint,5,opt,name=transfers_cancelled,json=transfersCancelled,proto3" json:"transfers_cancelled,omitempty"`
+	CancelledTransferCount uint64 `protobuf:"varint,5,opt,name=cancelled_transfer_count,json=cancelledTransferCount,proto3" json:"cancelled_transfer_count,omitempty"`
 	// Live leases.
-	Leases uint64 `protobuf:"varint,6,opt,name=leases,proto3" json:"leases,omitempty"`
+	LeaseCount uint64 `protobuf:"varint,6,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
 	// Accesses open with peers, either way.
-	OpenAccesses uint64 `protobuf:"varint,7,opt,name=open_accesses,json=openAccesses,proto3" json:"open_accesses,omitempty"`
+	OpenAccessCount uint64 `protobuf:"varint,7,opt,name=open_access_count,json=openAccessCount,proto3" json:"open_access_count,omitempty"`
 	// Blocks with a pin.
-	PinnedBlocks uint64 `protobuf:"varint,8,opt,name=pinned_blocks,json=pinnedBlocks,proto3" json:"pinned_blocks,omitempty"`
+	PinnedBlockCount uint64 `protobuf:"varint,8,opt,name=pinned_block_count,json=pinnedBlockCount,proto3" json:"pinned_block_count,omitempty"`
 	// Blocks in quarantine.
-	QuarantinedBlocks uint64 `protobuf:"varint,9,opt,name=quarantined_blocks,json=quarantinedBlocks,proto3" json:"quarantined_blocks,omitempty"`
+	QuarantinedBlockCount uint64 `protobuf:"varint,9,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
 	// Bytes received.
-	BytesReceived uint64 `protobuf:"varint,10,opt,name=bytes_received,json=bytesReceived,proto3" json:"bytes_received,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,10,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
 	// Lives of the engine that a defect of kvgrpc ended, since this process began.
-	Defects       uint64 `protobuf:"varint,11,opt,name=defects,proto3" json:"defects,omitempty"`
+	DefectCount   uint64 `protobuf:"varint,11,opt,name=defect_count,json=defectCount,proto3" json:"defect_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -377,81 +308,236 @@ func (*Counts) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *Counts) GetTransfersPending() uint64 {
+func (x *Counts) GetPendingTransferCount() uint64 {
 	if x != nil {
-		return x.TransfersPending
+		return x.PendingTransferCount
 	}
 	return 0
 }
 
-func (x *Counts) GetTransfersActive() uint64 {
+func (x *Counts) GetActiveTransferCount() uint64 {
 	if x != nil {
-		return x.TransfersActive
+		return x.ActiveTransferCount
 	}
 	return 0
 }
 
-func (x *Counts) GetTransfersSucceeded() uint64 {
+func (x *Counts) GetSucceededTransferCount() uint64 {
 	if x != nil {
-		return x.TransfersSucceeded
+		return x.SucceededTransferCount
 	}
 	return 0
 }
 
-func (x *Counts) GetTransfersFailed() uint64 {
+func (x *Counts) GetFailedTransferCount() uint64 {
 	if x != nil {
-		return x.TransfersFailed
+		return x.FailedTransferCount
 	}
 	return 0
 }
 
-func (x *Counts) GetTransfersCancelled() uint64 {
+func (x *Counts) GetCancelledTransferCount() uint64 {
 	if x != nil {
-		return x.TransfersCancelled
+		return x.CancelledTransferCount
 	}
 	return 0
 }
 
-func (x *Counts) GetLeases() uint64 {
+func (x *Counts) GetLeaseCount() uint64 {
 	if x != nil {
-		return x.Leases
+		return x.LeaseCount
 	}
 	return 0
 }
 
-func (x *Counts) GetOpenAccesses() uint64 {
+func (x *Counts) GetOpenAccessCount() uint64 {
 	if x != nil {
-		return x.OpenAccesses
+		return x.OpenAccessCount
 	}
 	return 0
 }
 
-func (x *Counts) GetPinnedBlocks() uint64 {
+func (x *Counts) GetPinnedBlockCount() uint64 {
 	if x != nil {
-		return x.PinnedBlocks
+		return x.PinnedBlockCount
 	}
 	return 0
 }
 
-func (x *Counts) GetQuarantinedBlocks() uint64 {
+func (x *Counts) GetQuarantinedBlockCount() uint64 {
 	if x != nil {
-		return x.QuarantinedBlocks
+		return x.QuarantinedBlockCount
 	}
 	return 0
 }
 
-func (x *Counts) GetBytesReceived() uint64 {
+func (x *Counts) GetReceivedBytes() uint64 {
 	if x != nil {
-		return x.BytesReceived
+		return x.ReceivedBytes
 	}
 	return 0
 }
 
-func (x *Counts) GetDefects() uint64 {
+func (x *Counts) GetDefectCount() uint64 {
 	if x != nil {
-		return x.Defects
+		return x.DefectCount
 	}
 	return 0
+}
+
+// Whether to drain.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// See common.proto.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// Take work again. A server that was told to end (SIGTERM) goes on with that.
+	Cancel bool `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	// See common.proto: says what is going on.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DrainRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *DrainRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// What is still going on.
+type DrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// Whether it takes work now.
+	Admission Admission `protobuf:"varint,2,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
+	// Transfers that are not over.
+	TransferCount uint32 `protobuf:"varint,3,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
+	// Live leases.
+	LeaseCount uint32 `protobuf:"varint,4,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
+	// Blocks in quarantine.
+	QuarantinedBlockCount uint32 `protobuf:"varint,5,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
+	// The oldest transfer that is not over; empty when all are.
+	OldestTransferId string `protobuf:"bytes,6,opt,name=oldest_transfer_id,json=oldestTransferId,proto3" json:"oldest_transfer_id,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *DrainResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetAdmission() Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return Admission_ADMISSION_UNSPECIFIED
+}
+
+func (x *DrainResponse) GetTransferCount() uint32 {
+	if x != nil {
+		return x.TransferCount
+	}
+	return 0
+}
+
+func (x *DrainResponse) GetLeaseCount() uint32 {
+	if x != nil {
+		return x.LeaseCount
+	}
+	return 0
+}
+
+func (x *DrainResponse) GetQuarantinedBlockCount() uint32 {
+	if x != nil {
+		return x.QuarantinedBlockCount
+	}
+	return 0
+}
+
+func (x *DrainResponse) GetOldestTransferId() string {
+	if x != nil {
+		return x.OldestTransferId
+	}
+	return ""
 }
 
 // Which page of the peers.
@@ -467,7 +553,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +565,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +578,7 @@ func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersRequest.ProtoReflect.Descriptor instead.
 func (*ListPeersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListPeersRequest) GetPageSize() uint32 {
@@ -524,7 +610,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +622,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +635,7 @@ func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPeersResponse.ProtoReflect.Descriptor instead.
 func (*ListPeersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListPeersResponse) GetHeader() *ResponseHeader {
@@ -588,7 +674,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +686,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +699,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListPinsRequest) GetBlock() *BlockRef {
@@ -650,7 +736,7 @@ type BlockRef struct {
 
 func (x *BlockRef) Reset() {
 	*x = BlockRef{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -662,7 +748,7 @@ func (x *BlockRef) String() string {
 func (*BlockRef) ProtoMessage() {}
 
 func (x *BlockRef) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -675,7 +761,7 @@ func (x *BlockRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRef.ProtoReflect.Descriptor instead.
 func (*BlockRef) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *BlockRef) GetGroup() uint32 {
@@ -706,7 +792,7 @@ type Pin struct {
 	// Since when.
 	Age *durationpb.Duration `protobuf:"bytes,5,opt,name=age,proto3" json:"age,omitempty"`
 	// The blocks.
-	Blocks []*GroupBlocks `protobuf:"bytes,6,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks *Blocks `protobuf:"bytes,6,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// For a quarantine: what would prove that the blocks are at rest.
 	MissingProof string `protobuf:"bytes,7,opt,name=missing_proof,json=missingProof,proto3" json:"missing_proof,omitempty"`
 	// The trace of the request.
@@ -717,7 +803,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -729,7 +815,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -742,7 +828,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Pin) GetKind() PinKind {
@@ -780,7 +866,7 @@ func (x *Pin) GetAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *Pin) GetBlocks() []*GroupBlocks {
+func (x *Pin) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -816,7 +902,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +914,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +927,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListPinsResponse) GetHeader() *ResponseHeader {
@@ -875,14 +961,16 @@ type ReleaseQuarantineRequest struct {
 	// Why nothing can write the blocks any more; required with `force`. For the log.
 	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	// With `force`: only blocks of these transfers, at most 65,536. Empty means all.
-	TransferIds   []string `protobuf:"bytes,4,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	TransferIds []string `protobuf:"bytes,4,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	// See common.proto: says how many blocks would be asked for.
+	ValidateOnly  bool `protobuf:"varint,5,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReleaseQuarantineRequest) Reset() {
 	*x = ReleaseQuarantineRequest{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +982,7 @@ func (x *ReleaseQuarantineRequest) String() string {
 func (*ReleaseQuarantineRequest) ProtoMessage() {}
 
 func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +995,7 @@ func (x *ReleaseQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReleaseQuarantineRequest) GetIdempotencyKey() string {
@@ -938,15 +1026,22 @@ func (x *ReleaseQuarantineRequest) GetTransferIds() []string {
 	return nil
 }
 
+func (x *ReleaseQuarantineRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // What came out.
 type ReleaseQuarantineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Blocks that were in quarantine and are not any more.
-	ReleasedBlocks uint64 `protobuf:"varint,2,opt,name=released_blocks,json=releasedBlocks,proto3" json:"released_blocks,omitempty"`
+	ReleasedBlockCount uint64 `protobuf:"varint,2,opt,name=released_block_count,json=releasedBlockCount,proto3" json:"released_block_count,omitempty"`
 	// Blocks that still are: their proof is another one, which ListPins names.
-	LeftBlocks uint64 `protobuf:"varint,3,opt,name=left_blocks,json=leftBlocks,proto3" json:"left_blocks,omitempty"`
+	LeftBlockCount uint64 `protobuf:"varint,3,opt,name=left_block_count,json=leftBlockCount,proto3" json:"left_block_count,omitempty"`
 	// The memory's generation now.
 	MemoryGeneration uint32 `protobuf:"varint,4,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -955,7 +1050,7 @@ type ReleaseQuarantineResponse struct {
 
 func (x *ReleaseQuarantineResponse) Reset() {
 	*x = ReleaseQuarantineResponse{}
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1062,7 @@ func (x *ReleaseQuarantineResponse) String() string {
 func (*ReleaseQuarantineResponse) ProtoMessage() {}
 
 func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_admin_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1075,7 @@ func (x *ReleaseQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
@@ -990,16 +1085,16 @@ func (x *ReleaseQuarantineResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
-func (x *ReleaseQuarantineResponse) GetReleasedBlocks() uint64 {
+func (x *ReleaseQuarantineResponse) GetReleasedBlockCount() uint64 {
 	if x != nil {
-		return x.ReleasedBlocks
+		return x.ReleasedBlockCount
 	}
 	return 0
 }
 
-func (x *ReleaseQuarantineResponse) GetLeftBlocks() uint64 {
+func (x *ReleaseQuarantineResponse) GetLeftBlockCount() uint64 {
 	if x != nil {
-		return x.LeftBlocks
+		return x.LeftBlockCount
 	}
 	return 0
 }
@@ -1028,20 +1123,33 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x13oldest_transfer_age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x11oldestTransferAge\x12<\n" +
 	"\fprogress_age\x18\t \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\xbf\x03\n" +
-	"\x06Counts\x12+\n" +
-	"\x11transfers_pending\x18\x01 \x01(\x04R\x10transfersPending\x12)\n" +
-	"\x10transfers_active\x18\x02 \x01(\x04R\x0ftransfersActive\x12/\n" +
-	"\x13transfers_succeeded\x18\x03 \x01(\x04R\x12transfersSucceeded\x12)\n" +
-	"\x10transfers_failed\x18\x04 \x01(\x04R\x0ftransfersFailed\x12/\n" +
-	"\x13transfers_cancelled\x18\x05 \x01(\x04R\x12transfersCancelled\x12\x16\n" +
-	"\x06leases\x18\x06 \x01(\x04R\x06leases\x12#\n" +
-	"\ropen_accesses\x18\a \x01(\x04R\fopenAccesses\x12#\n" +
-	"\rpinned_blocks\x18\b \x01(\x04R\fpinnedBlocks\x12-\n" +
-	"\x12quarantined_blocks\x18\t \x01(\x04R\x11quarantinedBlocks\x12%\n" +
-	"\x0ebytes_received\x18\n" +
-	" \x01(\x04R\rbytesReceived\x12\x18\n" +
-	"\adefects\x18\v \x01(\x04R\adefects\"N\n" +
+	" \x01(\tR\aversion\"\x97\x04\n" +
+	"\x06Counts\x124\n" +
+	"\x16pending_transfer_count\x18\x01 \x01(\x04R\x14pendingTransferCount\x122\n" +
+	"\x15active_transfer_count\x18\x02 \x01(\x04R\x13activeTransferCount\x128\n" +
+	"\x18succeeded_transfer_count\x18\x03 \x01(\x04R\x16succeededTransferCount\x122\n" +
+	"\x15failed_transfer_count\x18\x04 \x01(\x04R\x13failedTransferCount\x128\n" +
+	"\x18cancelled_transfer_count\x18\x05 \x01(\x04R\x16cancelledTransferCount\x12\x1f\n" +
+	"\vlease_count\x18\x06 \x01(\x04R\n" +
+	"leaseCount\x12*\n" +
+	"\x11open_access_count\x18\a \x01(\x04R\x0fopenAccessCount\x12,\n" +
+	"\x12pinned_block_count\x18\b \x01(\x04R\x10pinnedBlockCount\x126\n" +
+	"\x17quarantined_block_count\x18\t \x01(\x04R\x15quarantinedBlockCount\x12%\n" +
+	"\x0ereceived_bytes\x18\n" +
+	" \x01(\x04R\rreceivedBytes\x12!\n" +
+	"\fdefect_count\x18\v \x01(\x04R\vdefectCount\"t\n" +
+	"\fDrainRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\xa4\x02\n" +
+	"\rDrainResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
+	"\tadmission\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12%\n" +
+	"\x0etransfer_count\x18\x03 \x01(\rR\rtransferCount\x12\x1f\n" +
+	"\vlease_count\x18\x04 \x01(\rR\n" +
+	"leaseCount\x126\n" +
+	"\x17quarantined_block_count\x18\x05 \x01(\rR\x15quarantinedBlockCount\x12,\n" +
+	"\x12oldest_transfer_id\x18\x06 \x01(\tR\x10oldestTransferId\"N\n" +
 	"\x10ListPeersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -1058,50 +1166,43 @@ const file_kvgrpc_v1_admin_proto_rawDesc = "" +
 	"\x06_block\"6\n" +
 	"\bBlockRef\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
-	"\x05block\x18\x02 \x01(\rR\x05block\"\xa5\x02\n" +
+	"\x05block\x18\x02 \x01(\rR\x05block\"\xa0\x02\n" +
 	"\x03Pin\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.kvgrpc.v1.PinKindR\x04kind\x12\x14\n" +
 	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12$\n" +
 	"\x0epeer_engine_id\x18\x04 \x01(\tR\fpeerEngineId\x12+\n" +
-	"\x03age\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12.\n" +
-	"\x06blocks\x18\x06 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12#\n" +
+	"\x03age\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12)\n" +
+	"\x06blocks\x18\x06 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12#\n" +
 	"\rmissing_proof\x18\a \x01(\tR\fmissingProof\x12\x19\n" +
 	"\btrace_id\x18\b \x01(\tR\atraceId\"\x91\x01\n" +
 	"\x10ListPinsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\"\n" +
 	"\x04pins\x18\x02 \x03(\v2\x0e.kvgrpc.v1.PinR\x04pins\x12&\n" +
-	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\x96\x01\n" +
+	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\"\xbb\x01\n" +
 	"\x18ReleaseQuarantineRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12!\n" +
-	"\ftransfer_ids\x18\x04 \x03(\tR\vtransferIds\"\xc5\x01\n" +
+	"\ftransfer_ids\x18\x04 \x03(\tR\vtransferIds\x12#\n" +
+	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"\xd7\x01\n" +
 	"\x19ReleaseQuarantineResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
-	"\x0freleased_blocks\x18\x02 \x01(\x04R\x0ereleasedBlocks\x12\x1f\n" +
-	"\vleft_blocks\x18\x03 \x01(\x04R\n" +
-	"leftBlocks\x12+\n" +
-	"\x11memory_generation\x18\x04 \x01(\rR\x10memoryGeneration*\xba\x01\n" +
-	"\tAdmission\x12\x19\n" +
-	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
-	"\x0eADMISSION_OPEN\x10\x01\x12\x16\n" +
-	"\x12ADMISSION_DRAINING\x10\x02\x12\x18\n" +
-	"\x14ADMISSION_OVERLOADED\x10\x03\x12\x1d\n" +
-	"\x19ADMISSION_QUARANTINE_FULL\x10\x04\x12\x14\n" +
-	"\x10ADMISSION_WEDGED\x10\x05\x12\x17\n" +
-	"\x13ADMISSION_NO_ENGINE\x10\x06*z\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x120\n" +
+	"\x14released_block_count\x18\x02 \x01(\x04R\x12releasedBlockCount\x12(\n" +
+	"\x10left_block_count\x18\x03 \x01(\x04R\x0eleftBlockCount\x12+\n" +
+	"\x11memory_generation\x18\x04 \x01(\rR\x10memoryGeneration*z\n" +
 	"\aPinKind\x12\x18\n" +
 	"\x14PIN_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePIN_KIND_LEASE\x10\x01\x12\x13\n" +
 	"\x0fPIN_KIND_TARGET\x10\x02\x12\x13\n" +
 	"\x0fPIN_KIND_ACCESS\x10\x03\x12\x17\n" +
-	"\x13PIN_KIND_QUARANTINE\x10\x042\xd7\x02\n" +
+	"\x13PIN_KIND_QUARANTINE\x10\x042\x98\x03\n" +
 	"\fAdminService\x12K\n" +
 	"\tGetStatus\x12\x1b.kvgrpc.v1.GetStatusRequest\x1a\x1c.kvgrpc.v1.GetStatusResponse\"\x03\x90\x02\x01\x12K\n" +
 	"\tListPeers\x12\x1b.kvgrpc.v1.ListPeersRequest\x1a\x1c.kvgrpc.v1.ListPeersResponse\"\x03\x90\x02\x01\x12H\n" +
-	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12c\n" +
+	"\bListPins\x12\x1a.kvgrpc.v1.ListPinsRequest\x1a\x1b.kvgrpc.v1.ListPinsResponse\"\x03\x90\x02\x01\x12?\n" +
+	"\x05Drain\x12\x17.kvgrpc.v1.DrainRequest\x1a\x18.kvgrpc.v1.DrainResponse\"\x03\x90\x02\x02\x12c\n" +
 	"\x11ReleaseQuarantine\x12#.kvgrpc.v1.ReleaseQuarantineRequest\x1a$.kvgrpc.v1.ReleaseQuarantineResponse\"\x03\x90\x02\x02B;\n" +
 	"\rdev.kvgrpc.v1P\x01Z(kvgrpc.dev/kvgrpc/gen/kvgrpc/v1;kvgrpcv1b\x06proto3"
 
@@ -1117,56 +1218,62 @@ func file_kvgrpc_v1_admin_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_admin_proto_rawDescData
 }
 
-var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_kvgrpc_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_kvgrpc_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvgrpc_v1_admin_proto_goTypes = []any{
-	(Admission)(0),                    // 0: kvgrpc.v1.Admission
-	(PinKind)(0),                      // 1: kvgrpc.v1.PinKind
-	(*GetStatusRequest)(nil),          // 2: kvgrpc.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 3: kvgrpc.v1.GetStatusResponse
-	(*Counts)(nil),                    // 4: kvgrpc.v1.Counts
-	(*ListPeersRequest)(nil),          // 5: kvgrpc.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),         // 6: kvgrpc.v1.ListPeersResponse
-	(*ListPinsRequest)(nil),           // 7: kvgrpc.v1.ListPinsRequest
-	(*BlockRef)(nil),                  // 8: kvgrpc.v1.BlockRef
-	(*Pin)(nil),                       // 9: kvgrpc.v1.Pin
-	(*ListPinsResponse)(nil),          // 10: kvgrpc.v1.ListPinsResponse
-	(*ReleaseQuarantineRequest)(nil),  // 11: kvgrpc.v1.ReleaseQuarantineRequest
-	(*ReleaseQuarantineResponse)(nil), // 12: kvgrpc.v1.ReleaseQuarantineResponse
-	(*ResponseHeader)(nil),            // 13: kvgrpc.v1.ResponseHeader
-	(*durationpb.Duration)(nil),       // 14: google.protobuf.Duration
-	(*Peer)(nil),                      // 15: kvgrpc.v1.Peer
-	(*GroupBlocks)(nil),               // 16: kvgrpc.v1.GroupBlocks
+	(PinKind)(0),                      // 0: kvgrpc.v1.PinKind
+	(*GetStatusRequest)(nil),          // 1: kvgrpc.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 2: kvgrpc.v1.GetStatusResponse
+	(*Counts)(nil),                    // 3: kvgrpc.v1.Counts
+	(*DrainRequest)(nil),              // 4: kvgrpc.v1.DrainRequest
+	(*DrainResponse)(nil),             // 5: kvgrpc.v1.DrainResponse
+	(*ListPeersRequest)(nil),          // 6: kvgrpc.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),         // 7: kvgrpc.v1.ListPeersResponse
+	(*ListPinsRequest)(nil),           // 8: kvgrpc.v1.ListPinsRequest
+	(*BlockRef)(nil),                  // 9: kvgrpc.v1.BlockRef
+	(*Pin)(nil),                       // 10: kvgrpc.v1.Pin
+	(*ListPinsResponse)(nil),          // 11: kvgrpc.v1.ListPinsResponse
+	(*ReleaseQuarantineRequest)(nil),  // 12: kvgrpc.v1.ReleaseQuarantineRequest
+	(*ReleaseQuarantineResponse)(nil), // 13: kvgrpc.v1.ReleaseQuarantineResponse
+	(*ResponseHeader)(nil),            // 14: kvgrpc.v1.ResponseHeader
+	(Admission)(0),                    // 15: kvgrpc.v1.Admission
+	(*durationpb.Duration)(nil),       // 16: google.protobuf.Duration
+	(*Peer)(nil),                      // 17: kvgrpc.v1.Peer
+	(*Blocks)(nil),                    // 18: kvgrpc.v1.Blocks
 }
 var file_kvgrpc_v1_admin_proto_depIdxs = []int32{
-	13, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	0,  // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
-	14, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
-	4,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
-	14, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
-	14, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
-	13, // 6: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 7: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
-	8,  // 8: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
-	1,  // 9: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
-	14, // 10: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
-	16, // 11: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	13, // 12: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	9,  // 13: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
-	13, // 14: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	2,  // 15: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
-	5,  // 16: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
-	7,  // 17: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
-	11, // 18: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
-	3,  // 19: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
-	6,  // 20: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
-	10, // 21: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
-	12, // 22: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
-	19, // [19:23] is the sub-list for method output_type
-	15, // [15:19] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	14, // 0: kvgrpc.v1.GetStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 1: kvgrpc.v1.GetStatusResponse.admission:type_name -> kvgrpc.v1.Admission
+	16, // 2: kvgrpc.v1.GetStatusResponse.uptime:type_name -> google.protobuf.Duration
+	3,  // 3: kvgrpc.v1.GetStatusResponse.counts:type_name -> kvgrpc.v1.Counts
+	16, // 4: kvgrpc.v1.GetStatusResponse.oldest_transfer_age:type_name -> google.protobuf.Duration
+	16, // 5: kvgrpc.v1.GetStatusResponse.progress_age:type_name -> google.protobuf.Duration
+	14, // 6: kvgrpc.v1.DrainResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 7: kvgrpc.v1.DrainResponse.admission:type_name -> kvgrpc.v1.Admission
+	14, // 8: kvgrpc.v1.ListPeersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 9: kvgrpc.v1.ListPeersResponse.peers:type_name -> kvgrpc.v1.Peer
+	9,  // 10: kvgrpc.v1.ListPinsRequest.block:type_name -> kvgrpc.v1.BlockRef
+	0,  // 11: kvgrpc.v1.Pin.kind:type_name -> kvgrpc.v1.PinKind
+	16, // 12: kvgrpc.v1.Pin.age:type_name -> google.protobuf.Duration
+	18, // 13: kvgrpc.v1.Pin.blocks:type_name -> kvgrpc.v1.Blocks
+	14, // 14: kvgrpc.v1.ListPinsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	10, // 15: kvgrpc.v1.ListPinsResponse.pins:type_name -> kvgrpc.v1.Pin
+	14, // 16: kvgrpc.v1.ReleaseQuarantineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 17: kvgrpc.v1.AdminService.GetStatus:input_type -> kvgrpc.v1.GetStatusRequest
+	6,  // 18: kvgrpc.v1.AdminService.ListPeers:input_type -> kvgrpc.v1.ListPeersRequest
+	8,  // 19: kvgrpc.v1.AdminService.ListPins:input_type -> kvgrpc.v1.ListPinsRequest
+	4,  // 20: kvgrpc.v1.AdminService.Drain:input_type -> kvgrpc.v1.DrainRequest
+	12, // 21: kvgrpc.v1.AdminService.ReleaseQuarantine:input_type -> kvgrpc.v1.ReleaseQuarantineRequest
+	2,  // 22: kvgrpc.v1.AdminService.GetStatus:output_type -> kvgrpc.v1.GetStatusResponse
+	7,  // 23: kvgrpc.v1.AdminService.ListPeers:output_type -> kvgrpc.v1.ListPeersResponse
+	11, // 24: kvgrpc.v1.AdminService.ListPins:output_type -> kvgrpc.v1.ListPinsResponse
+	5,  // 25: kvgrpc.v1.AdminService.Drain:output_type -> kvgrpc.v1.DrainResponse
+	13, // 26: kvgrpc.v1.AdminService.ReleaseQuarantine:output_type -> kvgrpc.v1.ReleaseQuarantineResponse
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_admin_proto_init() }
@@ -1176,14 +1283,14 @@ func file_kvgrpc_v1_admin_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_handshake_proto_init()
-	file_kvgrpc_v1_admin_proto_msgTypes[5].OneofWrappers = []any{}
+	file_kvgrpc_v1_admin_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_admin_proto_rawDesc), len(file_kvgrpc_v1_admin_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   11,
+			NumEnums:      1,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

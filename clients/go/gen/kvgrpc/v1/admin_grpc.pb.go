@@ -24,6 +24,7 @@ const (
 	AdminService_GetStatus_FullMethodName         = "/kvgrpc.v1.AdminService/GetStatus"
 	AdminService_ListPeers_FullMethodName         = "/kvgrpc.v1.AdminService/ListPeers"
 	AdminService_ListPins_FullMethodName          = "/kvgrpc.v1.AdminService/ListPins"
+	AdminService_Drain_FullMethodName             = "/kvgrpc.v1.AdminService/Drain"
 	AdminService_ReleaseQuarantine_FullMethodName = "/kvgrpc.v1.AdminService/ReleaseQuarantine"
 )
 
@@ -52,6 +53,13 @@ type AdminServiceClient interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
+	// Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+	// with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+	// The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+	// drains, too, and then ends the server. Called by operators. Safe to repeat.
+	//
+	// Errors: none of its own.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
 	//
 	// Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
@@ -110,6 +118,16 @@ func (c *adminServiceClient) ListPins(ctx context.Context, in *ListPinsRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainResponse)
+	err := c.cc.Invoke(ctx, AdminService_Drain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) ReleaseQuarantine(ctx context.Context, in *ReleaseQuarantineRequest, opts ...grpc.CallOption) (*ReleaseQuarantineResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseQuarantineResponse)
@@ -145,6 +163,13 @@ type AdminServiceServer interface {
 	// * ABORTED INCARNATION_CHANGED: the page token belongs to an earlier life.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE: the filter names a block that does not exist.
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
+	// Takes no new work any more, or takes it again. While a server drains, new transfer keys, leases and blocks are refused
+	// with DRAINING, health says NOT_SERVING for HandoffService, and WatchEngine tells; what has begun goes on to its end.
+	// The answer, which comes at once, says what is still going on: the server may be stopped when nothing is. SIGTERM
+	// drains, too, and then ends the server. Called by operators. Safe to repeat.
+	//
+	// Errors: none of its own.
+	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	// Gets memory out of quarantine whose proof does not come (see Pin.missing_proof). Called by operators.
 	//
 	// Without `force`: re-key. No new work is taken, transfers of the moment fail with MEMORY_CHANGED, and those in flight
@@ -181,6 +206,9 @@ func (UnimplementedAdminServiceServer) ListPeers(context.Context, *ListPeersRequ
 }
 func (UnimplementedAdminServiceServer) ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPins not implemented")
+}
+func (UnimplementedAdminServiceServer) Drain(context.Context, *DrainRequest) (*DrainResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedAdminServiceServer) ReleaseQuarantine(context.Context, *ReleaseQuarantineRequest) (*ReleaseQuarantineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseQuarantine not implemented")
@@ -260,6 +288,24 @@ func _AdminService_ListPins_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Drain_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Drain(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Drain_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Drain(ctx, req.(*DrainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_ReleaseQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReleaseQuarantineRequest)
 	if err := dec(in); err != nil {
@@ -296,6 +342,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPins",
 			Handler:    _AdminService_ListPins_Handler,
+		},
+		{
+			MethodName: "Drain",
+			Handler:    _AdminService_Drain_Handler,
 		},
 		{
 			MethodName: "ReleaseQuarantine",

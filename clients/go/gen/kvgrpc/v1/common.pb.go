@@ -5,6 +5,9 @@
 // * Every reply starts with a ResponseHeader; a changed incarnation means that everything the caller knew of that
 //   engine (leases, grants, transfers) is gone.
 // * Identifiers are strings that contain the incarnation. They are opaque: compare them, never parse them.
+// * No number passes 2^53 - 1, also where its type has 64 bits: every language can hold it, those whose only number is a
+//   double too. A larger one in a request is INVALID_FIELD.
+// * How many things there are ends in `_count`; a measure ends in its unit (`block_bytes`, `use_tokens`).
 // * Times are durations counted by the sender at the moment of sending. No clock reading of one process is ever sent
 //   to another.
 // * A request field is optional unless its comment starts with "Required".
@@ -12,11 +15,20 @@
 //   running is joined. Same key and another body: ALREADY_EXISTS, reason IDEMPOTENCY_KEY_REUSED. An empty key means
 //   no deduplication. Keys live as long as what they created, at least 60 seconds. A refusal is not kept: it changed
 //   nothing, and the same call may succeed the next time.
-// * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.v1` and a reason named as in FailureReason, without the
-//   prefix; bad fields also google.rpc.BadRequest, refusals that pass also google.rpc.RetryInfo. Clients retry only
-//   UNAVAILABLE by themselves.
+// * `validate_only` checks everything that can be checked here and changes nothing. Its reply says what would come of the
+//   call, without ids and grants: they would name nothing. Every mutating request has it, but for those of
+//   SchedulerService, whose meaning depends on the calls before.
+// * Errors carry google.rpc.ErrorInfo with domain `kvgrpc.dev` and a reason named as in FailureReason, without the
+//   prefix. Its metadata always has `next` (a NextStep without its prefix: what to do), `engine_id` and `incarnation`
+//   (who refused), and what the reason needs: `phase`, `limit`, `free_block_count`, `block_count`, `group`, `engine`,
+//   as docs/protocol.md lists them. Wherever a field is named there is also google.rpc.BadRequest, and where the same
+//   call can succeed later, google.rpc.RetryInfo. Clients retry only UNAVAILABLE by themselves.
+// * JSON forms use standard base64 with padding; readers accept both alphabets, with padding or without.
+// * Fields and values are added, never removed, renumbered or given another meaning; a number that is given up is
+//   reserved together with its name. Readers skip what they do not know.
 // * Beside what it lists, any call may end with INVALID_ARGUMENT INVALID_FIELD (also for a request that cannot be
-//   parsed), UNAVAILABLE NO_POOL, DRAINING or ENGINE_LOST (the engine behind the lead changed meanwhile),
+//   parsed), UNAVAILABLE NO_POOL or ENGINE_LOST (the engine behind the lead changed meanwhile), FAILED_PRECONDITION
+//   DRAINING (no retry here: choose another engine),
 //   RESOURCE_EXHAUSTED LIMIT_EXCEEDED (a table is full), OUT_OF_RANGE LIMIT_EXCEEDED (a field has more rows than it
 //   may), ALREADY_EXISTS IDEMPOTENCY_KEY_REUSED, INTERNAL INTERNAL, and INTERNAL or UNAVAILABLE INTERNAL_DEFECT
 //   (a defect ended the engine's life; UNAVAILABLE: the next one has not begun yet).
@@ -210,6 +222,151 @@ func (TransferMode) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{2}
 }
 
+// How bytes move between two ranks.
+type DataPath int32
+
+const (
+	// Read an unknown value as a path that works, and show its number.
+	DataPath_DATA_PATH_UNSPECIFIED DataPath = 0
+	// Shared memory on one host.
+	DataPath_DATA_PATH_SHM DataPath = 1
+	// Cross-memory attach: the destination reads the source's private memory on one host.
+	DataPath_DATA_PATH_CMA DataPath = 2
+	// NIXL: RDMA and others, between hosts too.
+	DataPath_DATA_PATH_NIXL DataPath = 3
+	// NCCL or Gloo.
+	DataPath_DATA_PATH_COLLECTIVE DataPath = 4
+	// Within one process; for tests.
+	DataPath_DATA_PATH_LOOPBACK DataPath = 5
+)
+
+// Enum value maps for DataPath.
+var (
+	DataPath_name = map[int32]string{
+		0: "DATA_PATH_UNSPECIFIED",
+		1: "DATA_PATH_SHM",
+		2: "DATA_PATH_CMA",
+		3: "DATA_PATH_NIXL",
+		4: "DATA_PATH_COLLECTIVE",
+		5: "DATA_PATH_LOOPBACK",
+	}
+	DataPath_value = map[string]int32{
+		"DATA_PATH_UNSPECIFIED": 0,
+		"DATA_PATH_SHM":         1,
+		"DATA_PATH_CMA":         2,
+		"DATA_PATH_NIXL":        3,
+		"DATA_PATH_COLLECTIVE":  4,
+		"DATA_PATH_LOOPBACK":    5,
+	}
+)
+
+func (x DataPath) Enum() *DataPath {
+	p := new(DataPath)
+	*p = x
+	return p
+}
+
+func (x DataPath) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (DataPath) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_common_proto_enumTypes[3].Descriptor()
+}
+
+func (DataPath) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_common_proto_enumTypes[3]
+}
+
+func (x DataPath) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use DataPath.Descriptor instead.
+func (DataPath) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{3}
+}
+
+// How far a transfer is. A RECEIVE goes through handshake, open, queue, wire, checksum (where bytes are compared) and
+// settle, in this order; the first two come again when the source has forgotten this engine. A SEND that is read has one,
+// readers, from the first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake,
+// open and queue, its RECEIVE queue, wire and settle, all of the first parts.
+type TransferPhase int32
+
+const (
+	// None yet. Read an unknown value so, too.
+	TransferPhase_TRANSFER_PHASE_UNSPECIFIED TransferPhase = 0
+	// A push waits for its other half.
+	TransferPhase_TRANSFER_PHASE_RENDEZVOUS TransferPhase = 1
+	// The leads introduce themselves to each other.
+	TransferPhase_TRANSFER_PHASE_HANDSHAKE TransferPhase = 2
+	// The access is being opened at its issuer.
+	TransferPhase_TRANSFER_PHASE_OPEN TransferPhase = 3
+	// The access is open; it waits for blocks, for the engine's step, for its turn.
+	TransferPhase_TRANSFER_PHASE_QUEUE TransferPhase = 4
+	// Bytes move.
+	TransferPhase_TRANSFER_PHASE_WIRE TransferPhase = 5
+	// What arrived is compared with what was sent.
+	TransferPhase_TRANSFER_PHASE_CHECKSUM TransferPhase = 6
+	// The other side is asked whether the bytes are valid.
+	TransferPhase_TRANSFER_PHASE_SETTLE TransferPhase = 7
+	// Consumers read.
+	TransferPhase_TRANSFER_PHASE_READERS TransferPhase = 8
+)
+
+// Enum value maps for TransferPhase.
+var (
+	TransferPhase_name = map[int32]string{
+		0: "TRANSFER_PHASE_UNSPECIFIED",
+		1: "TRANSFER_PHASE_RENDEZVOUS",
+		2: "TRANSFER_PHASE_HANDSHAKE",
+		3: "TRANSFER_PHASE_OPEN",
+		4: "TRANSFER_PHASE_QUEUE",
+		5: "TRANSFER_PHASE_WIRE",
+		6: "TRANSFER_PHASE_CHECKSUM",
+		7: "TRANSFER_PHASE_SETTLE",
+		8: "TRANSFER_PHASE_READERS",
+	}
+	TransferPhase_value = map[string]int32{
+		"TRANSFER_PHASE_UNSPECIFIED": 0,
+		"TRANSFER_PHASE_RENDEZVOUS":  1,
+		"TRANSFER_PHASE_HANDSHAKE":   2,
+		"TRANSFER_PHASE_OPEN":        3,
+		"TRANSFER_PHASE_QUEUE":       4,
+		"TRANSFER_PHASE_WIRE":        5,
+		"TRANSFER_PHASE_CHECKSUM":    6,
+		"TRANSFER_PHASE_SETTLE":      7,
+		"TRANSFER_PHASE_READERS":     8,
+	}
+)
+
+func (x TransferPhase) Enum() *TransferPhase {
+	p := new(TransferPhase)
+	*p = x
+	return p
+}
+
+func (x TransferPhase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TransferPhase) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_common_proto_enumTypes[4].Descriptor()
+}
+
+func (TransferPhase) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_common_proto_enumTypes[4]
+}
+
+func (x TransferPhase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TransferPhase.Descriptor instead.
+func (TransferPhase) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{4}
+}
+
 // Why something failed. The same names without the prefix are the reasons of RPC errors; docs/protocol.md lists for
 // each its gRPC code and what to do.
 type FailureReason int32
@@ -263,7 +420,7 @@ const (
 	FailureReason_FAILURE_REASON_LEASE_NOT_FOUND FailureReason = 22
 	// The lease ran out.
 	FailureReason_FAILURE_REASON_LEASE_EXPIRED FailureReason = 23
-	// The lease was released or its consumers are done.
+	// The lease was released, or its consumers are done: its state tells which, in RenewLeases and GetLease.
 	FailureReason_FAILURE_REASON_LEASE_RELEASED FailureReason = 24
 	// The source engine took its blocks back.
 	FailureReason_FAILURE_REASON_LEASE_VOIDED FailureReason = 25
@@ -291,7 +448,7 @@ const (
 	FailureReason_FAILURE_REASON_TRANSFER_ENDED FailureReason = 36
 	// A transfer with that key exists already.
 	FailureReason_FAILURE_REASON_TRANSFER_EXISTS FailureReason = 37
-	// The hand-over waits for readers and a registration came, or the reverse.
+	// Blocks were handed over for readers under this key and a registration came, or a part of a push, or the reverse.
 	FailureReason_FAILURE_REASON_WAITS_FOR_MISMATCH FailureReason = 38
 	// A hand-over without blocks.
 	FailureReason_FAILURE_REASON_EMPTY_FINISH FailureReason = 39
@@ -317,7 +474,7 @@ const (
 	FailureReason_FAILURE_REASON_QUEUE_FULL FailureReason = 49
 	// A limit of GetCapabilities is exceeded.
 	FailureReason_FAILURE_REASON_LIMIT_EXCEEDED FailureReason = 50
-	// The server takes no new work.
+	// The server takes no new work and will end: choose another.
 	FailureReason_FAILURE_REASON_DRAINING FailureReason = 51
 	// The blocks may still be written by a lost transfer.
 	FailureReason_FAILURE_REASON_QUARANTINED FailureReason = 52
@@ -504,11 +661,11 @@ func (x FailureReason) String() string {
 }
 
 func (FailureReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_common_proto_enumTypes[3].Descriptor()
+	return file_kvgrpc_v1_common_proto_enumTypes[5].Descriptor()
 }
 
 func (FailureReason) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_common_proto_enumTypes[3]
+	return &file_kvgrpc_v1_common_proto_enumTypes[5]
 }
 
 func (x FailureReason) Number() protoreflect.EnumNumber {
@@ -517,7 +674,7 @@ func (x FailureReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FailureReason.Descriptor instead.
 func (FailureReason) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{5}
 }
 
 // What would help after a failure.
@@ -526,11 +683,11 @@ type NextStep int32
 const (
 	// Unknown: do not retry by machine.
 	NextStep_NEXT_STEP_UNSPECIFIED NextStep = 0
-	// The same pull, again, on the same consumer.
+	// The same, again, at the same engine; after the delay, where one is stated.
 	NextStep_NEXT_STEP_RETRY_HERE NextStep = 1
-	// The same grant on another consumer.
+	// The same with another engine in place of this one: the same grant on another consumer.
 	NextStep_NEXT_STEP_RETRY_OTHER_CONSUMER NextStep = 2
-	// The KV is lost to this request: compute it.
+	// What the request names is lost: start over, by computing the KV.
 	NextStep_NEXT_STEP_RECOMPUTE NextStep = 3
 	// The request is wrong; it fails everywhere.
 	NextStep_NEXT_STEP_FIX_REQUEST NextStep = 4
@@ -565,11 +722,11 @@ func (x NextStep) String() string {
 }
 
 func (NextStep) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_common_proto_enumTypes[4].Descriptor()
+	return file_kvgrpc_v1_common_proto_enumTypes[6].Descriptor()
 }
 
 func (NextStep) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_common_proto_enumTypes[4]
+	return &file_kvgrpc_v1_common_proto_enumTypes[6]
 }
 
 func (x NextStep) Number() protoreflect.EnumNumber {
@@ -578,7 +735,7 @@ func (x NextStep) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NextStep.Descriptor instead.
 func (NextStep) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{6}
 }
 
 // Which side a failure happened on.
@@ -618,11 +775,11 @@ func (x Side) String() string {
 }
 
 func (Side) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_common_proto_enumTypes[5].Descriptor()
+	return file_kvgrpc_v1_common_proto_enumTypes[7].Descriptor()
 }
 
 func (Side) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_common_proto_enumTypes[5]
+	return &file_kvgrpc_v1_common_proto_enumTypes[7]
 }
 
 func (x Side) Number() protoreflect.EnumNumber {
@@ -631,7 +788,7 @@ func (x Side) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Side.Descriptor instead.
 func (Side) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{7}
 }
 
 // Who answered, in which life, after how many events. Field 1 of every reply.
@@ -639,7 +796,7 @@ type ResponseHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The engine whose lead answered.
 	EngineId string `protobuf:"bytes,1,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	// Random number of this engine life. A new one means a restart: start over from the hand-over.
+	// Random number of this engine life, from 1 to 2^53 - 1. A new one means a restart: start over from the hand-over.
 	Incarnation uint64 `protobuf:"fixed64,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Grows with every change of a transfer of this incarnation. A list is a snapshot at this number, and what any reply
 	// says of transfers is not older than it: a watch that resumes after it tells every change that the reply does not.
@@ -761,7 +918,7 @@ type GroupBlocks struct {
 	// Index of the group in the pool's description.
 	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
 	// The blocks. Ids are the engine's logical ids.
-	Blocks        *BlockRuns `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Runs          *BlockRuns `protobuf:"bytes,2,opt,name=runs,proto3" json:"runs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -803,9 +960,76 @@ func (x *GroupBlocks) GetGroup() uint32 {
 	return 0
 }
 
-func (x *GroupBlocks) GetBlocks() *BlockRuns {
+func (x *GroupBlocks) GetRuns() *BlockRuns {
 	if x != nil {
-		return x.Blocks
+		return x.Runs
+	}
+	return nil
+}
+
+// Blocks of one life of one engine: what AllocateBlocks gives, and what every call takes that names blocks. Hand on the
+// whole message as it was given; a block id alone names nothing, since other requests had it before and will have it.
+type Blocks struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. The life of the engine that the ids are of. After a restart the same ids are another request's blocks: the
+	// call is refused with INCARNATION_CHANGED before anything else is looked at.
+	Incarnation uint64 `protobuf:"fixed64,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// The allocation that all of them are of; empty where the engine manages its blocks by itself. When stated it is
+	// checked: blocks that were freed meanwhile are refused with BLOCK_NOT_ALLOCATED, also if they are allocated again.
+	AllocationId string `protobuf:"bytes,2,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	// The blocks, one entry a group.
+	Groups        []*GroupBlocks `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Blocks) Reset() {
+	*x = Blocks{}
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Blocks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Blocks) ProtoMessage() {}
+
+func (x *Blocks) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Blocks.ProtoReflect.Descriptor instead.
+func (*Blocks) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Blocks) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Blocks) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *Blocks) GetGroups() []*GroupBlocks {
+	if x != nil {
+		return x.Groups
 	}
 	return nil
 }
@@ -823,7 +1047,7 @@ type LayerRange struct {
 
 func (x *LayerRange) Reset() {
 	*x = LayerRange{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1059,7 @@ func (x *LayerRange) String() string {
 func (*LayerRange) ProtoMessage() {}
 
 func (x *LayerRange) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1072,7 @@ func (x *LayerRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayerRange.ProtoReflect.Descriptor instead.
 func (*LayerRange) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LayerRange) GetFirst() uint32 {
@@ -887,7 +1111,7 @@ type Content struct {
 
 func (x *Content) Reset() {
 	*x = Content{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1123,7 @@ func (x *Content) String() string {
 func (*Content) ProtoMessage() {}
 
 func (x *Content) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1136,7 @@ func (x *Content) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Content.ProtoReflect.Descriptor instead.
 func (*Content) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Content) GetForm() isContent_Form {
@@ -994,7 +1218,7 @@ type ContentChain struct {
 
 func (x *ContentChain) Reset() {
 	*x = ContentChain{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1006,7 +1230,7 @@ func (x *ContentChain) String() string {
 func (*ContentChain) ProtoMessage() {}
 
 func (x *ContentChain) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1019,7 +1243,7 @@ func (x *ContentChain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContentChain.ProtoReflect.Descriptor instead.
 func (*ContentChain) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ContentChain) GetDigests() []byte {
@@ -1055,7 +1279,7 @@ type TokenContent struct {
 
 func (x *TokenContent) Reset() {
 	*x = TokenContent{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1291,7 @@ func (x *TokenContent) String() string {
 func (*TokenContent) ProtoMessage() {}
 
 func (x *TokenContent) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1304,7 @@ func (x *TokenContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenContent.ProtoReflect.Descriptor instead.
 func (*TokenContent) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TokenContent) GetTokenIds() []uint32 {
@@ -1133,7 +1357,7 @@ type MultimodalItem struct {
 
 func (x *MultimodalItem) Reset() {
 	*x = MultimodalItem{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1145,7 +1369,7 @@ func (x *MultimodalItem) String() string {
 func (*MultimodalItem) ProtoMessage() {}
 
 func (x *MultimodalItem) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1158,7 +1382,7 @@ func (x *MultimodalItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MultimodalItem.ProtoReflect.Descriptor instead.
 func (*MultimodalItem) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MultimodalItem) GetDigest() []byte {
@@ -1212,7 +1436,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1448,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1461,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Grant) GetToken() []byte {
@@ -1315,7 +1539,7 @@ type Intent struct {
 	// Pull or push.
 	Mode TransferMode `protobuf:"varint,3,opt,name=mode,proto3,enum=kvgrpc.v1.TransferMode" json:"mode,omitempty"`
 	// How many consumers will come for the blocks. 0 means 1.
-	Consumers uint32 `protobuf:"varint,4,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	ConsumerCount uint32 `protobuf:"varint,4,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// Lease duration to ask for.
 	Ttl *durationpb.Duration `protobuf:"bytes,5,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Higher goes first. 0 is normal.
@@ -1330,7 +1554,7 @@ type Intent struct {
 
 func (x *Intent) Reset() {
 	*x = Intent{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1566,7 @@ func (x *Intent) String() string {
 func (*Intent) ProtoMessage() {}
 
 func (x *Intent) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1579,7 @@ func (x *Intent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Intent.ProtoReflect.Descriptor instead.
 func (*Intent) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Intent) GetTransferKey() []byte {
@@ -1379,9 +1603,9 @@ func (x *Intent) GetMode() TransferMode {
 	return TransferMode_TRANSFER_MODE_UNSPECIFIED
 }
 
-func (x *Intent) GetConsumers() uint32 {
+func (x *Intent) GetConsumerCount() uint32 {
 	if x != nil {
-		return x.Consumers
+		return x.ConsumerCount
 	}
 	return 0
 }
@@ -1427,7 +1651,7 @@ type PeerAddress struct {
 
 func (x *PeerAddress) Reset() {
 	*x = PeerAddress{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1439,7 +1663,7 @@ func (x *PeerAddress) String() string {
 func (*PeerAddress) ProtoMessage() {}
 
 func (x *PeerAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1452,7 +1676,7 @@ func (x *PeerAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerAddress.ProtoReflect.Descriptor instead.
 func (*PeerAddress) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PeerAddress) GetAddress() string {
@@ -1474,9 +1698,8 @@ type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What happened.
 	Reason FailureReason `protobuf:"varint,1,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
-	// When: the phase of the transfer (handshake, open, queue, wire, settle, of a push also rendezvous), or `readers` for
-	// a SEND that is read.
-	Phase string `protobuf:"bytes,2,opt,name=phase,proto3" json:"phase,omitempty"`
+	// When.
+	Phase TransferPhase `protobuf:"varint,2,opt,name=phase,proto3,enum=kvgrpc.v1.TransferPhase" json:"phase,omitempty"`
 	// Where.
 	Side Side `protobuf:"varint,3,opt,name=side,proto3,enum=kvgrpc.v1.Side" json:"side,omitempty"`
 	// The rank that failed, where one did.
@@ -1491,7 +1714,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1503,7 +1726,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_common_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_common_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1516,7 +1739,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_common_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Failure) GetReason() FailureReason {
@@ -1526,11 +1749,11 @@ func (x *Failure) GetReason() FailureReason {
 	return FailureReason_FAILURE_REASON_UNSPECIFIED
 }
 
-func (x *Failure) GetPhase() string {
+func (x *Failure) GetPhase() TransferPhase {
 	if x != nil {
 		return x.Phase
 	}
-	return ""
+	return TransferPhase_TRANSFER_PHASE_UNSPECIFIED
 }
 
 func (x *Failure) GetSide() Side {
@@ -1572,10 +1795,14 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\tevent_seq\x18\x03 \x01(\x04R\beventSeq\";\n" +
 	"\tBlockRuns\x12\x16\n" +
 	"\x06starts\x18\x01 \x03(\rR\x06starts\x12\x16\n" +
-	"\x06counts\x18\x02 \x03(\rR\x06counts\"Q\n" +
+	"\x06counts\x18\x02 \x03(\rR\x06counts\"M\n" +
 	"\vGroupBlocks\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\rR\x05group\x12,\n" +
-	"\x06blocks\x18\x02 \x01(\v2\x14.kvgrpc.v1.BlockRunsR\x06blocks\"8\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12(\n" +
+	"\x04runs\x18\x02 \x01(\v2\x14.kvgrpc.v1.BlockRunsR\x04runs\"\x7f\n" +
+	"\x06Blocks\x12 \n" +
+	"\vincarnation\x18\x01 \x01(\x06R\vincarnation\x12#\n" +
+	"\rallocation_id\x18\x02 \x01(\tR\fallocationId\x12.\n" +
+	"\x06groups\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06groups\"8\n" +
 	"\n" +
 	"LayerRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
@@ -1612,23 +1839,23 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\vblock_count\x18\b \x01(\rR\n" +
 	"blockCount\x12\x1f\n" +
 	"\vtoken_count\x18\t \x01(\rR\n" +
-	"tokenCount\"\xb9\x02\n" +
+	"tokenCount\"\xc2\x02\n" +
 	"\x06Intent\x12!\n" +
 	"\ftransfer_key\x18\x01 \x01(\fR\vtransferKey\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12+\n" +
-	"\x04mode\x18\x03 \x01(\x0e2\x17.kvgrpc.v1.TransferModeR\x04mode\x12\x1c\n" +
-	"\tconsumers\x18\x04 \x01(\rR\tconsumers\x12+\n" +
+	"\x04mode\x18\x03 \x01(\x0e2\x17.kvgrpc.v1.TransferModeR\x04mode\x12%\n" +
+	"\x0econsumer_count\x18\x04 \x01(\rR\rconsumerCount\x12+\n" +
 	"\x03ttl\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1a\n" +
 	"\bpriority\x18\x06 \x01(\x05R\bpriority\x12-\n" +
 	"\bon_abort\x18\a \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12*\n" +
 	"\x04peer\x18\b \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\"D\n" +
 	"\vPeerAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
-	"\tengine_id\x18\x02 \x01(\tR\bengineId\"\xdb\x01\n" +
+	"\tengine_id\x18\x02 \x01(\tR\bengineId\"\xf5\x01\n" +
 	"\aFailure\x120\n" +
-	"\x06reason\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12\x14\n" +
-	"\x05phase\x18\x02 \x01(\tR\x05phase\x12#\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12.\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.TransferPhaseR\x05phase\x12#\n" +
 	"\x04side\x18\x03 \x01(\x0e2\x0f.kvgrpc.v1.SideR\x04side\x12\x17\n" +
 	"\x04rank\x18\x04 \x01(\rH\x00R\x04rank\x88\x01\x01\x12'\n" +
 	"\x04next\x18\x05 \x01(\x0e2\x13.kvgrpc.v1.NextStepR\x04next\x12\x18\n" +
@@ -1646,7 +1873,24 @@ const file_kvgrpc_v1_common_proto_rawDesc = "" +
 	"\fTransferMode\x12\x1d\n" +
 	"\x19TRANSFER_MODE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12TRANSFER_MODE_PULL\x10\x01\x12\x16\n" +
-	"\x12TRANSFER_MODE_PUSH\x10\x02*\xc2\x12\n" +
+	"\x12TRANSFER_MODE_PUSH\x10\x02*\x91\x01\n" +
+	"\bDataPath\x12\x19\n" +
+	"\x15DATA_PATH_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rDATA_PATH_SHM\x10\x01\x12\x11\n" +
+	"\rDATA_PATH_CMA\x10\x02\x12\x12\n" +
+	"\x0eDATA_PATH_NIXL\x10\x03\x12\x18\n" +
+	"\x14DATA_PATH_COLLECTIVE\x10\x04\x12\x16\n" +
+	"\x12DATA_PATH_LOOPBACK\x10\x05*\x8c\x02\n" +
+	"\rTransferPhase\x12\x1e\n" +
+	"\x1aTRANSFER_PHASE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19TRANSFER_PHASE_RENDEZVOUS\x10\x01\x12\x1c\n" +
+	"\x18TRANSFER_PHASE_HANDSHAKE\x10\x02\x12\x17\n" +
+	"\x13TRANSFER_PHASE_OPEN\x10\x03\x12\x18\n" +
+	"\x14TRANSFER_PHASE_QUEUE\x10\x04\x12\x17\n" +
+	"\x13TRANSFER_PHASE_WIRE\x10\x05\x12\x1b\n" +
+	"\x17TRANSFER_PHASE_CHECKSUM\x10\x06\x12\x19\n" +
+	"\x15TRANSFER_PHASE_SETTLE\x10\a\x12\x1a\n" +
+	"\x16TRANSFER_PHASE_READERS\x10\b*\xc2\x12\n" +
 	"\rFailureReason\x12\x1e\n" +
 	"\x1aFAILURE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cFAILURE_REASON_INVALID_FIELD\x10\x01\x12%\n" +
@@ -1740,48 +1984,53 @@ func file_kvgrpc_v1_common_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_common_proto_rawDescData
 }
 
-var file_kvgrpc_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvgrpc_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_kvgrpc_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kvgrpc_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvgrpc_v1_common_proto_goTypes = []any{
 	(AccessKind)(0),             // 0: kvgrpc.v1.AccessKind
 	(OnAbort)(0),                // 1: kvgrpc.v1.OnAbort
 	(TransferMode)(0),           // 2: kvgrpc.v1.TransferMode
-	(FailureReason)(0),          // 3: kvgrpc.v1.FailureReason
-	(NextStep)(0),               // 4: kvgrpc.v1.NextStep
-	(Side)(0),                   // 5: kvgrpc.v1.Side
-	(*ResponseHeader)(nil),      // 6: kvgrpc.v1.ResponseHeader
-	(*BlockRuns)(nil),           // 7: kvgrpc.v1.BlockRuns
-	(*GroupBlocks)(nil),         // 8: kvgrpc.v1.GroupBlocks
-	(*LayerRange)(nil),          // 9: kvgrpc.v1.LayerRange
-	(*Content)(nil),             // 10: kvgrpc.v1.Content
-	(*ContentChain)(nil),        // 11: kvgrpc.v1.ContentChain
-	(*TokenContent)(nil),        // 12: kvgrpc.v1.TokenContent
-	(*MultimodalItem)(nil),      // 13: kvgrpc.v1.MultimodalItem
-	(*Grant)(nil),               // 14: kvgrpc.v1.Grant
-	(*Intent)(nil),              // 15: kvgrpc.v1.Intent
-	(*PeerAddress)(nil),         // 16: kvgrpc.v1.PeerAddress
-	(*Failure)(nil),             // 17: kvgrpc.v1.Failure
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
+	(DataPath)(0),               // 3: kvgrpc.v1.DataPath
+	(TransferPhase)(0),          // 4: kvgrpc.v1.TransferPhase
+	(FailureReason)(0),          // 5: kvgrpc.v1.FailureReason
+	(NextStep)(0),               // 6: kvgrpc.v1.NextStep
+	(Side)(0),                   // 7: kvgrpc.v1.Side
+	(*ResponseHeader)(nil),      // 8: kvgrpc.v1.ResponseHeader
+	(*BlockRuns)(nil),           // 9: kvgrpc.v1.BlockRuns
+	(*GroupBlocks)(nil),         // 10: kvgrpc.v1.GroupBlocks
+	(*Blocks)(nil),              // 11: kvgrpc.v1.Blocks
+	(*LayerRange)(nil),          // 12: kvgrpc.v1.LayerRange
+	(*Content)(nil),             // 13: kvgrpc.v1.Content
+	(*ContentChain)(nil),        // 14: kvgrpc.v1.ContentChain
+	(*TokenContent)(nil),        // 15: kvgrpc.v1.TokenContent
+	(*MultimodalItem)(nil),      // 16: kvgrpc.v1.MultimodalItem
+	(*Grant)(nil),               // 17: kvgrpc.v1.Grant
+	(*Intent)(nil),              // 18: kvgrpc.v1.Intent
+	(*PeerAddress)(nil),         // 19: kvgrpc.v1.PeerAddress
+	(*Failure)(nil),             // 20: kvgrpc.v1.Failure
+	(*durationpb.Duration)(nil), // 21: google.protobuf.Duration
 }
 var file_kvgrpc_v1_common_proto_depIdxs = []int32{
-	7,  // 0: kvgrpc.v1.GroupBlocks.blocks:type_name -> kvgrpc.v1.BlockRuns
-	11, // 1: kvgrpc.v1.Content.chain:type_name -> kvgrpc.v1.ContentChain
-	12, // 2: kvgrpc.v1.Content.tokens:type_name -> kvgrpc.v1.TokenContent
-	13, // 3: kvgrpc.v1.TokenContent.multimodal_items:type_name -> kvgrpc.v1.MultimodalItem
-	0,  // 4: kvgrpc.v1.Grant.access:type_name -> kvgrpc.v1.AccessKind
-	18, // 5: kvgrpc.v1.Grant.ttl:type_name -> google.protobuf.Duration
-	2,  // 6: kvgrpc.v1.Intent.mode:type_name -> kvgrpc.v1.TransferMode
-	18, // 7: kvgrpc.v1.Intent.ttl:type_name -> google.protobuf.Duration
-	1,  // 8: kvgrpc.v1.Intent.on_abort:type_name -> kvgrpc.v1.OnAbort
-	16, // 9: kvgrpc.v1.Intent.peer:type_name -> kvgrpc.v1.PeerAddress
-	3,  // 10: kvgrpc.v1.Failure.reason:type_name -> kvgrpc.v1.FailureReason
-	5,  // 11: kvgrpc.v1.Failure.side:type_name -> kvgrpc.v1.Side
-	4,  // 12: kvgrpc.v1.Failure.next:type_name -> kvgrpc.v1.NextStep
-	13, // [13:13] is the sub-list for method output_type
-	13, // [13:13] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	9,  // 0: kvgrpc.v1.GroupBlocks.runs:type_name -> kvgrpc.v1.BlockRuns
+	10, // 1: kvgrpc.v1.Blocks.groups:type_name -> kvgrpc.v1.GroupBlocks
+	14, // 2: kvgrpc.v1.Content.chain:type_name -> kvgrpc.v1.ContentChain
+	15, // 3: kvgrpc.v1.Content.tokens:type_name -> kvgrpc.v1.TokenContent
+	16, // 4: kvgrpc.v1.TokenContent.multimodal_items:type_name -> kvgrpc.v1.MultimodalItem
+	0,  // 5: kvgrpc.v1.Grant.access:type_name -> kvgrpc.v1.AccessKind
+	21, // 6: kvgrpc.v1.Grant.ttl:type_name -> google.protobuf.Duration
+	2,  // 7: kvgrpc.v1.Intent.mode:type_name -> kvgrpc.v1.TransferMode
+	21, // 8: kvgrpc.v1.Intent.ttl:type_name -> google.protobuf.Duration
+	1,  // 9: kvgrpc.v1.Intent.on_abort:type_name -> kvgrpc.v1.OnAbort
+	19, // 10: kvgrpc.v1.Intent.peer:type_name -> kvgrpc.v1.PeerAddress
+	5,  // 11: kvgrpc.v1.Failure.reason:type_name -> kvgrpc.v1.FailureReason
+	4,  // 12: kvgrpc.v1.Failure.phase:type_name -> kvgrpc.v1.TransferPhase
+	7,  // 13: kvgrpc.v1.Failure.side:type_name -> kvgrpc.v1.Side
+	6,  // 14: kvgrpc.v1.Failure.next:type_name -> kvgrpc.v1.NextStep
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_common_proto_init() }
@@ -1789,19 +2038,19 @@ func file_kvgrpc_v1_common_proto_init() {
 	if File_kvgrpc_v1_common_proto != nil {
 		return
 	}
-	file_kvgrpc_v1_common_proto_msgTypes[4].OneofWrappers = []any{
+	file_kvgrpc_v1_common_proto_msgTypes[5].OneofWrappers = []any{
 		(*Content_Chain)(nil),
 		(*Content_Tokens)(nil),
 		(*Content_OpaqueId)(nil),
 	}
-	file_kvgrpc_v1_common_proto_msgTypes[11].OneofWrappers = []any{}
+	file_kvgrpc_v1_common_proto_msgTypes[12].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_common_proto_rawDesc), len(file_kvgrpc_v1_common_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   12,
+			NumEnums:      8,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -24,60 +24,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// What a hand-over waits for.
-type WaitsFor int32
-
-const (
-	// Same as READERS.
-	WaitsFor_WAITS_FOR_UNSPECIFIED WaitsFor = 0
-	// Consumers that pull. Exactly one part, with `last`.
-	WaitsFor_WAITS_FOR_READERS WaitsFor = 1
-	// A registration, to push to. Any number of parts.
-	WaitsFor_WAITS_FOR_REGISTRATION WaitsFor = 2
-)
-
-// Enum value maps for WaitsFor.
-var (
-	WaitsFor_name = map[int32]string{
-		0: "WAITS_FOR_UNSPECIFIED",
-		1: "WAITS_FOR_READERS",
-		2: "WAITS_FOR_REGISTRATION",
-	}
-	WaitsFor_value = map[string]int32{
-		"WAITS_FOR_UNSPECIFIED":  0,
-		"WAITS_FOR_READERS":      1,
-		"WAITS_FOR_REGISTRATION": 2,
-	}
-)
-
-func (x WaitsFor) Enum() *WaitsFor {
-	p := new(WaitsFor)
-	*p = x
-	return p
-}
-
-func (x WaitsFor) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (WaitsFor) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_handoff_proto_enumTypes[0].Descriptor()
-}
-
-func (WaitsFor) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_handoff_proto_enumTypes[0]
-}
-
-func (x WaitsFor) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use WaitsFor.Descriptor instead.
-func (WaitsFor) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{0}
-}
-
-// Finished blocks: a whole prompt, or one part of a push.
+// Finished blocks: a whole prompt, one part of a push, or word that none will come.
 type FinishedBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
@@ -86,42 +33,16 @@ type FinishedBlocksRequest struct {
 	TransferKey []byte `protobuf:"bytes,2,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id; a label.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// The blocks, one entry a group, in token order. All blocks that the content needs: of a group with a window those
-	// that its last tokens lie in, of a state its one. The consumer skips what it holds.
-	Blocks []*GroupBlocks `protobuf:"bytes,4,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	// Required (on the first part). What the blocks hold.
-	Content *Content `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
-	// Lease duration. Unset takes the default; zero or negative is refused; above the cap it is clamped. The reply says
-	// what was granted.
-	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// How many consumers will come. 0 means 1. Of a push: how many destinations; the first part says it.
-	Consumers uint32 `protobuf:"varint,7,opt,name=consumers,proto3" json:"consumers,omitempty"`
-	// What a consumer's abort means.
-	OnAbort OnAbort `protobuf:"varint,8,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
-	// What the hand-over waits for.
-	WaitsFor WaitsFor `protobuf:"varint,9,opt,name=waits_for,json=waitsFor,proto3,enum=kvgrpc.v1.WaitsFor" json:"waits_for,omitempty"`
-	// Required to be true for READERS. On the final part of a push.
-	Last bool `protobuf:"varint,10,opt,name=last,proto3" json:"last,omitempty"`
-	// Layers that this part covers; unset means all.
-	Layers *LayerRange `protobuf:"bytes,11,opt,name=layers,proto3" json:"layers,omitempty"`
-	// Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
-	// PREEMPTED. The content is the same.
-	PartEpoch uint32 `protobuf:"varint,12,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
-	// The source cannot deliver; ends a push at once.
-	Failure *Failure `protobuf:"bytes,13,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Engine step that writes the blocks last: nothing moves before every rank reported it. 0 asserts that the blocks
-	// are written and no queued work touches them.
-	AfterStep uint64 `protobuf:"varint,14,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
-	// Lease id minted by the caller from its session's secret; empty lets the server mint one.
-	LeaseId string `protobuf:"bytes,15,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// Higher goes first.
-	Priority int32 `protobuf:"varint,16,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Checks everything and changes nothing. The reply has no grant.
-	ValidateOnly bool `protobuf:"varint,17,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-	// should state it: after a restart the same ids are another request's blocks, and the call is then refused with
-	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,18,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// What is said. Required.
+	//
+	// Types that are valid to be assigned to Job:
+	//
+	//	*FinishedBlocksRequest_ForReaders
+	//	*FinishedBlocksRequest_Part
+	//	*FinishedBlocksRequest_Failure
+	Job isFinishedBlocksRequest_Job `protobuf_oneof:"job"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,7,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -177,95 +98,38 @@ func (x *FinishedBlocksRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *FinishedBlocksRequest) GetBlocks() []*GroupBlocks {
+func (x *FinishedBlocksRequest) GetJob() isFinishedBlocksRequest_Job {
 	if x != nil {
-		return x.Blocks
+		return x.Job
 	}
 	return nil
 }
 
-func (x *FinishedBlocksRequest) GetContent() *Content {
+func (x *FinishedBlocksRequest) GetForReaders() *HandOver {
 	if x != nil {
-		return x.Content
+		if x, ok := x.Job.(*FinishedBlocksRequest_ForReaders); ok {
+			return x.ForReaders
+		}
 	}
 	return nil
 }
 
-func (x *FinishedBlocksRequest) GetTtl() *durationpb.Duration {
+func (x *FinishedBlocksRequest) GetPart() *PushPart {
 	if x != nil {
-		return x.Ttl
+		if x, ok := x.Job.(*FinishedBlocksRequest_Part); ok {
+			return x.Part
+		}
 	}
 	return nil
 }
 
-func (x *FinishedBlocksRequest) GetConsumers() uint32 {
+func (x *FinishedBlocksRequest) GetFailure() *SourceFailure {
 	if x != nil {
-		return x.Consumers
-	}
-	return 0
-}
-
-func (x *FinishedBlocksRequest) GetOnAbort() OnAbort {
-	if x != nil {
-		return x.OnAbort
-	}
-	return OnAbort_ON_ABORT_UNSPECIFIED
-}
-
-func (x *FinishedBlocksRequest) GetWaitsFor() WaitsFor {
-	if x != nil {
-		return x.WaitsFor
-	}
-	return WaitsFor_WAITS_FOR_UNSPECIFIED
-}
-
-func (x *FinishedBlocksRequest) GetLast() bool {
-	if x != nil {
-		return x.Last
-	}
-	return false
-}
-
-func (x *FinishedBlocksRequest) GetLayers() *LayerRange {
-	if x != nil {
-		return x.Layers
+		if x, ok := x.Job.(*FinishedBlocksRequest_Failure); ok {
+			return x.Failure
+		}
 	}
 	return nil
-}
-
-func (x *FinishedBlocksRequest) GetPartEpoch() uint32 {
-	if x != nil {
-		return x.PartEpoch
-	}
-	return 0
-}
-
-func (x *FinishedBlocksRequest) GetFailure() *Failure {
-	if x != nil {
-		return x.Failure
-	}
-	return nil
-}
-
-func (x *FinishedBlocksRequest) GetAfterStep() uint64 {
-	if x != nil {
-		return x.AfterStep
-	}
-	return 0
-}
-
-func (x *FinishedBlocksRequest) GetLeaseId() string {
-	if x != nil {
-		return x.LeaseId
-	}
-	return ""
-}
-
-func (x *FinishedBlocksRequest) GetPriority() int32 {
-	if x != nil {
-		return x.Priority
-	}
-	return 0
 }
 
 func (x *FinishedBlocksRequest) GetValidateOnly() bool {
@@ -275,11 +139,325 @@ func (x *FinishedBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
-func (x *FinishedBlocksRequest) GetIncarnation() uint64 {
+type isFinishedBlocksRequest_Job interface {
+	isFinishedBlocksRequest_Job()
+}
+
+type FinishedBlocksRequest_ForReaders struct {
+	// A whole prompt, for consumers that pull it.
+	ForReaders *HandOver `protobuf:"bytes,4,opt,name=for_readers,json=forReaders,proto3,oneof"`
+}
+
+type FinishedBlocksRequest_Part struct {
+	// A part of a push.
+	Part *PushPart `protobuf:"bytes,5,opt,name=part,proto3,oneof"`
+}
+
+type FinishedBlocksRequest_Failure struct {
+	// The source cannot deliver what was to be pushed.
+	Failure *SourceFailure `protobuf:"bytes,6,opt,name=failure,proto3,oneof"`
+}
+
+func (*FinishedBlocksRequest_ForReaders) isFinishedBlocksRequest_Job() {}
+
+func (*FinishedBlocksRequest_Part) isFinishedBlocksRequest_Job() {}
+
+func (*FinishedBlocksRequest_Failure) isFinishedBlocksRequest_Job() {}
+
+// A whole prompt, for consumers that pull it.
+type HandOver struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. All blocks that the content needs, in token order: of a group with a window those that its last tokens lie
+	// in, of a state its one. The consumer skips what it holds.
+	Blocks *Blocks `protobuf:"bytes,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Required. What the blocks hold.
+	Content *Content `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// Lease duration. Unset takes the default; zero or negative is refused; above the cap it is clamped. The reply says
+	// what was granted.
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// How many consumers will come. 0 means 1.
+	ConsumerCount uint32 `protobuf:"varint,4,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
+	// What a consumer's abort means.
+	OnAbort OnAbort `protobuf:"varint,5,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
+	// Engine step that writes the blocks last: nothing moves before every rank reported it. 0 asserts that the blocks
+	// are written and no queued work touches them.
+	AfterStep uint64 `protobuf:"varint,6,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
+	// Lease id minted by the caller from its session's secret; empty lets the server mint one.
+	LeaseId string `protobuf:"bytes,7,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Higher goes first.
+	Priority      int32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HandOver) Reset() {
+	*x = HandOver{}
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HandOver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HandOver) ProtoMessage() {}
+
+func (x *HandOver) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[1]
 	if x != nil {
-		return x.Incarnation
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HandOver.ProtoReflect.Descriptor instead.
+func (*HandOver) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *HandOver) GetBlocks() *Blocks {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *HandOver) GetContent() *Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *HandOver) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *HandOver) GetConsumerCount() uint32 {
+	if x != nil {
+		return x.ConsumerCount
 	}
 	return 0
+}
+
+func (x *HandOver) GetOnAbort() OnAbort {
+	if x != nil {
+		return x.OnAbort
+	}
+	return OnAbort_ON_ABORT_UNSPECIFIED
+}
+
+func (x *HandOver) GetAfterStep() uint64 {
+	if x != nil {
+		return x.AfterStep
+	}
+	return 0
+}
+
+func (x *HandOver) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *HandOver) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+// One part of a push.
+type PushPart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whole blocks, in token order, that follow those of the same layers in earlier parts. Unset only with `last`, after an
+	// earlier part.
+	Blocks *Blocks `protobuf:"bytes,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Required on the first part: what the blocks of all parts will hold.
+	Content *Content `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// Layers that this part covers; unset means all.
+	Layers *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	// Raised when the prefill starts over: its first part replaces the parts of lower epochs, whose lease ends with
+	// PREEMPTED. The content is the same.
+	PartEpoch uint32 `protobuf:"varint,4,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	// No part follows.
+	Last bool `protobuf:"varint,5,opt,name=last,proto3" json:"last,omitempty"`
+	// As in HandOver.
+	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// How many destinations the push has; the first part says it. 0 means 1.
+	ConsumerCount uint32 `protobuf:"varint,7,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
+	// As in HandOver.
+	OnAbort OnAbort `protobuf:"varint,8,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
+	// As in HandOver.
+	AfterStep uint64 `protobuf:"varint,9,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
+	// As in HandOver; all parts of an epoch name the same.
+	LeaseId string `protobuf:"bytes,10,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Higher goes first.
+	Priority      int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PushPart) Reset() {
+	*x = PushPart{}
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PushPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PushPart) ProtoMessage() {}
+
+func (x *PushPart) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PushPart.ProtoReflect.Descriptor instead.
+func (*PushPart) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PushPart) GetBlocks() *Blocks {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *PushPart) GetContent() *Content {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *PushPart) GetLayers() *LayerRange {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+func (x *PushPart) GetPartEpoch() uint32 {
+	if x != nil {
+		return x.PartEpoch
+	}
+	return 0
+}
+
+func (x *PushPart) GetLast() bool {
+	if x != nil {
+		return x.Last
+	}
+	return false
+}
+
+func (x *PushPart) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *PushPart) GetConsumerCount() uint32 {
+	if x != nil {
+		return x.ConsumerCount
+	}
+	return 0
+}
+
+func (x *PushPart) GetOnAbort() OnAbort {
+	if x != nil {
+		return x.OnAbort
+	}
+	return OnAbort_ON_ABORT_UNSPECIFIED
+}
+
+func (x *PushPart) GetAfterStep() uint64 {
+	if x != nil {
+		return x.AfterStep
+	}
+	return 0
+}
+
+func (x *PushPart) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *PushPart) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+// The source cannot deliver.
+type SourceFailure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One sentence, to be read at the destination.
+	Message       string `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SourceFailure) Reset() {
+	*x = SourceFailure{}
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SourceFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SourceFailure) ProtoMessage() {}
+
+func (x *SourceFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SourceFailure.ProtoReflect.Descriptor instead.
+func (*SourceFailure) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SourceFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
 }
 
 // The hand-over stands.
@@ -299,7 +477,7 @@ type FinishedBlocksResponse struct {
 
 func (x *FinishedBlocksResponse) Reset() {
 	*x = FinishedBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -311,7 +489,7 @@ func (x *FinishedBlocksResponse) String() string {
 func (*FinishedBlocksResponse) ProtoMessage() {}
 
 func (x *FinishedBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[1]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -324,7 +502,7 @@ func (x *FinishedBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishedBlocksResponse.ProtoReflect.Descriptor instead.
 func (*FinishedBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{1}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *FinishedBlocksResponse) GetHeader() *ResponseHeader {
@@ -387,8 +565,7 @@ type PullBlocksRequest struct {
 	QueueTimeout *durationpb.Duration `protobuf:"bytes,11,opt,name=queue_timeout,json=queueTimeout,proto3" json:"queue_timeout,omitempty"`
 	// How long the bytes may take; unset takes the default.
 	TransferTimeout *durationpb.Duration `protobuf:"bytes,12,opt,name=transfer_timeout,json=transferTimeout,proto3" json:"transfer_timeout,omitempty"`
-	// Checks everything that can be checked here and changes nothing. The reply has a transfer only with `transfer_id`:
-	// that one, as it is.
+	// See common.proto. The reply has a transfer only with `transfer_id`: that one, as it is.
 	ValidateOnly  bool `protobuf:"varint,13,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -396,7 +573,7 @@ type PullBlocksRequest struct {
 
 func (x *PullBlocksRequest) Reset() {
 	*x = PullBlocksRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -408,7 +585,7 @@ func (x *PullBlocksRequest) String() string {
 func (*PullBlocksRequest) ProtoMessage() {}
 
 func (x *PullBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[2]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -421,7 +598,7 @@ func (x *PullBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullBlocksRequest.ProtoReflect.Descriptor instead.
 func (*PullBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{2}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PullBlocksRequest) GetIdempotencyKey() string {
@@ -548,22 +725,18 @@ func (*PullBlocksRequest_TransferId) isPullBlocksRequest_Pull() {}
 // Where pulled blocks go.
 type PullDestination struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Local blocks, one entry a group, in token order: exactly those from the first block that is not wholly held, or
-	// that the window begins in, to the block that holds the last token used.
-	Blocks []*GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Local blocks, in token order: of each group exactly those from the first block that is not wholly held, or that the
+	// window begins in, to the block that holds the last token used.
+	Blocks *Blocks `protobuf:"bytes,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV this engine holds already: the blocks that lie wholly within are not moved.
-	HaveTokens uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
-	// The life of this engine that the block ids are of: header.incarnation of the reply that gave them out. Clients
-	// should state it: after a restart the same ids are another request's blocks, and the call is then refused with
-	// INCARNATION_CHANGED before anything else is looked at. 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	HaveTokens    uint32 `protobuf:"varint,2,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PullDestination) Reset() {
 	*x = PullDestination{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +748,7 @@ func (x *PullDestination) String() string {
 func (*PullDestination) ProtoMessage() {}
 
 func (x *PullDestination) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[3]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,10 +761,10 @@ func (x *PullDestination) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullDestination.ProtoReflect.Descriptor instead.
 func (*PullDestination) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *PullDestination) GetBlocks() []*GroupBlocks {
+func (x *PullDestination) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -601,13 +774,6 @@ func (x *PullDestination) GetBlocks() []*GroupBlocks {
 func (x *PullDestination) GetHaveTokens() uint32 {
 	if x != nil {
 		return x.HaveTokens
-	}
-	return 0
-}
-
-func (x *PullDestination) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
 	}
 	return 0
 }
@@ -625,7 +791,7 @@ type PullBlocksResponse struct {
 
 func (x *PullBlocksResponse) Reset() {
 	*x = PullBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +803,7 @@ func (x *PullBlocksResponse) String() string {
 func (*PullBlocksResponse) ProtoMessage() {}
 
 func (x *PullBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +816,7 @@ func (x *PullBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullBlocksResponse.ProtoReflect.Descriptor instead.
 func (*PullBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PullBlocksResponse) GetHeader() *ResponseHeader {
@@ -676,8 +842,8 @@ type ReserveBlocksRequest struct {
 	TransferKey []byte `protobuf:"bytes,2,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// The LLM request's id; a label.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Local blocks, one entry a group, in token order.
-	Blocks []*GroupBlocks `protobuf:"bytes,4,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Required. Local blocks, in token order.
+	Blocks *Blocks `protobuf:"bytes,4,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV this engine holds already.
 	HaveTokens uint32 `protobuf:"varint,5,opt,name=have_tokens,json=haveTokens,proto3" json:"have_tokens,omitempty"`
 	// Required. The content that the consumer wants.
@@ -692,17 +858,15 @@ type ReserveBlocksRequest struct {
 	RegistrationTimeout *durationpb.Duration `protobuf:"bytes,10,opt,name=registration_timeout,json=registrationTimeout,proto3" json:"registration_timeout,omitempty"`
 	// Higher goes first.
 	Priority int32 `protobuf:"varint,11,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Checks everything and changes nothing.
-	ValidateOnly bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation   uint64 `protobuf:"fixed64,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,12,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReserveBlocksRequest) Reset() {
 	*x = ReserveBlocksRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +878,7 @@ func (x *ReserveBlocksRequest) String() string {
 func (*ReserveBlocksRequest) ProtoMessage() {}
 
 func (x *ReserveBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +891,7 @@ func (x *ReserveBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReserveBlocksRequest) GetIdempotencyKey() string {
@@ -751,7 +915,7 @@ func (x *ReserveBlocksRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *ReserveBlocksRequest) GetBlocks() []*GroupBlocks {
+func (x *ReserveBlocksRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -814,13 +978,6 @@ func (x *ReserveBlocksRequest) GetValidateOnly() bool {
 	return false
 }
 
-func (x *ReserveBlocksRequest) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
 // The blocks are reserved.
 type ReserveBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -836,7 +993,7 @@ type ReserveBlocksResponse struct {
 
 func (x *ReserveBlocksResponse) Reset() {
 	*x = ReserveBlocksResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -848,7 +1005,7 @@ func (x *ReserveBlocksResponse) String() string {
 func (*ReserveBlocksResponse) ProtoMessage() {}
 
 func (x *ReserveBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -861,7 +1018,7 @@ func (x *ReserveBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ReserveBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReserveBlocksResponse) GetHeader() *ResponseHeader {
@@ -893,14 +1050,16 @@ type RegisterPushRequest struct {
 	// Required. The WRITE grant.
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
 	// The LLM request's id; a label.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RegisterPushRequest) Reset() {
 	*x = RegisterPushRequest{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -912,7 +1071,7 @@ func (x *RegisterPushRequest) String() string {
 func (*RegisterPushRequest) ProtoMessage() {}
 
 func (x *RegisterPushRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -925,7 +1084,7 @@ func (x *RegisterPushRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterPushRequest.ProtoReflect.Descriptor instead.
 func (*RegisterPushRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RegisterPushRequest) GetIdempotencyKey() string {
@@ -949,6 +1108,13 @@ func (x *RegisterPushRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *RegisterPushRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // The source knows of it.
 type RegisterPushResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -962,7 +1128,7 @@ type RegisterPushResponse struct {
 
 func (x *RegisterPushResponse) Reset() {
 	*x = RegisterPushResponse{}
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1140,7 @@ func (x *RegisterPushResponse) String() string {
 func (*RegisterPushResponse) ProtoMessage() {}
 
 func (x *RegisterPushResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handoff_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1153,7 @@ func (x *RegisterPushResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterPushResponse.ProtoReflect.Descriptor instead.
 func (*RegisterPushResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_handoff_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RegisterPushResponse) GetHeader() *ResponseHeader {
@@ -1008,30 +1174,45 @@ var File_kvgrpc_v1_handoff_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\n" +
-	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xb9\x05\n" +
+	"\x17kvgrpc/v1/handoff.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x15kvgrpc/v1/lease.proto\x1a\x18kvgrpc/v1/transfer.proto\"\xc7\x02\n" +
 	"\x15FinishedBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\x12.\n" +
-	"\x06blocks\x18\x04 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12,\n" +
-	"\acontent\x18\x05 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
-	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1c\n" +
-	"\tconsumers\x18\a \x01(\rR\tconsumers\x12-\n" +
-	"\bon_abort\x18\b \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x120\n" +
-	"\twaits_for\x18\t \x01(\x0e2\x13.kvgrpc.v1.WaitsForR\bwaitsFor\x12\x12\n" +
-	"\x04last\x18\n" +
-	" \x01(\bR\x04last\x12-\n" +
-	"\x06layers\x18\v \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12\x1d\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x126\n" +
+	"\vfor_readers\x18\x04 \x01(\v2\x13.kvgrpc.v1.HandOverH\x00R\n" +
+	"forReaders\x12)\n" +
+	"\x04part\x18\x05 \x01(\v2\x13.kvgrpc.v1.PushPartH\x00R\x04part\x124\n" +
+	"\afailure\x18\x06 \x01(\v2\x18.kvgrpc.v1.SourceFailureH\x00R\afailure\x12#\n" +
+	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\x05\n" +
+	"\x03job\"\xbc\x02\n" +
+	"\bHandOver\x12)\n" +
+	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
+	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
+	"\x0econsumer_count\x18\x04 \x01(\rR\rconsumerCount\x12-\n" +
+	"\bon_abort\x18\x05 \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\f \x01(\rR\tpartEpoch\x12,\n" +
-	"\afailure\x18\r \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1d\n" +
+	"after_step\x18\x06 \x01(\x04R\tafterStep\x12\x19\n" +
+	"\blease_id\x18\a \x01(\tR\aleaseId\x12\x1a\n" +
+	"\bpriority\x18\b \x01(\x05R\bpriority\"\x9e\x03\n" +
+	"\bPushPart\x12)\n" +
+	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
+	"\acontent\x18\x02 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12-\n" +
+	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12\x1d\n" +
 	"\n" +
-	"after_step\x18\x0e \x01(\x04R\tafterStep\x12\x19\n" +
-	"\blease_id\x18\x0f \x01(\tR\aleaseId\x12\x1a\n" +
-	"\bpriority\x18\x10 \x01(\x05R\bpriority\x12#\n" +
-	"\rvalidate_only\x18\x11 \x01(\bR\fvalidateOnly\x12 \n" +
-	"\vincarnation\x18\x12 \x01(\x06R\vincarnation\"\xcc\x01\n" +
+	"part_epoch\x18\x04 \x01(\rR\tpartEpoch\x12\x12\n" +
+	"\x04last\x18\x05 \x01(\bR\x04last\x12+\n" +
+	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
+	"\x0econsumer_count\x18\a \x01(\rR\rconsumerCount\x12-\n" +
+	"\bon_abort\x18\b \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12\x1d\n" +
+	"\n" +
+	"after_step\x18\t \x01(\x04R\tafterStep\x12\x19\n" +
+	"\blease_id\x18\n" +
+	" \x01(\tR\aleaseId\x12\x1a\n" +
+	"\bpriority\x18\v \x01(\x05R\bpriority\")\n" +
+	"\rSourceFailure\x12\x18\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\xcc\x01\n" +
 	"\x16FinishedBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12/\n" +
@@ -1056,21 +1237,20 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\rqueue_timeout\x18\v \x01(\v2\x19.google.protobuf.DurationR\fqueueTimeout\x12D\n" +
 	"\x10transfer_timeout\x18\f \x01(\v2\x19.google.protobuf.DurationR\x0ftransferTimeout\x12#\n" +
 	"\rvalidate_only\x18\r \x01(\bR\fvalidateOnlyB\x06\n" +
-	"\x04pull\"\x84\x01\n" +
-	"\x0fPullDestination\x12.\n" +
-	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12\x1f\n" +
+	"\x04pull\"]\n" +
+	"\x0fPullDestination\x12)\n" +
+	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +
 	"\vhave_tokens\x18\x02 \x01(\rR\n" +
-	"haveTokens\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"x\n" +
+	"haveTokens\"x\n" +
 	"\x12PullBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\x9f\x04\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\xf8\x03\n" +
 	"\x14ReserveBlocksRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\ftransfer_key\x18\x02 \x01(\fR\vtransferKey\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\x12.\n" +
-	"\x06blocks\x18\x04 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12\x1f\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12)\n" +
+	"\x06blocks\x18\x04 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +
 	"\vhave_tokens\x18\x05 \x01(\rR\n" +
 	"haveTokens\x12,\n" +
 	"\acontent\x18\x06 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12\x1d\n" +
@@ -1082,24 +1262,20 @@ const file_kvgrpc_v1_handoff_proto_rawDesc = "" +
 	"\x14registration_timeout\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\x13registrationTimeout\x12\x1a\n" +
 	"\bpriority\x18\v \x01(\x05R\bpriority\x12#\n" +
-	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\x12 \n" +
-	"\vincarnation\x18\r \x01(\x06R\vincarnation\"\xa3\x01\n" +
+	"\rvalidate_only\x18\f \x01(\bR\fvalidateOnly\"\xa3\x01\n" +
 	"\x15ReserveBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x85\x01\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\xaa\x01\n" +
 	"\x13RegisterPushRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12&\n" +
 	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"z\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12#\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"z\n" +
 	"\x14RegisterPushResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer*X\n" +
-	"\bWaitsFor\x12\x19\n" +
-	"\x15WAITS_FOR_UNSPECIFIED\x10\x00\x12\x15\n" +
-	"\x11WAITS_FOR_READERS\x10\x01\x12\x1a\n" +
-	"\x16WAITS_FOR_REGISTRATION\x10\x022\xeb\x02\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer2\xeb\x02\n" +
 	"\x0eHandoffService\x12Z\n" +
 	"\x0eFinishedBlocks\x12 .kvgrpc.v1.FinishedBlocksRequest\x1a!.kvgrpc.v1.FinishedBlocksResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\n" +
@@ -1120,74 +1296,79 @@ func file_kvgrpc_v1_handoff_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_handoff_proto_rawDescData
 }
 
-var file_kvgrpc_v1_handoff_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_handoff_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvgrpc_v1_handoff_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_kvgrpc_v1_handoff_proto_goTypes = []any{
-	(WaitsFor)(0),                  // 0: kvgrpc.v1.WaitsFor
-	(*FinishedBlocksRequest)(nil),  // 1: kvgrpc.v1.FinishedBlocksRequest
-	(*FinishedBlocksResponse)(nil), // 2: kvgrpc.v1.FinishedBlocksResponse
-	(*PullBlocksRequest)(nil),      // 3: kvgrpc.v1.PullBlocksRequest
-	(*PullDestination)(nil),        // 4: kvgrpc.v1.PullDestination
-	(*PullBlocksResponse)(nil),     // 5: kvgrpc.v1.PullBlocksResponse
-	(*ReserveBlocksRequest)(nil),   // 6: kvgrpc.v1.ReserveBlocksRequest
-	(*ReserveBlocksResponse)(nil),  // 7: kvgrpc.v1.ReserveBlocksResponse
-	(*RegisterPushRequest)(nil),    // 8: kvgrpc.v1.RegisterPushRequest
-	(*RegisterPushResponse)(nil),   // 9: kvgrpc.v1.RegisterPushResponse
-	(*GroupBlocks)(nil),            // 10: kvgrpc.v1.GroupBlocks
-	(*Content)(nil),                // 11: kvgrpc.v1.Content
-	(*durationpb.Duration)(nil),    // 12: google.protobuf.Duration
-	(OnAbort)(0),                   // 13: kvgrpc.v1.OnAbort
-	(*LayerRange)(nil),             // 14: kvgrpc.v1.LayerRange
-	(*Failure)(nil),                // 15: kvgrpc.v1.Failure
-	(*ResponseHeader)(nil),         // 16: kvgrpc.v1.ResponseHeader
-	(*Lease)(nil),                  // 17: kvgrpc.v1.Lease
-	(*Transfer)(nil),               // 18: kvgrpc.v1.Transfer
-	(*Grant)(nil),                  // 19: kvgrpc.v1.Grant
-	(*PeerAddress)(nil),            // 20: kvgrpc.v1.PeerAddress
+	(*FinishedBlocksRequest)(nil),  // 0: kvgrpc.v1.FinishedBlocksRequest
+	(*HandOver)(nil),               // 1: kvgrpc.v1.HandOver
+	(*PushPart)(nil),               // 2: kvgrpc.v1.PushPart
+	(*SourceFailure)(nil),          // 3: kvgrpc.v1.SourceFailure
+	(*FinishedBlocksResponse)(nil), // 4: kvgrpc.v1.FinishedBlocksResponse
+	(*PullBlocksRequest)(nil),      // 5: kvgrpc.v1.PullBlocksRequest
+	(*PullDestination)(nil),        // 6: kvgrpc.v1.PullDestination
+	(*PullBlocksResponse)(nil),     // 7: kvgrpc.v1.PullBlocksResponse
+	(*ReserveBlocksRequest)(nil),   // 8: kvgrpc.v1.ReserveBlocksRequest
+	(*ReserveBlocksResponse)(nil),  // 9: kvgrpc.v1.ReserveBlocksResponse
+	(*RegisterPushRequest)(nil),    // 10: kvgrpc.v1.RegisterPushRequest
+	(*RegisterPushResponse)(nil),   // 11: kvgrpc.v1.RegisterPushResponse
+	(*Blocks)(nil),                 // 12: kvgrpc.v1.Blocks
+	(*Content)(nil),                // 13: kvgrpc.v1.Content
+	(*durationpb.Duration)(nil),    // 14: google.protobuf.Duration
+	(OnAbort)(0),                   // 15: kvgrpc.v1.OnAbort
+	(*LayerRange)(nil),             // 16: kvgrpc.v1.LayerRange
+	(*ResponseHeader)(nil),         // 17: kvgrpc.v1.ResponseHeader
+	(*Lease)(nil),                  // 18: kvgrpc.v1.Lease
+	(*Transfer)(nil),               // 19: kvgrpc.v1.Transfer
+	(*Grant)(nil),                  // 20: kvgrpc.v1.Grant
+	(*PeerAddress)(nil),            // 21: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handoff_proto_depIdxs = []int32{
-	10, // 0: kvgrpc.v1.FinishedBlocksRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	11, // 1: kvgrpc.v1.FinishedBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	12, // 2: kvgrpc.v1.FinishedBlocksRequest.ttl:type_name -> google.protobuf.Duration
-	13, // 3: kvgrpc.v1.FinishedBlocksRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
-	0,  // 4: kvgrpc.v1.FinishedBlocksRequest.waits_for:type_name -> kvgrpc.v1.WaitsFor
-	14, // 5: kvgrpc.v1.FinishedBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	15, // 6: kvgrpc.v1.FinishedBlocksRequest.failure:type_name -> kvgrpc.v1.Failure
-	16, // 7: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	17, // 8: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
-	18, // 9: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	19, // 10: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	19, // 11: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
-	11, // 12: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	4,  // 13: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
-	12, // 14: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
-	12, // 15: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
-	10, // 16: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	16, // 17: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 18: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	10, // 19: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	11, // 20: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
-	20, // 21: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
-	12, // 22: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
-	16, // 23: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 24: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	19, // 25: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
-	19, // 26: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
-	16, // 27: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	18, // 28: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	1,  // 29: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
-	3,  // 30: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
-	6,  // 31: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
-	8,  // 32: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
-	2,  // 33: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
-	5,  // 34: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
-	7,  // 35: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
-	9,  // 36: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
-	33, // [33:37] is the sub-list for method output_type
-	29, // [29:33] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	1,  // 0: kvgrpc.v1.FinishedBlocksRequest.for_readers:type_name -> kvgrpc.v1.HandOver
+	2,  // 1: kvgrpc.v1.FinishedBlocksRequest.part:type_name -> kvgrpc.v1.PushPart
+	3,  // 2: kvgrpc.v1.FinishedBlocksRequest.failure:type_name -> kvgrpc.v1.SourceFailure
+	12, // 3: kvgrpc.v1.HandOver.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 4: kvgrpc.v1.HandOver.content:type_name -> kvgrpc.v1.Content
+	14, // 5: kvgrpc.v1.HandOver.ttl:type_name -> google.protobuf.Duration
+	15, // 6: kvgrpc.v1.HandOver.on_abort:type_name -> kvgrpc.v1.OnAbort
+	12, // 7: kvgrpc.v1.PushPart.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 8: kvgrpc.v1.PushPart.content:type_name -> kvgrpc.v1.Content
+	16, // 9: kvgrpc.v1.PushPart.layers:type_name -> kvgrpc.v1.LayerRange
+	14, // 10: kvgrpc.v1.PushPart.ttl:type_name -> google.protobuf.Duration
+	15, // 11: kvgrpc.v1.PushPart.on_abort:type_name -> kvgrpc.v1.OnAbort
+	17, // 12: kvgrpc.v1.FinishedBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 13: kvgrpc.v1.FinishedBlocksResponse.lease:type_name -> kvgrpc.v1.Lease
+	19, // 14: kvgrpc.v1.FinishedBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	20, // 15: kvgrpc.v1.FinishedBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	20, // 16: kvgrpc.v1.PullBlocksRequest.grant:type_name -> kvgrpc.v1.Grant
+	13, // 17: kvgrpc.v1.PullBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	6,  // 18: kvgrpc.v1.PullBlocksRequest.destination:type_name -> kvgrpc.v1.PullDestination
+	14, // 19: kvgrpc.v1.PullBlocksRequest.queue_timeout:type_name -> google.protobuf.Duration
+	14, // 20: kvgrpc.v1.PullBlocksRequest.transfer_timeout:type_name -> google.protobuf.Duration
+	12, // 21: kvgrpc.v1.PullDestination.blocks:type_name -> kvgrpc.v1.Blocks
+	17, // 22: kvgrpc.v1.PullBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 23: kvgrpc.v1.PullBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	12, // 24: kvgrpc.v1.ReserveBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
+	13, // 25: kvgrpc.v1.ReserveBlocksRequest.content:type_name -> kvgrpc.v1.Content
+	21, // 26: kvgrpc.v1.ReserveBlocksRequest.source:type_name -> kvgrpc.v1.PeerAddress
+	14, // 27: kvgrpc.v1.ReserveBlocksRequest.registration_timeout:type_name -> google.protobuf.Duration
+	17, // 28: kvgrpc.v1.ReserveBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 29: kvgrpc.v1.ReserveBlocksResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	20, // 30: kvgrpc.v1.ReserveBlocksResponse.grant:type_name -> kvgrpc.v1.Grant
+	20, // 31: kvgrpc.v1.RegisterPushRequest.grant:type_name -> kvgrpc.v1.Grant
+	17, // 32: kvgrpc.v1.RegisterPushResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	19, // 33: kvgrpc.v1.RegisterPushResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	0,  // 34: kvgrpc.v1.HandoffService.FinishedBlocks:input_type -> kvgrpc.v1.FinishedBlocksRequest
+	5,  // 35: kvgrpc.v1.HandoffService.PullBlocks:input_type -> kvgrpc.v1.PullBlocksRequest
+	8,  // 36: kvgrpc.v1.HandoffService.ReserveBlocks:input_type -> kvgrpc.v1.ReserveBlocksRequest
+	10, // 37: kvgrpc.v1.HandoffService.RegisterPush:input_type -> kvgrpc.v1.RegisterPushRequest
+	4,  // 38: kvgrpc.v1.HandoffService.FinishedBlocks:output_type -> kvgrpc.v1.FinishedBlocksResponse
+	7,  // 39: kvgrpc.v1.HandoffService.PullBlocks:output_type -> kvgrpc.v1.PullBlocksResponse
+	9,  // 40: kvgrpc.v1.HandoffService.ReserveBlocks:output_type -> kvgrpc.v1.ReserveBlocksResponse
+	11, // 41: kvgrpc.v1.HandoffService.RegisterPush:output_type -> kvgrpc.v1.RegisterPushResponse
+	38, // [38:42] is the sub-list for method output_type
+	34, // [34:38] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handoff_proto_init() }
@@ -1198,7 +1379,12 @@ func file_kvgrpc_v1_handoff_proto_init() {
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_lease_proto_init()
 	file_kvgrpc_v1_transfer_proto_init()
-	file_kvgrpc_v1_handoff_proto_msgTypes[2].OneofWrappers = []any{
+	file_kvgrpc_v1_handoff_proto_msgTypes[0].OneofWrappers = []any{
+		(*FinishedBlocksRequest_ForReaders)(nil),
+		(*FinishedBlocksRequest_Part)(nil),
+		(*FinishedBlocksRequest_Failure)(nil),
+	}
+	file_kvgrpc_v1_handoff_proto_msgTypes[5].OneofWrappers = []any{
 		(*PullBlocksRequest_Grant)(nil),
 		(*PullBlocksRequest_TransferId)(nil),
 	}
@@ -1207,14 +1393,13 @@ func file_kvgrpc_v1_handoff_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_handoff_proto_rawDesc), len(file_kvgrpc_v1_handoff_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   9,
+			NumEnums:      0,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_kvgrpc_v1_handoff_proto_goTypes,
 		DependencyIndexes: file_kvgrpc_v1_handoff_proto_depIdxs,
-		EnumInfos:         file_kvgrpc_v1_handoff_proto_enumTypes,
 		MessageInfos:      file_kvgrpc_v1_handoff_proto_msgTypes,
 	}.Build()
 	File_kvgrpc_v1_handoff_proto = out.File

@@ -37,11 +37,13 @@ type HandoffServiceClient interface {
 	// consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
 	// if it frees them in its own tables. Safe to repeat with the same idempotency key.
 	//
-	// With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
-	// those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
-	// says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. A prefill that starts
-	// over raises `part_epoch`: the first part of the new epoch replaces all earlier ones, whose lease ends. With
-	// `failure` it ends the push; nothing else is looked at then but the transfer key.
+	// `job` says which of three things it is:
+	//   - `for_readers`: a whole prompt, for consumers that pull it.
+	//   - `part`: one part of a push (FEATURE_PUSH): whole blocks that follow those of the same layers handed over before, in
+	//     any number of parts, each as soon as it is written. The final one says `last`. The reply has the SEND transfer and
+	//     the lease that pins all parts, and no grant. A prefill that starts over raises `part_epoch`: the first part of the
+	//     new epoch replaces all earlier ones, whose lease ends.
+	//   - `failure`: the source cannot deliver. It ends the push under the transfer key at once, at both sides.
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -53,13 +55,13 @@ type HandoffServiceClient interface {
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
 	//     was never allocated.
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
-	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
 	//     last one, or of an epoch whose blocks were replaced or taken back.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push".
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without FEATURE_PUSH.
 	FinishedBlocks(ctx context.Context, in *FinishedBlocksRequest, opts ...grpc.CallOption) (*FinishedBlocksResponse, error)
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
 	// its lease renewed. Without `destination` it waits for blocks; call again with the transfer's id to give them. A
@@ -79,7 +81,7 @@ type HandoffServiceClient interface {
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
-	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	//   - NOT_FOUND TRANSFER_NOT_FOUND.
@@ -88,7 +90,7 @@ type HandoffServiceClient interface {
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
 	// transfer's failure.
 	PullBlocks(ctx context.Context, in *PullBlocksRequest, opts ...grpc.CallOption) (*PullBlocksResponse, error)
-	// Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+	// Reserves blocks that a push will fill, and mints the WRITE grant for it (FEATURE_PUSH): makes a RECEIVE transfer.
 	// Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
 	// grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
 	// touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
@@ -102,14 +104,14 @@ type HandoffServiceClient interface {
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(ctx context.Context, in *ReserveBlocksRequest, opts ...grpc.CallOption) (*ReserveBlocksResponse, error)
-	// Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
+	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-	// A push has as many destinations as its first part declares (`consumers`). One that fails may be replaced by another,
+	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
 	// with a grant of its own, for as long as the blocks are there.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
@@ -125,7 +127,7 @@ type HandoffServiceClient interface {
 	// * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
 	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	RegisterPush(ctx context.Context, in *RegisterPushRequest, opts ...grpc.CallOption) (*RegisterPushResponse, error)
 }
 
@@ -187,11 +189,13 @@ type HandoffServiceServer interface {
 	// consumer pulls with. From here until the transfer's memory is RETURNED the caller must not reuse the blocks, even
 	// if it frees them in its own tables. Safe to repeat with the same idempotency key.
 	//
-	// With `waits_for` REGISTRATION it hands over one part of a push instead (feature "push"): whole blocks that follow
-	// those of the same layers handed over before, in any number of parts, each as soon as it is written. The final one
-	// says `last`. The reply has the SEND transfer and the lease that pins all parts, and no grant. A prefill that starts
-	// over raises `part_epoch`: the first part of the new epoch replaces all earlier ones, whose lease ends. With
-	// `failure` it ends the push; nothing else is looked at then but the transfer key.
+	// `job` says which of three things it is:
+	//   - `for_readers`: a whole prompt, for consumers that pull it.
+	//   - `part`: one part of a push (FEATURE_PUSH): whole blocks that follow those of the same layers handed over before, in
+	//     any number of parts, each as soon as it is written. The final one says `last`. The reply has the SEND transfer and
+	//     the lease that pins all parts, and no grant. A prefill that starts over raises `part_epoch`: the first part of the
+	//     new epoch replaces all earlier ones, whose lease ends.
+	//   - `failure`: the source cannot deliver. It ends the push under the transfer key at once, at both sides.
 	//
 	// Errors:
 	//   - INVALID_ARGUMENT INVALID_FIELD, BLOCK_DUPLICATE, GROUP_MISMATCH, TTL_INVALID, CONTENT_REQUIRED: fix the request.
@@ -203,13 +207,13 @@ type HandoffServiceServer interface {
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: a block is the target of a transfer, is quarantined, or
 	//     was never allocated.
 	//   - FAILED_PRECONDITION CONTENT_RANGE: the blocks are not exactly those of the content's tokens.
-	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: READERS with parts, or another kind of wait than before for this key.
+	//   - FAILED_PRECONDITION WAITS_FOR_MISMATCH: another job than before under this key.
 	//   - FAILED_PRECONDITION CONTENT_MISMATCH, TRANSFER_ENDED, PREEMPTED: a part of other content than the first, after the
 	//     last one, or of an epoch whose blocks were replaced or taken back.
 	//   - ALREADY_EXISTS TRANSFER_EXISTS: the transfer key or lease id is in use.
-	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without the feature "push".
+	//   - UNIMPLEMENTED FEATURE_UNAVAILABLE: a push without FEATURE_PUSH.
 	FinishedBlocks(context.Context, *FinishedBlocksRequest) (*FinishedBlocksResponse, error)
 	// Pulls blocks that another engine handed over: makes a RECEIVE transfer, opens an access at the source and keeps
 	// its lease renewed. Without `destination` it waits for blocks; call again with the transfer's id to give them. A
@@ -229,7 +233,7 @@ type HandoffServiceServer interface {
 	//   - FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	//   - FAILED_PRECONDITION GRANT_WRONG_ACCESS: this is a WRITE grant.
 	//   - FAILED_PRECONDITION TRANSFER_ENDED, TRANSFER_EXISTS: by transfer id; it is over, or has its blocks already.
-	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `destination.incarnation`.
+	//   - ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	//   - PERMISSION_DENIED TRANSFER_KEY_MISMATCH: the router paired grant and request wrongly.
 	//   - PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	//   - NOT_FOUND TRANSFER_NOT_FOUND.
@@ -238,7 +242,7 @@ type HandoffServiceServer interface {
 	// What the source says (CONTENT_MISMATCH, LEASE_EXPIRED, INCARNATION_CHANGED, PEER_UNREACHABLE, ...) arrives as the
 	// transfer's failure.
 	PullBlocks(context.Context, *PullBlocksRequest) (*PullBlocksResponse, error)
-	// Reserves blocks that a push will fill, and mints the WRITE grant for it (feature "push"): makes a RECEIVE transfer.
+	// Reserves blocks that a push will fill, and mints the WRITE grant for it (FEATURE_PUSH): makes a RECEIVE transfer.
 	// Called by the destination's engine or a router. With `source` this lead registers the push there by itself; else the
 	// grant must reach the source (RegisterPush). From here until the transfer's memory is RETURNED the caller must not
 	// touch the blocks; in SUCCEEDED they hold the KV. A source that says nothing for the registration timeout, for its
@@ -252,14 +256,14 @@ type HandoffServiceServer interface {
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, CONTENT_RANGE, LIMIT_EXCEEDED: fix it.
 	// * FAILED_PRECONDITION BLOCK_PINNED, BLOCK_NOT_ALLOCATED: fix it.
 	// * ALREADY_EXISTS TRANSFER_EXISTS: blocks are received under this transfer key already.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * PERMISSION_DENIED DIAL_REFUSED: the source's address is not on this server's dial list.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL, QUARANTINED: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	ReserveBlocks(context.Context, *ReserveBlocksRequest) (*ReserveBlocksResponse, error)
-	// Tells the source of a push where the blocks are to go, before, during or after prefill (feature "push"). Called
+	// Tells the source of a push where the blocks are to go, before, during or after prefill (FEATURE_PUSH). Called
 	// at the source by the destination's lead, its scheduler or a router. Paired with FinishedBlocks by transfer key.
-	// A push has as many destinations as its first part declares (`consumers`). One that fails may be replaced by another,
+	// A push has as many destinations as its first part declares (`consumer_count`). One that fails may be replaced by another,
 	// with a grant of its own, for as long as the blocks are there.
 	//
 	// Only the grant's issuer can tell a good grant from a forged one: what it says arrives as the transfer's failure.
@@ -275,7 +279,7 @@ type HandoffServiceServer interface {
 	// * ALREADY_EXISTS TRANSFER_EXISTS: the push has as many destinations as it declared, or too many failed.
 	// * PERMISSION_DENIED DIAL_REFUSED: the grant's address is not on this server's dial list.
 	// * RESOURCE_EXHAUSTED QUEUE_FULL: retry after the delay, or elsewhere.
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "push".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_PUSH.
 	RegisterPush(context.Context, *RegisterPushRequest) (*RegisterPushResponse, error)
 	mustEmbedUnimplementedHandoffServiceServer()
 }

@@ -24,6 +24,140 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// An optional behaviour of an engine.
+type Feature int32
+
+const (
+	// Never sent.
+	Feature_FEATURE_UNSPECIFIED Feature = 0
+	// ReserveBlocks, RegisterPush, and FinishedBlocks with parts.
+	Feature_FEATURE_PUSH Feature = 1
+	// Layers of a push may be used before its end.
+	Feature_FEATURE_LAYERWISE Feature = 2
+	// A source that pushes to this engine lets it read, and writes nothing.
+	Feature_FEATURE_READS_PUSHES Feature = 3
+	// Ranks may connect from other hosts.
+	Feature_FEATURE_REMOTE_RANKS Feature = 4
+	// It answers ChecksumBlocks. An engine that compares what arrived with what was sent requires it of its peers.
+	Feature_FEATURE_CHECKSUMS Feature = 5
+)
+
+// Enum value maps for Feature.
+var (
+	Feature_name = map[int32]string{
+		0: "FEATURE_UNSPECIFIED",
+		1: "FEATURE_PUSH",
+		2: "FEATURE_LAYERWISE",
+		3: "FEATURE_READS_PUSHES",
+		4: "FEATURE_REMOTE_RANKS",
+		5: "FEATURE_CHECKSUMS",
+	}
+	Feature_value = map[string]int32{
+		"FEATURE_UNSPECIFIED":  0,
+		"FEATURE_PUSH":         1,
+		"FEATURE_LAYERWISE":    2,
+		"FEATURE_READS_PUSHES": 3,
+		"FEATURE_REMOTE_RANKS": 4,
+		"FEATURE_CHECKSUMS":    5,
+	}
+)
+
+func (x Feature) Enum() *Feature {
+	p := new(Feature)
+	*p = x
+	return p
+}
+
+func (x Feature) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Feature) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_handshake_proto_enumTypes[0].Descriptor()
+}
+
+func (Feature) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_handshake_proto_enumTypes[0]
+}
+
+func (x Feature) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Feature.Descriptor instead.
+func (Feature) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{0}
+}
+
+// Whether new work is taken.
+type Admission int32
+
+const (
+	// Read as DRAINING.
+	Admission_ADMISSION_UNSPECIFIED Admission = 0
+	// Yes.
+	Admission_ADMISSION_OPEN Admission = 1
+	// No: the server is on its way out.
+	Admission_ADMISSION_DRAINING Admission = 2
+	// Not now: queues are full.
+	Admission_ADMISSION_OVERLOADED Admission = 3
+	// No: too much memory is in quarantine.
+	Admission_ADMISSION_QUARANTINE_FULL Admission = 4
+	// No: a data path makes no progress.
+	Admission_ADMISSION_WEDGED Admission = 5
+	// Not yet: no engine is attached.
+	Admission_ADMISSION_NO_ENGINE Admission = 6
+)
+
+// Enum value maps for Admission.
+var (
+	Admission_name = map[int32]string{
+		0: "ADMISSION_UNSPECIFIED",
+		1: "ADMISSION_OPEN",
+		2: "ADMISSION_DRAINING",
+		3: "ADMISSION_OVERLOADED",
+		4: "ADMISSION_QUARANTINE_FULL",
+		5: "ADMISSION_WEDGED",
+		6: "ADMISSION_NO_ENGINE",
+	}
+	Admission_value = map[string]int32{
+		"ADMISSION_UNSPECIFIED":     0,
+		"ADMISSION_OPEN":            1,
+		"ADMISSION_DRAINING":        2,
+		"ADMISSION_OVERLOADED":      3,
+		"ADMISSION_QUARANTINE_FULL": 4,
+		"ADMISSION_WEDGED":          5,
+		"ADMISSION_NO_ENGINE":       6,
+	}
+)
+
+func (x Admission) Enum() *Admission {
+	p := new(Admission)
+	*p = x
+	return p
+}
+
+func (x Admission) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Admission) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_handshake_proto_enumTypes[1].Descriptor()
+}
+
+func (Admission) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_handshake_proto_enumTypes[1]
+}
+
+func (x Admission) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Admission.Descriptor instead.
+func (Admission) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{1}
+}
+
 // Whether a peer can be used now.
 type PeerState int32
 
@@ -69,11 +203,11 @@ func (x PeerState) String() string {
 }
 
 func (PeerState) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_handshake_proto_enumTypes[0].Descriptor()
+	return file_kvgrpc_v1_handshake_proto_enumTypes[2].Descriptor()
 }
 
 func (PeerState) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_handshake_proto_enumTypes[0]
+	return &file_kvgrpc_v1_handshake_proto_enumTypes[2]
 }
 
 func (x PeerState) Number() protoreflect.EnumNumber {
@@ -82,7 +216,7 @@ func (x PeerState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PeerState.Descriptor instead.
 func (PeerState) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{0}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{2}
 }
 
 // What an engine is, as far as a peer must know.
@@ -107,12 +241,11 @@ type EngineDescription struct {
 	WorldSize uint32 `protobuf:"varint,8,opt,name=world_size,json=worldSize,proto3" json:"world_size,omitempty"`
 	// Counts re-registrations of the memory within this incarnation.
 	MemoryGeneration uint32 `protobuf:"varint,9,opt,name=memory_generation,json=memoryGeneration,proto3" json:"memory_generation,omitempty"`
-	// Names of optional behaviours: push, layerwise; reads_pushes: a source that pushes to this engine lets it read, and
-	// writes nothing. Unknown ones are ignored. At most 64, with `required_features`.
-	Features []string `protobuf:"bytes,10,rep,name=features,proto3" json:"features,omitempty"`
+	// Optional behaviours that it has. Unknown ones are ignored. At most 64, with `required_features`.
+	Features []Feature `protobuf:"varint,10,rep,packed,name=features,proto3,enum=kvgrpc.v1.Feature" json:"features,omitempty"`
 	// Those of `features` that a peer must have too. One that lacks any of them refuses the handshake with
 	// PROTOCOL_UNSUPPORTED: what an older engine would misread is fenced off so. None is required by this version.
-	RequiredFeatures []string `protobuf:"bytes,11,rep,name=required_features,json=requiredFeatures,proto3" json:"required_features,omitempty"`
+	RequiredFeatures []Feature `protobuf:"varint,11,rep,packed,name=required_features,json=requiredFeatures,proto3,enum=kvgrpc.v1.Feature" json:"required_features,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -210,14 +343,14 @@ func (x *EngineDescription) GetMemoryGeneration() uint32 {
 	return 0
 }
 
-func (x *EngineDescription) GetFeatures() []string {
+func (x *EngineDescription) GetFeatures() []Feature {
 	if x != nil {
 		return x.Features
 	}
 	return nil
 }
 
-func (x *EngineDescription) GetRequiredFeatures() []string {
+func (x *EngineDescription) GetRequiredFeatures() []Feature {
 	if x != nil {
 		return x.RequiredFeatures
 	}
@@ -242,13 +375,13 @@ type Limits struct {
 	// How long a silent peer is waited for.
 	PeerGrace *durationpb.Duration `protobuf:"bytes,7,opt,name=peer_grace,json=peerGrace,proto3" json:"peer_grace,omitempty"`
 	// Blocks in one request.
-	BlocksPerRequest uint32 `protobuf:"varint,8,opt,name=blocks_per_request,json=blocksPerRequest,proto3" json:"blocks_per_request,omitempty"`
+	RequestBlockCount uint32 `protobuf:"varint,8,opt,name=request_block_count,json=requestBlockCount,proto3" json:"request_block_count,omitempty"`
 	// Bytes of one message.
 	MessageBytes uint32 `protobuf:"varint,9,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
 	// Live leases.
-	Leases uint32 `protobuf:"varint,10,opt,name=leases,proto3" json:"leases,omitempty"`
+	LeaseCount uint32 `protobuf:"varint,10,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
 	// Transfers that wait or run.
-	Transfers     uint32 `protobuf:"varint,11,opt,name=transfers,proto3" json:"transfers,omitempty"`
+	TransferCount uint32 `protobuf:"varint,11,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -332,9 +465,9 @@ func (x *Limits) GetPeerGrace() *durationpb.Duration {
 	return nil
 }
 
-func (x *Limits) GetBlocksPerRequest() uint32 {
+func (x *Limits) GetRequestBlockCount() uint32 {
 	if x != nil {
-		return x.BlocksPerRequest
+		return x.RequestBlockCount
 	}
 	return 0
 }
@@ -346,16 +479,16 @@ func (x *Limits) GetMessageBytes() uint32 {
 	return 0
 }
 
-func (x *Limits) GetLeases() uint32 {
+func (x *Limits) GetLeaseCount() uint32 {
 	if x != nil {
-		return x.Leases
+		return x.LeaseCount
 	}
 	return 0
 }
 
-func (x *Limits) GetTransfers() uint32 {
+func (x *Limits) GetTransferCount() uint32 {
 	if x != nil {
-		return x.Transfers
+		return x.TransferCount
 	}
 	return 0
 }
@@ -409,9 +542,13 @@ type GetCapabilitiesResponse struct {
 	// Data paths that this server can use, best first.
 	DataPaths []*DataPathStatus `protobuf:"bytes,4,rep,name=data_paths,json=dataPaths,proto3" json:"data_paths,omitempty"`
 	// Version of the software.
-	Version       string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Version string `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`
+	// Whether it takes work.
+	Admission Admission `protobuf:"varint,6,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
+	// Why not, to be read; empty when it does.
+	AdmissionReason string `protobuf:"bytes,7,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetCapabilitiesResponse) Reset() {
@@ -479,11 +616,401 @@ func (x *GetCapabilitiesResponse) GetVersion() string {
 	return ""
 }
 
+func (x *GetCapabilitiesResponse) GetAdmission() Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return Admission_ADMISSION_UNSPECIFIED
+}
+
+func (x *GetCapabilitiesResponse) GetAdmissionReason() string {
+	if x != nil {
+		return x.AdmissionReason
+	}
+	return ""
+}
+
+// GetEngine has no parameters.
+type GetEngineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEngineRequest) Reset() {
+	*x = GetEngineRequest{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEngineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEngineRequest) ProtoMessage() {}
+
+func (x *GetEngineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEngineRequest.ProtoReflect.Descriptor instead.
+func (*GetEngineRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{4}
+}
+
+// How the engine is now.
+type GetEngineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// How it is.
+	Status        *EngineStatus `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEngineResponse) Reset() {
+	*x = GetEngineResponse{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEngineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEngineResponse) ProtoMessage() {}
+
+func (x *GetEngineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEngineResponse.ProtoReflect.Descriptor instead.
+func (*GetEngineResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *GetEngineResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *GetEngineResponse) GetStatus() *EngineStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// How often to be told.
+type WatchEngineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most once in this time; from 0.1 s, which unset means, to 5 s.
+	MinInterval   *durationpb.Duration `protobuf:"bytes,1,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEngineRequest) Reset() {
+	*x = WatchEngineRequest{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEngineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEngineRequest) ProtoMessage() {}
+
+func (x *WatchEngineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEngineRequest.ProtoReflect.Descriptor instead.
+func (*WatchEngineRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *WatchEngineRequest) GetMinInterval() *durationpb.Duration {
+	if x != nil {
+		return x.MinInterval
+	}
+	return nil
+}
+
+// How the engine is now.
+type WatchEngineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// How it is.
+	Status        *EngineStatus `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchEngineResponse) Reset() {
+	*x = WatchEngineResponse{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchEngineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchEngineResponse) ProtoMessage() {}
+
+func (x *WatchEngineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchEngineResponse.ProtoReflect.Descriptor instead.
+func (*WatchEngineResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WatchEngineResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *WatchEngineResponse) GetStatus() *EngineStatus {
+	if x != nil {
+		return x.Status
+	}
+	return nil
+}
+
+// What a router chooses an engine by.
+type EngineStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether it takes work.
+	Admission Admission `protobuf:"varint,1,opt,name=admission,proto3,enum=kvgrpc.v1.Admission" json:"admission,omitempty"`
+	// Why not, to be read; empty when it does.
+	AdmissionReason string `protobuf:"bytes,2,opt,name=admission_reason,json=admissionReason,proto3" json:"admission_reason,omitempty"`
+	// An engine is attached. False: it has no blocks.
+	EngineAttached bool `protobuf:"varint,3,opt,name=engine_attached,json=engineAttached,proto3" json:"engine_attached,omitempty"`
+	// Blocks, in the order of the pool's groups.
+	Groups []*GroupLoad `protobuf:"bytes,4,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Transfers that are not over.
+	TransferCount uint32 `protobuf:"varint,5,opt,name=transfer_count,json=transferCount,proto3" json:"transfer_count,omitempty"`
+	// Of these, those that wait for their turn to move.
+	WaitingTurnCount uint32 `protobuf:"varint,6,opt,name=waiting_turn_count,json=waitingTurnCount,proto3" json:"waiting_turn_count,omitempty"`
+	// Bytes of transfers whose access is open, and that have not moved yet.
+	QueuedBytes uint64 `protobuf:"varint,7,opt,name=queued_bytes,json=queuedBytes,proto3" json:"queued_bytes,omitempty"`
+	// Live leases.
+	LeaseCount    uint32 `protobuf:"varint,8,opt,name=lease_count,json=leaseCount,proto3" json:"lease_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineStatus) Reset() {
+	*x = EngineStatus{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineStatus) ProtoMessage() {}
+
+func (x *EngineStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
+func (*EngineStatus) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *EngineStatus) GetAdmission() Admission {
+	if x != nil {
+		return x.Admission
+	}
+	return Admission_ADMISSION_UNSPECIFIED
+}
+
+func (x *EngineStatus) GetAdmissionReason() string {
+	if x != nil {
+		return x.AdmissionReason
+	}
+	return ""
+}
+
+func (x *EngineStatus) GetEngineAttached() bool {
+	if x != nil {
+		return x.EngineAttached
+	}
+	return false
+}
+
+func (x *EngineStatus) GetGroups() []*GroupLoad {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *EngineStatus) GetTransferCount() uint32 {
+	if x != nil {
+		return x.TransferCount
+	}
+	return 0
+}
+
+func (x *EngineStatus) GetWaitingTurnCount() uint32 {
+	if x != nil {
+		return x.WaitingTurnCount
+	}
+	return 0
+}
+
+func (x *EngineStatus) GetQueuedBytes() uint64 {
+	if x != nil {
+		return x.QueuedBytes
+	}
+	return 0
+}
+
+func (x *EngineStatus) GetLeaseCount() uint32 {
+	if x != nil {
+		return x.LeaseCount
+	}
+	return 0
+}
+
+// Blocks of one group.
+type GroupLoad struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of the group.
+	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Blocks.
+	BlockCount uint32 `protobuf:"varint,2,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
+	// Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned.
+	FreeBlockCount uint32 `protobuf:"varint,3,opt,name=free_block_count,json=freeBlockCount,proto3" json:"free_block_count,omitempty"`
+	// Held by nothing but leases that nobody has claimed and whose firm time is over: the engine may take them back at any
+	// time.
+	SoftBlockCount uint32 `protobuf:"varint,4,opt,name=soft_block_count,json=softBlockCount,proto3" json:"soft_block_count,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *GroupLoad) Reset() {
+	*x = GroupLoad{}
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupLoad) ProtoMessage() {}
+
+func (x *GroupLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupLoad.ProtoReflect.Descriptor instead.
+func (*GroupLoad) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *GroupLoad) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *GroupLoad) GetBlockCount() uint32 {
+	if x != nil {
+		return x.BlockCount
+	}
+	return 0
+}
+
+func (x *GroupLoad) GetFreeBlockCount() uint32 {
+	if x != nil {
+		return x.FreeBlockCount
+	}
+	return 0
+}
+
+func (x *GroupLoad) GetSoftBlockCount() uint32 {
+	if x != nil {
+		return x.SoftBlockCount
+	}
+	return 0
+}
+
 // One data path of a server or of a pair of ranks.
 type DataPathStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// shm, cma, nixl, collective or loopback.
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Which.
+	DataPath DataPath `protobuf:"varint,1,opt,name=data_path,json=dataPath,proto3,enum=kvgrpc.v1.DataPath" json:"data_path,omitempty"`
 	// Whether it can be used.
 	Available bool `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`
 	// Why, or why not.
@@ -494,7 +1021,7 @@ type DataPathStatus struct {
 
 func (x *DataPathStatus) Reset() {
 	*x = DataPathStatus{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +1033,7 @@ func (x *DataPathStatus) String() string {
 func (*DataPathStatus) ProtoMessage() {}
 
 func (x *DataPathStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[4]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,14 +1046,14 @@ func (x *DataPathStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataPathStatus.ProtoReflect.Descriptor instead.
 func (*DataPathStatus) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{10}
 }
 
-func (x *DataPathStatus) GetName() string {
+func (x *DataPathStatus) GetDataPath() DataPath {
 	if x != nil {
-		return x.Name
+		return x.DataPath
 	}
-	return ""
+	return DataPath_DATA_PATH_UNSPECIFIED
 }
 
 func (x *DataPathStatus) GetAvailable() bool {
@@ -558,7 +1085,7 @@ type HandshakeRequest struct {
 
 func (x *HandshakeRequest) Reset() {
 	*x = HandshakeRequest{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +1097,7 @@ func (x *HandshakeRequest) String() string {
 func (*HandshakeRequest) ProtoMessage() {}
 
 func (x *HandshakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[5]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +1110,7 @@ func (x *HandshakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandshakeRequest.ProtoReflect.Descriptor instead.
 func (*HandshakeRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{5}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HandshakeRequest) GetEngine() *EngineDescription {
@@ -626,7 +1153,7 @@ type HandshakeResponse struct {
 
 func (x *HandshakeResponse) Reset() {
 	*x = HandshakeResponse{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +1165,7 @@ func (x *HandshakeResponse) String() string {
 func (*HandshakeResponse) ProtoMessage() {}
 
 func (x *HandshakeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[6]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +1178,7 @@ func (x *HandshakeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandshakeResponse.ProtoReflect.Descriptor instead.
 func (*HandshakeResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{6}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HandshakeResponse) GetHeader() *ResponseHeader {
@@ -700,7 +1227,7 @@ type CheckCompatibilityRequest struct {
 
 func (x *CheckCompatibilityRequest) Reset() {
 	*x = CheckCompatibilityRequest{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +1239,7 @@ func (x *CheckCompatibilityRequest) String() string {
 func (*CheckCompatibilityRequest) ProtoMessage() {}
 
 func (x *CheckCompatibilityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[7]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +1252,7 @@ func (x *CheckCompatibilityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckCompatibilityRequest.ProtoReflect.Descriptor instead.
 func (*CheckCompatibilityRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{7}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CheckCompatibilityRequest) GetEngine() *EngineDescription {
@@ -750,7 +1277,7 @@ type CheckCompatibilityResponse struct {
 
 func (x *CheckCompatibilityResponse) Reset() {
 	*x = CheckCompatibilityResponse{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1289,7 @@ func (x *CheckCompatibilityResponse) String() string {
 func (*CheckCompatibilityResponse) ProtoMessage() {}
 
 func (x *CheckCompatibilityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1302,7 @@ func (x *CheckCompatibilityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckCompatibilityResponse.ProtoReflect.Descriptor instead.
 func (*CheckCompatibilityResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CheckCompatibilityResponse) GetHeader() *ResponseHeader {
@@ -818,7 +1345,7 @@ type FieldDifference struct {
 
 func (x *FieldDifference) Reset() {
 	*x = FieldDifference{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +1357,7 @@ func (x *FieldDifference) String() string {
 func (*FieldDifference) ProtoMessage() {}
 
 func (x *FieldDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +1370,7 @@ func (x *FieldDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FieldDifference.ProtoReflect.Descriptor instead.
 func (*FieldDifference) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FieldDifference) GetField() string {
@@ -885,14 +1412,16 @@ func (x *FieldDifference) GetWhy() string {
 type ConnectPeerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. Where its lead listens.
-	Peer          *PeerAddress `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	Peer *PeerAddress `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	// See common.proto: the address is looked up on the dial list, and nobody is dialled. The reply then has no peer.
+	ValidateOnly  bool `protobuf:"varint,2,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ConnectPeerRequest) Reset() {
 	*x = ConnectPeerRequest{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1433,7 @@ func (x *ConnectPeerRequest) String() string {
 func (*ConnectPeerRequest) ProtoMessage() {}
 
 func (x *ConnectPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1446,7 @@ func (x *ConnectPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectPeerRequest.ProtoReflect.Descriptor instead.
 func (*ConnectPeerRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ConnectPeerRequest) GetPeer() *PeerAddress {
@@ -925,6 +1454,13 @@ func (x *ConnectPeerRequest) GetPeer() *PeerAddress {
 		return x.Peer
 	}
 	return nil
+}
+
+func (x *ConnectPeerRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
 }
 
 // The peer, connected.
@@ -940,7 +1476,7 @@ type ConnectPeerResponse struct {
 
 func (x *ConnectPeerResponse) Reset() {
 	*x = ConnectPeerResponse{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1488,7 @@ func (x *ConnectPeerResponse) String() string {
 func (*ConnectPeerResponse) ProtoMessage() {}
 
 func (x *ConnectPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1501,7 @@ func (x *ConnectPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectPeerResponse.ProtoReflect.Descriptor instead.
 func (*ConnectPeerResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ConnectPeerResponse) GetHeader() *ResponseHeader {
@@ -998,14 +1534,14 @@ type Peer struct {
 	// Time since it was last heard.
 	Silence *durationpb.Duration `protobuf:"bytes,6,opt,name=silence,proto3" json:"silence,omitempty"`
 	// Accesses open with it, either way.
-	OpenAccesses  uint32 `protobuf:"varint,7,opt,name=open_accesses,json=openAccesses,proto3" json:"open_accesses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	OpenAccessCount uint32 `protobuf:"varint,7,opt,name=open_access_count,json=openAccessCount,proto3" json:"open_access_count,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1553,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1566,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Peer) GetEngineId() string {
@@ -1075,9 +1611,9 @@ func (x *Peer) GetSilence() *durationpb.Duration {
 	return nil
 }
 
-func (x *Peer) GetOpenAccesses() uint32 {
+func (x *Peer) GetOpenAccessCount() uint32 {
 	if x != nil {
-		return x.OpenAccesses
+		return x.OpenAccessCount
 	}
 	return 0
 }
@@ -1090,18 +1626,18 @@ type RankPath struct {
 	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
 	// The data path in use.
-	DataPath string `protobuf:"bytes,3,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	DataPath DataPath `protobuf:"varint,3,opt,name=data_path,json=dataPath,proto3,enum=kvgrpc.v1.DataPath" json:"data_path,omitempty"`
 	// Why this one, with the transport where it is known.
 	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
 	// Better or equal paths that could not be used, and why.
-	Rejected      []*DataPathStatus `protobuf:"bytes,5,rep,name=rejected,proto3" json:"rejected,omitempty"`
+	RejectedPaths []*DataPathStatus `protobuf:"bytes,5,rep,name=rejected_paths,json=rejectedPaths,proto3" json:"rejected_paths,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RankPath) Reset() {
 	*x = RankPath{}
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1649,7 @@ func (x *RankPath) String() string {
 func (*RankPath) ProtoMessage() {}
 
 func (x *RankPath) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_handshake_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +1662,7 @@ func (x *RankPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankPath.ProtoReflect.Descriptor instead.
 func (*RankPath) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_handshake_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RankPath) GetRank() uint32 {
@@ -1143,11 +1679,11 @@ func (x *RankPath) GetPeerRank() uint32 {
 	return 0
 }
 
-func (x *RankPath) GetDataPath() string {
+func (x *RankPath) GetDataPath() DataPath {
 	if x != nil {
 		return x.DataPath
 	}
-	return ""
+	return DataPath_DATA_PATH_UNSPECIFIED
 }
 
 func (x *RankPath) GetWhy() string {
@@ -1157,9 +1693,9 @@ func (x *RankPath) GetWhy() string {
 	return ""
 }
 
-func (x *RankPath) GetRejected() []*DataPathStatus {
+func (x *RankPath) GetRejectedPaths() []*DataPathStatus {
 	if x != nil {
-		return x.Rejected
+		return x.RejectedPaths
 	}
 	return nil
 }
@@ -1168,7 +1704,7 @@ var File_kvgrpc_v1_handshake_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\n" +
-	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xa2\x03\n" +
+	"\x19kvgrpc/v1/handshake.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\x1a\x1akvgrpc/v1/pool_types.proto\"\xca\x03\n" +
 	"\x11EngineDescription\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
@@ -1179,10 +1715,10 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x04pool\x18\a \x01(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x04pool\x12\x1d\n" +
 	"\n" +
 	"world_size\x18\b \x01(\rR\tworldSize\x12+\n" +
-	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12\x1a\n" +
+	"\x11memory_generation\x18\t \x01(\rR\x10memoryGeneration\x12.\n" +
 	"\bfeatures\x18\n" +
-	" \x03(\tR\bfeatures\x12+\n" +
-	"\x11required_features\x18\v \x03(\tR\x10requiredFeatures\"\xd1\x04\n" +
+	" \x03(\x0e2\x12.kvgrpc.v1.FeatureR\bfeatures\x12?\n" +
+	"\x11required_features\x18\v \x03(\x0e2\x12.kvgrpc.v1.FeatureR\x10requiredFeatures\"\xe5\x04\n" +
 	"\x06Limits\x126\n" +
 	"\tlease_ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bleaseTtl\x126\n" +
 	"\tlease_cap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bleaseCap\x12>\n" +
@@ -1191,22 +1727,50 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\x0esettle_timeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rsettleTimeout\x12L\n" +
 	"\x14registration_timeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x13registrationTimeout\x128\n" +
 	"\n" +
-	"peer_grace\x18\a \x01(\v2\x19.google.protobuf.DurationR\tpeerGrace\x12,\n" +
-	"\x12blocks_per_request\x18\b \x01(\rR\x10blocksPerRequest\x12#\n" +
-	"\rmessage_bytes\x18\t \x01(\rR\fmessageBytes\x12\x16\n" +
-	"\x06leases\x18\n" +
-	" \x01(\rR\x06leases\x12\x1c\n" +
-	"\ttransfers\x18\v \x01(\rR\ttransfers\"\x18\n" +
-	"\x16GetCapabilitiesRequest\"\x81\x02\n" +
+	"peer_grace\x18\a \x01(\v2\x19.google.protobuf.DurationR\tpeerGrace\x12.\n" +
+	"\x13request_block_count\x18\b \x01(\rR\x11requestBlockCount\x12#\n" +
+	"\rmessage_bytes\x18\t \x01(\rR\fmessageBytes\x12\x1f\n" +
+	"\vlease_count\x18\n" +
+	" \x01(\rR\n" +
+	"leaseCount\x12%\n" +
+	"\x0etransfer_count\x18\v \x01(\rR\rtransferCount\"\x18\n" +
+	"\x16GetCapabilitiesRequest\"\xe0\x02\n" +
 	"\x17GetCapabilitiesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
 	"\x06engine\x18\x02 \x01(\v2\x1c.kvgrpc.v1.EngineDescriptionR\x06engine\x12)\n" +
 	"\x06limits\x18\x03 \x01(\v2\x11.kvgrpc.v1.LimitsR\x06limits\x128\n" +
 	"\n" +
 	"data_paths\x18\x04 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\tdataPaths\x12\x18\n" +
-	"\aversion\x18\x05 \x01(\tR\aversion\"T\n" +
-	"\x0eDataPathStatus\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x122\n" +
+	"\tadmission\x18\x06 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
+	"\x10admission_reason\x18\a \x01(\tR\x0fadmissionReason\"\x12\n" +
+	"\x10GetEngineRequest\"w\n" +
+	"\x11GetEngineResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
+	"\x06status\x18\x02 \x01(\v2\x17.kvgrpc.v1.EngineStatusR\x06status\"R\n" +
+	"\x12WatchEngineRequest\x12<\n" +
+	"\fmin_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\"y\n" +
+	"\x13WatchEngineResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
+	"\x06status\x18\x02 \x01(\v2\x17.kvgrpc.v1.EngineStatusR\x06status\"\xdd\x02\n" +
+	"\fEngineStatus\x122\n" +
+	"\tadmission\x18\x01 \x01(\x0e2\x14.kvgrpc.v1.AdmissionR\tadmission\x12)\n" +
+	"\x10admission_reason\x18\x02 \x01(\tR\x0fadmissionReason\x12'\n" +
+	"\x0fengine_attached\x18\x03 \x01(\bR\x0eengineAttached\x12,\n" +
+	"\x06groups\x18\x04 \x03(\v2\x14.kvgrpc.v1.GroupLoadR\x06groups\x12%\n" +
+	"\x0etransfer_count\x18\x05 \x01(\rR\rtransferCount\x12,\n" +
+	"\x12waiting_turn_count\x18\x06 \x01(\rR\x10waitingTurnCount\x12!\n" +
+	"\fqueued_bytes\x18\a \x01(\x04R\vqueuedBytes\x12\x1f\n" +
+	"\vlease_count\x18\b \x01(\rR\n" +
+	"leaseCount\"\x96\x01\n" +
+	"\tGroupLoad\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
+	"\vblock_count\x18\x02 \x01(\rR\n" +
+	"blockCount\x12(\n" +
+	"\x10free_block_count\x18\x03 \x01(\rR\x0efreeBlockCount\x12(\n" +
+	"\x10soft_block_count\x18\x04 \x01(\rR\x0esoftBlockCount\"r\n" +
+	"\x0eDataPathStatus\x120\n" +
+	"\tdata_path\x18\x01 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x1c\n" +
 	"\tavailable\x18\x02 \x01(\bR\tavailable\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\"\xad\x01\n" +
 	"\x10HandshakeRequest\x124\n" +
@@ -1234,34 +1798,52 @@ const file_kvgrpc_v1_handshake_proto_rawDesc = "" +
 	"\n" +
 	"bridgeable\x18\x04 \x01(\bR\n" +
 	"bridgeable\x12\x10\n" +
-	"\x03why\x18\x05 \x01(\tR\x03why\"@\n" +
+	"\x03why\x18\x05 \x01(\tR\x03why\"e\n" +
 	"\x12ConnectPeerRequest\x12*\n" +
-	"\x04peer\x18\x01 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\"m\n" +
+	"\x04peer\x18\x01 \x01(\v2\x16.kvgrpc.v1.PeerAddressR\x04peer\x12#\n" +
+	"\rvalidate_only\x18\x02 \x01(\bR\fvalidateOnly\"m\n" +
 	"\x13ConnectPeerResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12#\n" +
-	"\x04peer\x18\x02 \x01(\v2\x0f.kvgrpc.v1.PeerR\x04peer\"\x90\x02\n" +
+	"\x04peer\x18\x02 \x01(\v2\x0f.kvgrpc.v1.PeerR\x04peer\"\x97\x02\n" +
 	"\x04Peer\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12*\n" +
 	"\x05state\x18\x04 \x01(\x0e2\x14.kvgrpc.v1.PeerStateR\x05state\x12)\n" +
 	"\x05paths\x18\x05 \x03(\v2\x13.kvgrpc.v1.RankPathR\x05paths\x123\n" +
-	"\asilence\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\asilence\x12#\n" +
-	"\ropen_accesses\x18\a \x01(\rR\fopenAccesses\"\xa1\x01\n" +
+	"\asilence\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\asilence\x12*\n" +
+	"\x11open_access_count\x18\a \x01(\rR\x0fopenAccessCount\"\xc1\x01\n" +
 	"\bRankPath\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x1b\n" +
-	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x1b\n" +
-	"\tdata_path\x18\x03 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x04 \x01(\tR\x03why\x125\n" +
-	"\brejected\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\brejected*\x89\x01\n" +
+	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x120\n" +
+	"\tdata_path\x18\x03 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12@\n" +
+	"\x0erejected_paths\x18\x05 \x03(\v2\x19.kvgrpc.v1.DataPathStatusR\rrejectedPaths*\x96\x01\n" +
+	"\aFeature\x12\x17\n" +
+	"\x13FEATURE_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fFEATURE_PUSH\x10\x01\x12\x15\n" +
+	"\x11FEATURE_LAYERWISE\x10\x02\x12\x18\n" +
+	"\x14FEATURE_READS_PUSHES\x10\x03\x12\x18\n" +
+	"\x14FEATURE_REMOTE_RANKS\x10\x04\x12\x15\n" +
+	"\x11FEATURE_CHECKSUMS\x10\x05*\xba\x01\n" +
+	"\tAdmission\x12\x19\n" +
+	"\x15ADMISSION_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eADMISSION_OPEN\x10\x01\x12\x16\n" +
+	"\x12ADMISSION_DRAINING\x10\x02\x12\x18\n" +
+	"\x14ADMISSION_OVERLOADED\x10\x03\x12\x1d\n" +
+	"\x19ADMISSION_QUARANTINE_FULL\x10\x04\x12\x14\n" +
+	"\x10ADMISSION_WEDGED\x10\x05\x12\x17\n" +
+	"\x13ADMISSION_NO_ENGINE\x10\x06*\x89\x01\n" +
 	"\tPeerState\x12\x1a\n" +
 	"\x16PEER_STATE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15PEER_STATE_CONNECTING\x10\x01\x12\x18\n" +
 	"\x14PEER_STATE_CONNECTED\x10\x02\x12\x16\n" +
 	"\x12PEER_STATE_SUSPECT\x10\x03\x12\x13\n" +
-	"\x0fPEER_STATE_DEAD\x10\x042\xf9\x02\n" +
+	"\x0fPEER_STATE_DEAD\x10\x042\x9b\x04\n" +
 	"\x10HandshakeService\x12]\n" +
 	"\x0fGetCapabilities\x12!.kvgrpc.v1.GetCapabilitiesRequest\x1a\".kvgrpc.v1.GetCapabilitiesResponse\"\x03\x90\x02\x01\x12K\n" +
+	"\tGetEngine\x12\x1b.kvgrpc.v1.GetEngineRequest\x1a\x1c.kvgrpc.v1.GetEngineResponse\"\x03\x90\x02\x01\x12S\n" +
+	"\vWatchEngine\x12\x1d.kvgrpc.v1.WatchEngineRequest\x1a\x1e.kvgrpc.v1.WatchEngineResponse\"\x03\x90\x02\x010\x01\x12K\n" +
 	"\tHandshake\x12\x1b.kvgrpc.v1.HandshakeRequest\x1a\x1c.kvgrpc.v1.HandshakeResponse\"\x03\x90\x02\x02\x12f\n" +
 	"\x12CheckCompatibility\x12$.kvgrpc.v1.CheckCompatibilityRequest\x1a%.kvgrpc.v1.CheckCompatibilityResponse\"\x03\x90\x02\x01\x12Q\n" +
 	"\vConnectPeer\x12\x1d.kvgrpc.v1.ConnectPeerRequest\x1a\x1e.kvgrpc.v1.ConnectPeerResponse\"\x03\x90\x02\x02B;\n" +
@@ -1279,72 +1861,97 @@ func file_kvgrpc_v1_handshake_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_handshake_proto_rawDescData
 }
 
-var file_kvgrpc_v1_handshake_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_kvgrpc_v1_handshake_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvgrpc_v1_handshake_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_kvgrpc_v1_handshake_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kvgrpc_v1_handshake_proto_goTypes = []any{
-	(PeerState)(0),                     // 0: kvgrpc.v1.PeerState
-	(*EngineDescription)(nil),          // 1: kvgrpc.v1.EngineDescription
-	(*Limits)(nil),                     // 2: kvgrpc.v1.Limits
-	(*GetCapabilitiesRequest)(nil),     // 3: kvgrpc.v1.GetCapabilitiesRequest
-	(*GetCapabilitiesResponse)(nil),    // 4: kvgrpc.v1.GetCapabilitiesResponse
-	(*DataPathStatus)(nil),             // 5: kvgrpc.v1.DataPathStatus
-	(*HandshakeRequest)(nil),           // 6: kvgrpc.v1.HandshakeRequest
-	(*HandshakeResponse)(nil),          // 7: kvgrpc.v1.HandshakeResponse
-	(*CheckCompatibilityRequest)(nil),  // 8: kvgrpc.v1.CheckCompatibilityRequest
-	(*CheckCompatibilityResponse)(nil), // 9: kvgrpc.v1.CheckCompatibilityResponse
-	(*FieldDifference)(nil),            // 10: kvgrpc.v1.FieldDifference
-	(*ConnectPeerRequest)(nil),         // 11: kvgrpc.v1.ConnectPeerRequest
-	(*ConnectPeerResponse)(nil),        // 12: kvgrpc.v1.ConnectPeerResponse
-	(*Peer)(nil),                       // 13: kvgrpc.v1.Peer
-	(*RankPath)(nil),                   // 14: kvgrpc.v1.RankPath
-	(*PoolDescription)(nil),            // 15: kvgrpc.v1.PoolDescription
-	(*durationpb.Duration)(nil),        // 16: google.protobuf.Duration
-	(*ResponseHeader)(nil),             // 17: kvgrpc.v1.ResponseHeader
-	(*RankEndpoint)(nil),               // 18: kvgrpc.v1.RankEndpoint
-	(*PeerAddress)(nil),                // 19: kvgrpc.v1.PeerAddress
+	(Feature)(0),                       // 0: kvgrpc.v1.Feature
+	(Admission)(0),                     // 1: kvgrpc.v1.Admission
+	(PeerState)(0),                     // 2: kvgrpc.v1.PeerState
+	(*EngineDescription)(nil),          // 3: kvgrpc.v1.EngineDescription
+	(*Limits)(nil),                     // 4: kvgrpc.v1.Limits
+	(*GetCapabilitiesRequest)(nil),     // 5: kvgrpc.v1.GetCapabilitiesRequest
+	(*GetCapabilitiesResponse)(nil),    // 6: kvgrpc.v1.GetCapabilitiesResponse
+	(*GetEngineRequest)(nil),           // 7: kvgrpc.v1.GetEngineRequest
+	(*GetEngineResponse)(nil),          // 8: kvgrpc.v1.GetEngineResponse
+	(*WatchEngineRequest)(nil),         // 9: kvgrpc.v1.WatchEngineRequest
+	(*WatchEngineResponse)(nil),        // 10: kvgrpc.v1.WatchEngineResponse
+	(*EngineStatus)(nil),               // 11: kvgrpc.v1.EngineStatus
+	(*GroupLoad)(nil),                  // 12: kvgrpc.v1.GroupLoad
+	(*DataPathStatus)(nil),             // 13: kvgrpc.v1.DataPathStatus
+	(*HandshakeRequest)(nil),           // 14: kvgrpc.v1.HandshakeRequest
+	(*HandshakeResponse)(nil),          // 15: kvgrpc.v1.HandshakeResponse
+	(*CheckCompatibilityRequest)(nil),  // 16: kvgrpc.v1.CheckCompatibilityRequest
+	(*CheckCompatibilityResponse)(nil), // 17: kvgrpc.v1.CheckCompatibilityResponse
+	(*FieldDifference)(nil),            // 18: kvgrpc.v1.FieldDifference
+	(*ConnectPeerRequest)(nil),         // 19: kvgrpc.v1.ConnectPeerRequest
+	(*ConnectPeerResponse)(nil),        // 20: kvgrpc.v1.ConnectPeerResponse
+	(*Peer)(nil),                       // 21: kvgrpc.v1.Peer
+	(*RankPath)(nil),                   // 22: kvgrpc.v1.RankPath
+	(*PoolDescription)(nil),            // 23: kvgrpc.v1.PoolDescription
+	(*durationpb.Duration)(nil),        // 24: google.protobuf.Duration
+	(*ResponseHeader)(nil),             // 25: kvgrpc.v1.ResponseHeader
+	(DataPath)(0),                      // 26: kvgrpc.v1.DataPath
+	(*RankEndpoint)(nil),               // 27: kvgrpc.v1.RankEndpoint
+	(*PeerAddress)(nil),                // 28: kvgrpc.v1.PeerAddress
 }
 var file_kvgrpc_v1_handshake_proto_depIdxs = []int32{
-	15, // 0: kvgrpc.v1.EngineDescription.pool:type_name -> kvgrpc.v1.PoolDescription
-	16, // 1: kvgrpc.v1.Limits.lease_ttl:type_name -> google.protobuf.Duration
-	16, // 2: kvgrpc.v1.Limits.lease_cap:type_name -> google.protobuf.Duration
-	16, // 3: kvgrpc.v1.Limits.queue_timeout:type_name -> google.protobuf.Duration
-	16, // 4: kvgrpc.v1.Limits.transfer_timeout:type_name -> google.protobuf.Duration
-	16, // 5: kvgrpc.v1.Limits.settle_timeout:type_name -> google.protobuf.Duration
-	16, // 6: kvgrpc.v1.Limits.registration_timeout:type_name -> google.protobuf.Duration
-	16, // 7: kvgrpc.v1.Limits.peer_grace:type_name -> google.protobuf.Duration
-	17, // 8: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 9: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	2,  // 10: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
-	5,  // 11: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
-	1,  // 12: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	18, // 13: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	17, // 14: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 15: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
-	18, // 16: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
-	10, // 17: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	1,  // 18: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
-	17, // 19: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	10, // 20: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
-	19, // 21: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
-	17, // 22: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	13, // 23: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
-	0,  // 24: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
-	14, // 25: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
-	16, // 26: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
-	5,  // 27: kvgrpc.v1.RankPath.rejected:type_name -> kvgrpc.v1.DataPathStatus
-	3,  // 28: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
-	6,  // 29: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
-	8,  // 30: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
-	11, // 31: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
-	4,  // 32: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
-	7,  // 33: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
-	9,  // 34: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
-	12, // 35: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
-	32, // [32:36] is the sub-list for method output_type
-	28, // [28:32] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	23, // 0: kvgrpc.v1.EngineDescription.pool:type_name -> kvgrpc.v1.PoolDescription
+	0,  // 1: kvgrpc.v1.EngineDescription.features:type_name -> kvgrpc.v1.Feature
+	0,  // 2: kvgrpc.v1.EngineDescription.required_features:type_name -> kvgrpc.v1.Feature
+	24, // 3: kvgrpc.v1.Limits.lease_ttl:type_name -> google.protobuf.Duration
+	24, // 4: kvgrpc.v1.Limits.lease_cap:type_name -> google.protobuf.Duration
+	24, // 5: kvgrpc.v1.Limits.queue_timeout:type_name -> google.protobuf.Duration
+	24, // 6: kvgrpc.v1.Limits.transfer_timeout:type_name -> google.protobuf.Duration
+	24, // 7: kvgrpc.v1.Limits.settle_timeout:type_name -> google.protobuf.Duration
+	24, // 8: kvgrpc.v1.Limits.registration_timeout:type_name -> google.protobuf.Duration
+	24, // 9: kvgrpc.v1.Limits.peer_grace:type_name -> google.protobuf.Duration
+	25, // 10: kvgrpc.v1.GetCapabilitiesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 11: kvgrpc.v1.GetCapabilitiesResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	4,  // 12: kvgrpc.v1.GetCapabilitiesResponse.limits:type_name -> kvgrpc.v1.Limits
+	13, // 13: kvgrpc.v1.GetCapabilitiesResponse.data_paths:type_name -> kvgrpc.v1.DataPathStatus
+	1,  // 14: kvgrpc.v1.GetCapabilitiesResponse.admission:type_name -> kvgrpc.v1.Admission
+	25, // 15: kvgrpc.v1.GetEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 16: kvgrpc.v1.GetEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	24, // 17: kvgrpc.v1.WatchEngineRequest.min_interval:type_name -> google.protobuf.Duration
+	25, // 18: kvgrpc.v1.WatchEngineResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 19: kvgrpc.v1.WatchEngineResponse.status:type_name -> kvgrpc.v1.EngineStatus
+	1,  // 20: kvgrpc.v1.EngineStatus.admission:type_name -> kvgrpc.v1.Admission
+	12, // 21: kvgrpc.v1.EngineStatus.groups:type_name -> kvgrpc.v1.GroupLoad
+	26, // 22: kvgrpc.v1.DataPathStatus.data_path:type_name -> kvgrpc.v1.DataPath
+	3,  // 23: kvgrpc.v1.HandshakeRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 24: kvgrpc.v1.HandshakeRequest.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	25, // 25: kvgrpc.v1.HandshakeResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	3,  // 26: kvgrpc.v1.HandshakeResponse.engine:type_name -> kvgrpc.v1.EngineDescription
+	27, // 27: kvgrpc.v1.HandshakeResponse.endpoints:type_name -> kvgrpc.v1.RankEndpoint
+	18, // 28: kvgrpc.v1.HandshakeResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	3,  // 29: kvgrpc.v1.CheckCompatibilityRequest.engine:type_name -> kvgrpc.v1.EngineDescription
+	25, // 30: kvgrpc.v1.CheckCompatibilityResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	18, // 31: kvgrpc.v1.CheckCompatibilityResponse.differences:type_name -> kvgrpc.v1.FieldDifference
+	28, // 32: kvgrpc.v1.ConnectPeerRequest.peer:type_name -> kvgrpc.v1.PeerAddress
+	25, // 33: kvgrpc.v1.ConnectPeerResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	21, // 34: kvgrpc.v1.ConnectPeerResponse.peer:type_name -> kvgrpc.v1.Peer
+	2,  // 35: kvgrpc.v1.Peer.state:type_name -> kvgrpc.v1.PeerState
+	22, // 36: kvgrpc.v1.Peer.paths:type_name -> kvgrpc.v1.RankPath
+	24, // 37: kvgrpc.v1.Peer.silence:type_name -> google.protobuf.Duration
+	26, // 38: kvgrpc.v1.RankPath.data_path:type_name -> kvgrpc.v1.DataPath
+	13, // 39: kvgrpc.v1.RankPath.rejected_paths:type_name -> kvgrpc.v1.DataPathStatus
+	5,  // 40: kvgrpc.v1.HandshakeService.GetCapabilities:input_type -> kvgrpc.v1.GetCapabilitiesRequest
+	7,  // 41: kvgrpc.v1.HandshakeService.GetEngine:input_type -> kvgrpc.v1.GetEngineRequest
+	9,  // 42: kvgrpc.v1.HandshakeService.WatchEngine:input_type -> kvgrpc.v1.WatchEngineRequest
+	14, // 43: kvgrpc.v1.HandshakeService.Handshake:input_type -> kvgrpc.v1.HandshakeRequest
+	16, // 44: kvgrpc.v1.HandshakeService.CheckCompatibility:input_type -> kvgrpc.v1.CheckCompatibilityRequest
+	19, // 45: kvgrpc.v1.HandshakeService.ConnectPeer:input_type -> kvgrpc.v1.ConnectPeerRequest
+	6,  // 46: kvgrpc.v1.HandshakeService.GetCapabilities:output_type -> kvgrpc.v1.GetCapabilitiesResponse
+	8,  // 47: kvgrpc.v1.HandshakeService.GetEngine:output_type -> kvgrpc.v1.GetEngineResponse
+	10, // 48: kvgrpc.v1.HandshakeService.WatchEngine:output_type -> kvgrpc.v1.WatchEngineResponse
+	15, // 49: kvgrpc.v1.HandshakeService.Handshake:output_type -> kvgrpc.v1.HandshakeResponse
+	17, // 50: kvgrpc.v1.HandshakeService.CheckCompatibility:output_type -> kvgrpc.v1.CheckCompatibilityResponse
+	20, // 51: kvgrpc.v1.HandshakeService.ConnectPeer:output_type -> kvgrpc.v1.ConnectPeerResponse
+	46, // [46:52] is the sub-list for method output_type
+	40, // [40:46] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_handshake_proto_init() }
@@ -1359,8 +1966,8 @@ func file_kvgrpc_v1_handshake_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_handshake_proto_rawDesc), len(file_kvgrpc_v1_handshake_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   14,
+			NumEnums:      3,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

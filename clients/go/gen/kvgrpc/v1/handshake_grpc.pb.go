@@ -22,6 +22,8 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	HandshakeService_GetCapabilities_FullMethodName    = "/kvgrpc.v1.HandshakeService/GetCapabilities"
+	HandshakeService_GetEngine_FullMethodName          = "/kvgrpc.v1.HandshakeService/GetEngine"
+	HandshakeService_WatchEngine_FullMethodName        = "/kvgrpc.v1.HandshakeService/WatchEngine"
 	HandshakeService_Handshake_FullMethodName          = "/kvgrpc.v1.HandshakeService/Handshake"
 	HandshakeService_CheckCompatibility_FullMethodName = "/kvgrpc.v1.HandshakeService/CheckCompatibility"
 	HandshakeService_ConnectPeer_FullMethodName        = "/kvgrpc.v1.HandshakeService/ConnectPeer"
@@ -33,10 +35,23 @@ const (
 //
 // First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
 type HandshakeServiceClient interface {
-	// What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+	// What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 	//
 	// Errors: none of its own.
 	GetCapabilities(ctx context.Context, in *GetCapabilitiesRequest, opts ...grpc.CallOption) (*GetCapabilitiesResponse, error)
+	// How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+	// waits. Any caller. The unary equal of WatchEngine.
+	//
+	// Errors: none of its own.
+	GetEngine(ctx context.Context, in *GetEngineRequest, opts ...grpc.CallOption) (*GetEngineResponse, error)
+	// The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+	// though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+	// transfers of the one before are gone. Ends with the server.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
+	WatchEngine(ctx context.Context, in *WatchEngineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEngineResponse], error)
 	// Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
 	// pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
 	// newest wins. It admits the caller to PeerService.
@@ -88,6 +103,35 @@ func (c *handshakeServiceClient) GetCapabilities(ctx context.Context, in *GetCap
 	return out, nil
 }
 
+func (c *handshakeServiceClient) GetEngine(ctx context.Context, in *GetEngineRequest, opts ...grpc.CallOption) (*GetEngineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetEngineResponse)
+	err := c.cc.Invoke(ctx, HandshakeService_GetEngine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *handshakeServiceClient) WatchEngine(ctx context.Context, in *WatchEngineRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchEngineResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &HandshakeService_ServiceDesc.Streams[0], HandshakeService_WatchEngine_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchEngineRequest, WatchEngineResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HandshakeService_WatchEngineClient = grpc.ServerStreamingClient[WatchEngineResponse]
+
 func (c *handshakeServiceClient) Handshake(ctx context.Context, in *HandshakeRequest, opts ...grpc.CallOption) (*HandshakeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HandshakeResponse)
@@ -124,10 +168,23 @@ func (c *handshakeServiceClient) ConnectPeer(ctx context.Context, in *ConnectPee
 //
 // First contact. Called by routers (GetCapabilities, CheckCompatibility, ConnectPeer) and by leads (Handshake).
 type HandshakeServiceServer interface {
-	// What this engine is and offers. No effect. A good first call from grpcurl. Any caller.
+	// What this engine is and offers, and whether it takes work. No effect. A good first call from grpcurl. Any caller.
 	//
 	// Errors: none of its own.
 	GetCapabilities(context.Context, *GetCapabilitiesRequest) (*GetCapabilitiesResponse, error)
+	// How the engine is right now, for a router that chooses among engines: whether it takes work, what is free, and what
+	// waits. Any caller. The unary equal of WatchEngine.
+	//
+	// Errors: none of its own.
+	GetEngine(context.Context, *GetEngineRequest) (*GetEngineResponse, error)
+	// The same at once, then whenever it has changed, at most once in each `min_interval`, and at least every 5 seconds
+	// though nothing has. It outlasts the engine's lives: a reply of another incarnation tells that all leases, grants and
+	// transfers of the one before are gone. Ends with the server.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: the interval is negative.
+	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: there are too many streams.
+	WatchEngine(*WatchEngineRequest, grpc.ServerStreamingServer[WatchEngineResponse]) error
 	// Makes two leads known to each other, both ways at once, for the present incarnations: each learns the other's
 	// pool, ranks and how to reach their memory. Called by leads, once per pair of incarnations; safe to repeat, the
 	// newest wins. It admits the caller to PeerService.
@@ -171,6 +228,12 @@ type UnimplementedHandshakeServiceServer struct{}
 
 func (UnimplementedHandshakeServiceServer) GetCapabilities(context.Context, *GetCapabilitiesRequest) (*GetCapabilitiesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCapabilities not implemented")
+}
+func (UnimplementedHandshakeServiceServer) GetEngine(context.Context, *GetEngineRequest) (*GetEngineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetEngine not implemented")
+}
+func (UnimplementedHandshakeServiceServer) WatchEngine(*WatchEngineRequest, grpc.ServerStreamingServer[WatchEngineResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchEngine not implemented")
 }
 func (UnimplementedHandshakeServiceServer) Handshake(context.Context, *HandshakeRequest) (*HandshakeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Handshake not implemented")
@@ -219,6 +282,35 @@ func _HandshakeService_GetCapabilities_Handler(srv interface{}, ctx context.Cont
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _HandshakeService_GetEngine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetEngineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HandshakeServiceServer).GetEngine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HandshakeService_GetEngine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HandshakeServiceServer).GetEngine(ctx, req.(*GetEngineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HandshakeService_WatchEngine_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchEngineRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HandshakeServiceServer).WatchEngine(m, &grpc.GenericServerStream[WatchEngineRequest, WatchEngineResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HandshakeService_WatchEngineServer = grpc.ServerStreamingServer[WatchEngineResponse]
 
 func _HandshakeService_Handshake_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HandshakeRequest)
@@ -286,6 +378,10 @@ var HandshakeService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _HandshakeService_GetCapabilities_Handler,
 		},
 		{
+			MethodName: "GetEngine",
+			Handler:    _HandshakeService_GetEngine_Handler,
+		},
+		{
 			MethodName: "Handshake",
 			Handler:    _HandshakeService_Handshake_Handler,
 		},
@@ -298,6 +394,12 @@ var HandshakeService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _HandshakeService_ConnectPeer_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchEngine",
+			Handler:       _HandshakeService_WatchEngine_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "kvgrpc/v1/handshake.proto",
 }

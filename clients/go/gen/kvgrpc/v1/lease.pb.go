@@ -113,17 +113,17 @@ type Lease struct {
 	// Time since it was granted.
 	Age *durationpb.Duration `protobuf:"bytes,8,opt,name=age,proto3" json:"age,omitempty"`
 	// The pinned blocks.
-	Blocks []*GroupBlocks `protobuf:"bytes,9,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks *Blocks `protobuf:"bytes,9,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens on offer.
 	TokenCount uint32 `protobuf:"varint,10,opt,name=token_count,json=tokenCount,proto3" json:"token_count,omitempty"`
 	// Consumers declared.
-	Consumers uint32 `protobuf:"varint,11,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	ConsumerCount uint32 `protobuf:"varint,11,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// Consumers done.
-	ConsumersDone uint32 `protobuf:"varint,12,opt,name=consumers_done,json=consumersDone,proto3" json:"consumers_done,omitempty"`
+	DoneConsumerCount uint32 `protobuf:"varint,12,opt,name=done_consumer_count,json=doneConsumerCount,proto3" json:"done_consumer_count,omitempty"`
 	// Accesses open on it now.
-	OpenAccesses uint32 `protobuf:"varint,13,opt,name=open_accesses,json=openAccesses,proto3" json:"open_accesses,omitempty"`
+	OpenAccessCount uint32 `protobuf:"varint,13,opt,name=open_access_count,json=openAccessCount,proto3" json:"open_access_count,omitempty"`
 	// Renewals so far.
-	Renewals uint32 `protobuf:"varint,14,opt,name=renewals,proto3" json:"renewals,omitempty"`
+	RenewalCount uint32 `protobuf:"varint,14,opt,name=renewal_count,json=renewalCount,proto3" json:"renewal_count,omitempty"`
 	// The trace of the hand-over.
 	TraceId string `protobuf:"bytes,15,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// Labels given with GrantLease.
@@ -218,7 +218,7 @@ func (x *Lease) GetAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *Lease) GetBlocks() []*GroupBlocks {
+func (x *Lease) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -232,30 +232,30 @@ func (x *Lease) GetTokenCount() uint32 {
 	return 0
 }
 
-func (x *Lease) GetConsumers() uint32 {
+func (x *Lease) GetConsumerCount() uint32 {
 	if x != nil {
-		return x.Consumers
+		return x.ConsumerCount
 	}
 	return 0
 }
 
-func (x *Lease) GetConsumersDone() uint32 {
+func (x *Lease) GetDoneConsumerCount() uint32 {
 	if x != nil {
-		return x.ConsumersDone
+		return x.DoneConsumerCount
 	}
 	return 0
 }
 
-func (x *Lease) GetOpenAccesses() uint32 {
+func (x *Lease) GetOpenAccessCount() uint32 {
 	if x != nil {
-		return x.OpenAccesses
+		return x.OpenAccessCount
 	}
 	return 0
 }
 
-func (x *Lease) GetRenewals() uint32 {
+func (x *Lease) GetRenewalCount() uint32 {
 	if x != nil {
-		return x.Renewals
+		return x.RenewalCount
 	}
 	return 0
 }
@@ -279,11 +279,11 @@ type LeaseRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Which one. Required.
 	//
-	// Types that are valid to be assigned to Lease:
+	// Types that are valid to be assigned to Ref:
 	//
 	//	*LeaseRef_LeaseId
 	//	*LeaseRef_Grant
-	Lease         isLeaseRef_Lease `protobuf_oneof:"lease"`
+	Ref           isLeaseRef_Ref `protobuf_oneof:"ref"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,16 +318,16 @@ func (*LeaseRef) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_lease_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *LeaseRef) GetLease() isLeaseRef_Lease {
+func (x *LeaseRef) GetRef() isLeaseRef_Ref {
 	if x != nil {
-		return x.Lease
+		return x.Ref
 	}
 	return nil
 }
 
 func (x *LeaseRef) GetLeaseId() string {
 	if x != nil {
-		if x, ok := x.Lease.(*LeaseRef_LeaseId); ok {
+		if x, ok := x.Ref.(*LeaseRef_LeaseId); ok {
 			return x.LeaseId
 		}
 	}
@@ -336,15 +336,15 @@ func (x *LeaseRef) GetLeaseId() string {
 
 func (x *LeaseRef) GetGrant() *Grant {
 	if x != nil {
-		if x, ok := x.Lease.(*LeaseRef_Grant); ok {
+		if x, ok := x.Ref.(*LeaseRef_Grant); ok {
 			return x.Grant
 		}
 	}
 	return nil
 }
 
-type isLeaseRef_Lease interface {
-	isLeaseRef_Lease()
+type isLeaseRef_Ref interface {
+	isLeaseRef_Ref()
 }
 
 type LeaseRef_LeaseId struct {
@@ -357,23 +357,23 @@ type LeaseRef_Grant struct {
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3,oneof"`
 }
 
-func (*LeaseRef_LeaseId) isLeaseRef_Lease() {}
+func (*LeaseRef_LeaseId) isLeaseRef_Ref() {}
 
-func (*LeaseRef_Grant) isLeaseRef_Lease() {}
+func (*LeaseRef_Grant) isLeaseRef_Ref() {}
 
 // Blocks to pin.
 type GrantLeaseRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Required. The blocks, one entry a group, in token order.
-	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Required. The blocks, in token order.
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Required. What the blocks hold.
 	Content *Content `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
 	// As in FinishedBlocks.
 	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// How many consumers will come. 0 means 1.
-	Consumers uint32 `protobuf:"varint,5,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	ConsumerCount uint32 `protobuf:"varint,5,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// What a consumer's abort means.
 	OnAbort OnAbort `protobuf:"varint,6,opt,name=on_abort,json=onAbort,proto3,enum=kvgrpc.v1.OnAbort" json:"on_abort,omitempty"`
 	// The LLM request's id; a label.
@@ -382,8 +382,8 @@ type GrantLeaseRequest struct {
 	TransferKey []byte `protobuf:"bytes,8,opt,name=transfer_key,json=transferKey,proto3" json:"transfer_key,omitempty"`
 	// Free labels; at most 16, of at most 64 bytes each side.
 	Labels map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,10,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -425,7 +425,7 @@ func (x *GrantLeaseRequest) GetIdempotencyKey() string {
 	return ""
 }
 
-func (x *GrantLeaseRequest) GetBlocks() []*GroupBlocks {
+func (x *GrantLeaseRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -446,9 +446,9 @@ func (x *GrantLeaseRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
-func (x *GrantLeaseRequest) GetConsumers() uint32 {
+func (x *GrantLeaseRequest) GetConsumerCount() uint32 {
 	if x != nil {
-		return x.Consumers
+		return x.ConsumerCount
 	}
 	return 0
 }
@@ -481,11 +481,11 @@ func (x *GrantLeaseRequest) GetLabels() map[string]string {
 	return nil
 }
 
-func (x *GrantLeaseRequest) GetIncarnation() uint64 {
+func (x *GrantLeaseRequest) GetValidateOnly() bool {
 	if x != nil {
-		return x.Incarnation
+		return x.ValidateOnly
 	}
-	return 0
+	return false
 }
 
 // The lease stands.
@@ -559,7 +559,9 @@ type RenewLeasesRequest struct {
 	Leases []*LeaseRef `protobuf:"bytes,1,rep,name=leases,proto3" json:"leases,omitempty"`
 	// Duration from now for each; unset takes the one that each lease was granted with. One that would end sooner than
 	// the lease does leaves it as it is.
-	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// See common.proto: the rows are those of the leases as they are.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -608,13 +610,23 @@ func (x *RenewLeasesRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *RenewLeasesRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // One row per lease asked for, in order.
 type RenewedLease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What is left now; 0 when it could not be renewed.
 	Remaining *durationpb.Duration `protobuf:"bytes,1,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// Why not; UNSPECIFIED when it was.
-	Reason        FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
+	Reason FailureReason `protobuf:"varint,2,opt,name=reason,proto3,enum=kvgrpc.v1.FailureReason" json:"reason,omitempty"`
+	// Its state now, which says whether to go on renewing it: only a LIVE one was renewed. DONE tells that its consumers
+	// have their KV. UNSPECIFIED for one that is unknown.
+	State         LeaseState `protobuf:"varint,3,opt,name=state,proto3,enum=kvgrpc.v1.LeaseState" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -661,6 +673,13 @@ func (x *RenewedLease) GetReason() FailureReason {
 		return x.Reason
 	}
 	return FailureReason_FAILURE_REASON_UNSPECIFIED
+}
+
+func (x *RenewedLease) GetState() LeaseState {
+	if x != nil {
+		return x.State
+	}
+	return LeaseState_LEASE_STATE_UNSPECIFIED
 }
 
 // The rows.
@@ -724,7 +743,9 @@ type ReleaseLeaseRequest struct {
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Required. Which one.
-	Lease         *LeaseRef `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	Lease *LeaseRef `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -773,6 +794,13 @@ func (x *ReleaseLeaseRequest) GetLease() *LeaseRef {
 	return nil
 }
 
+func (x *ReleaseLeaseRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // It has ended.
 type ReleaseLeaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -781,7 +809,7 @@ type ReleaseLeaseResponse struct {
 	// The lease after it.
 	Lease *Lease `protobuf:"bytes,2,opt,name=lease,proto3" json:"lease,omitempty"`
 	// Blocks that no pin holds any more.
-	Freed         []*GroupBlocks `protobuf:"bytes,3,rep,name=freed,proto3" json:"freed,omitempty"`
+	FreedBlocks   *Blocks `protobuf:"bytes,3,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -830,9 +858,9 @@ func (x *ReleaseLeaseResponse) GetLease() *Lease {
 	return nil
 }
 
-func (x *ReleaseLeaseResponse) GetFreed() []*GroupBlocks {
+func (x *ReleaseLeaseResponse) GetFreedBlocks() *Blocks {
 	if x != nil {
-		return x.Freed
+		return x.FreedBlocks
 	}
 	return nil
 }
@@ -1180,7 +1208,7 @@ var File_kvgrpc_v1_lease_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xc5\x05\n" +
+	"\x15kvgrpc/v1/lease.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xe2\x05\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12+\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x15.kvgrpc.v1.LeaseStateR\x05state\x12\x1d\n" +
@@ -1191,60 +1219,63 @@ const file_kvgrpc_v1_lease_proto_rawDesc = "" +
 	"\x03ttl\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x127\n" +
 	"\tremaining\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x12>\n" +
 	"\rcap_remaining\x18\a \x01(\v2\x19.google.protobuf.DurationR\fcapRemaining\x12+\n" +
-	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\x12.\n" +
-	"\x06blocks\x18\t \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12\x1f\n" +
+	"\x03age\x18\b \x01(\v2\x19.google.protobuf.DurationR\x03age\x12)\n" +
+	"\x06blocks\x18\t \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12\x1f\n" +
 	"\vtoken_count\x18\n" +
 	" \x01(\rR\n" +
-	"tokenCount\x12\x1c\n" +
-	"\tconsumers\x18\v \x01(\rR\tconsumers\x12%\n" +
-	"\x0econsumers_done\x18\f \x01(\rR\rconsumersDone\x12#\n" +
-	"\ropen_accesses\x18\r \x01(\rR\fopenAccesses\x12\x1a\n" +
-	"\brenewals\x18\x0e \x01(\rR\brenewals\x12\x19\n" +
+	"tokenCount\x12%\n" +
+	"\x0econsumer_count\x18\v \x01(\rR\rconsumerCount\x12.\n" +
+	"\x13done_consumer_count\x18\f \x01(\rR\x11doneConsumerCount\x12*\n" +
+	"\x11open_access_count\x18\r \x01(\rR\x0fopenAccessCount\x12#\n" +
+	"\rrenewal_count\x18\x0e \x01(\rR\frenewalCount\x12\x19\n" +
 	"\btrace_id\x18\x0f \x01(\tR\atraceId\x124\n" +
 	"\x06labels\x18\x10 \x03(\v2\x1c.kvgrpc.v1.Lease.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Z\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"X\n" +
 	"\bLeaseRef\x12\x1b\n" +
 	"\blease_id\x18\x01 \x01(\tH\x00R\aleaseId\x12(\n" +
-	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\a\n" +
-	"\x05lease\"\xf5\x03\n" +
+	"\x05grant\x18\x02 \x01(\v2\x10.kvgrpc.v1.GrantH\x00R\x05grantB\x05\n" +
+	"\x03ref\"\xfc\x03\n" +
 	"\x11GrantLeaseRequest\x12'\n" +
-	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12,\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12,\n" +
 	"\acontent\x18\x03 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12+\n" +
-	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x1c\n" +
-	"\tconsumers\x18\x05 \x01(\rR\tconsumers\x12-\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
+	"\x0econsumer_count\x18\x05 \x01(\rR\rconsumerCount\x12-\n" +
 	"\bon_abort\x18\x06 \x01(\x0e2\x12.kvgrpc.v1.OnAbortR\aonAbort\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\a \x01(\tR\trequestId\x12!\n" +
 	"\ftransfer_key\x18\b \x01(\fR\vtransferKey\x12@\n" +
-	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12 \n" +
-	"\vincarnation\x18\n" +
-	" \x01(\x06R\vincarnation\x1a9\n" +
+	"\x06labels\x18\t \x03(\v2(.kvgrpc.v1.GrantLeaseRequest.LabelsEntryR\x06labels\x12#\n" +
+	"\rvalidate_only\x18\n" +
+	" \x01(\bR\fvalidateOnly\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x97\x01\n" +
 	"\x12GrantLeaseResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
 	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12&\n" +
-	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"n\n" +
+	"\x05grant\x18\x03 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\"\x93\x01\n" +
 	"\x12RenewLeasesRequest\x12+\n" +
 	"\x06leases\x18\x01 \x03(\v2\x13.kvgrpc.v1.LeaseRefR\x06leases\x12+\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"y\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\xa6\x01\n" +
 	"\fRenewedLease\x127\n" +
 	"\tremaining\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tremaining\x120\n" +
-	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\"y\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.FailureReasonR\x06reason\x12+\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x15.kvgrpc.v1.LeaseStateR\x05state\"y\n" +
 	"\x13RenewLeasesResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\"i\n" +
+	"\x06leases\x18\x02 \x03(\v2\x17.kvgrpc.v1.RenewedLeaseR\x06leases\"\x8e\x01\n" +
 	"\x13ReleaseLeaseRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12)\n" +
-	"\x05lease\x18\x02 \x01(\v2\x13.kvgrpc.v1.LeaseRefR\x05lease\"\x9f\x01\n" +
+	"\x05lease\x18\x02 \x01(\v2\x13.kvgrpc.v1.LeaseRefR\x05lease\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\xa7\x01\n" +
 	"\x14ReleaseLeaseResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12&\n" +
-	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x12,\n" +
-	"\x05freed\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x05freed\"<\n" +
+	"\x05lease\x18\x02 \x01(\v2\x10.kvgrpc.v1.LeaseR\x05lease\x124\n" +
+	"\ffreed_blocks\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\vfreedBlocks\"<\n" +
 	"\x0fGetLeaseRequest\x12)\n" +
 	"\x05lease\x18\x01 \x01(\v2\x13.kvgrpc.v1.LeaseRefR\x05lease\"m\n" +
 	"\x10GetLeaseResponse\x121\n" +
@@ -1320,7 +1351,7 @@ var file_kvgrpc_v1_lease_proto_goTypes = []any{
 	nil,                          // 16: kvgrpc.v1.Lease.LabelsEntry
 	nil,                          // 17: kvgrpc.v1.GrantLeaseRequest.LabelsEntry
 	(*durationpb.Duration)(nil),  // 18: google.protobuf.Duration
-	(*GroupBlocks)(nil),          // 19: kvgrpc.v1.GroupBlocks
+	(*Blocks)(nil),               // 19: kvgrpc.v1.Blocks
 	(*Grant)(nil),                // 20: kvgrpc.v1.Grant
 	(*Content)(nil),              // 21: kvgrpc.v1.Content
 	(OnAbort)(0),                 // 22: kvgrpc.v1.OnAbort
@@ -1333,10 +1364,10 @@ var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	18, // 2: kvgrpc.v1.Lease.remaining:type_name -> google.protobuf.Duration
 	18, // 3: kvgrpc.v1.Lease.cap_remaining:type_name -> google.protobuf.Duration
 	18, // 4: kvgrpc.v1.Lease.age:type_name -> google.protobuf.Duration
-	19, // 5: kvgrpc.v1.Lease.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	19, // 5: kvgrpc.v1.Lease.blocks:type_name -> kvgrpc.v1.Blocks
 	16, // 6: kvgrpc.v1.Lease.labels:type_name -> kvgrpc.v1.Lease.LabelsEntry
 	20, // 7: kvgrpc.v1.LeaseRef.grant:type_name -> kvgrpc.v1.Grant
-	19, // 8: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	19, // 8: kvgrpc.v1.GrantLeaseRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	21, // 9: kvgrpc.v1.GrantLeaseRequest.content:type_name -> kvgrpc.v1.Content
 	18, // 10: kvgrpc.v1.GrantLeaseRequest.ttl:type_name -> google.protobuf.Duration
 	22, // 11: kvgrpc.v1.GrantLeaseRequest.on_abort:type_name -> kvgrpc.v1.OnAbort
@@ -1348,38 +1379,39 @@ var file_kvgrpc_v1_lease_proto_depIdxs = []int32{
 	18, // 17: kvgrpc.v1.RenewLeasesRequest.ttl:type_name -> google.protobuf.Duration
 	18, // 18: kvgrpc.v1.RenewedLease.remaining:type_name -> google.protobuf.Duration
 	24, // 19: kvgrpc.v1.RenewedLease.reason:type_name -> kvgrpc.v1.FailureReason
-	23, // 20: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 21: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	2,  // 22: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 23: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 24: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	19, // 25: kvgrpc.v1.ReleaseLeaseResponse.freed:type_name -> kvgrpc.v1.GroupBlocks
-	2,  // 26: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
-	23, // 27: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 28: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
-	23, // 29: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	1,  // 30: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
-	2,  // 31: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
-	18, // 32: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
-	23, // 33: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	6,  // 34: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
-	3,  // 35: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
-	5,  // 36: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
-	8,  // 37: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
-	10, // 38: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
-	12, // 39: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
-	14, // 40: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
-	4,  // 41: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
-	7,  // 42: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
-	9,  // 43: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
-	11, // 44: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
-	13, // 45: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
-	15, // 46: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
-	41, // [41:47] is the sub-list for method output_type
-	35, // [35:41] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	0,  // 20: kvgrpc.v1.RenewedLease.state:type_name -> kvgrpc.v1.LeaseState
+	23, // 21: kvgrpc.v1.RenewLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 22: kvgrpc.v1.RenewLeasesResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	2,  // 23: kvgrpc.v1.ReleaseLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 24: kvgrpc.v1.ReleaseLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 25: kvgrpc.v1.ReleaseLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	19, // 26: kvgrpc.v1.ReleaseLeaseResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
+	2,  // 27: kvgrpc.v1.GetLeaseRequest.lease:type_name -> kvgrpc.v1.LeaseRef
+	23, // 28: kvgrpc.v1.GetLeaseResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 29: kvgrpc.v1.GetLeaseResponse.lease:type_name -> kvgrpc.v1.Lease
+	23, // 30: kvgrpc.v1.ListLeasesResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	1,  // 31: kvgrpc.v1.ListLeasesResponse.leases:type_name -> kvgrpc.v1.Lease
+	2,  // 32: kvgrpc.v1.KeepAliveRequest.leases:type_name -> kvgrpc.v1.LeaseRef
+	18, // 33: kvgrpc.v1.KeepAliveRequest.ttl:type_name -> google.protobuf.Duration
+	23, // 34: kvgrpc.v1.KeepAliveResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 35: kvgrpc.v1.KeepAliveResponse.leases:type_name -> kvgrpc.v1.RenewedLease
+	3,  // 36: kvgrpc.v1.LeaseService.GrantLease:input_type -> kvgrpc.v1.GrantLeaseRequest
+	5,  // 37: kvgrpc.v1.LeaseService.RenewLeases:input_type -> kvgrpc.v1.RenewLeasesRequest
+	8,  // 38: kvgrpc.v1.LeaseService.ReleaseLease:input_type -> kvgrpc.v1.ReleaseLeaseRequest
+	10, // 39: kvgrpc.v1.LeaseService.GetLease:input_type -> kvgrpc.v1.GetLeaseRequest
+	12, // 40: kvgrpc.v1.LeaseService.ListLeases:input_type -> kvgrpc.v1.ListLeasesRequest
+	14, // 41: kvgrpc.v1.LeaseService.KeepAlive:input_type -> kvgrpc.v1.KeepAliveRequest
+	4,  // 42: kvgrpc.v1.LeaseService.GrantLease:output_type -> kvgrpc.v1.GrantLeaseResponse
+	7,  // 43: kvgrpc.v1.LeaseService.RenewLeases:output_type -> kvgrpc.v1.RenewLeasesResponse
+	9,  // 44: kvgrpc.v1.LeaseService.ReleaseLease:output_type -> kvgrpc.v1.ReleaseLeaseResponse
+	11, // 45: kvgrpc.v1.LeaseService.GetLease:output_type -> kvgrpc.v1.GetLeaseResponse
+	13, // 46: kvgrpc.v1.LeaseService.ListLeases:output_type -> kvgrpc.v1.ListLeasesResponse
+	15, // 47: kvgrpc.v1.LeaseService.KeepAlive:output_type -> kvgrpc.v1.KeepAliveResponse
+	42, // [42:48] is the sub-list for method output_type
+	36, // [36:42] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_lease_proto_init() }

@@ -36,7 +36,7 @@ const (
 // Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on it.
 // Called by engines, routers and peers.
 type LeaseServiceClient interface {
-	// Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+	// Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 	//
 	// Errors: as FinishedBlocks.
 	GrantLease(ctx context.Context, in *GrantLeaseRequest, opts ...grpc.CallOption) (*GrantLeaseResponse, error)
@@ -153,7 +153,7 @@ type LeaseService_KeepAliveClient = grpc.BidiStreamingClient[KeepAliveRequest, K
 // Pins finished blocks for readers, for a bounded time. Each call takes a lease id or a grant that stands on it.
 // Called by engines, routers and peers.
 type LeaseServiceServer interface {
-	// Pins blocks and mints a READ grant, like FinishedBlocks with READERS but without a transfer to follow.
+	// Pins blocks and mints a READ grant, like FinishedBlocks `for_readers` but without a transfer to follow.
 	//
 	// Errors: as FinishedBlocks.
 	GrantLease(context.Context, *GrantLeaseRequest) (*GrantLeaseResponse, error)

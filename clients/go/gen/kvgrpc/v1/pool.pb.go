@@ -117,30 +117,30 @@ func (x *DescribePoolsResponse) GetPools() []*PoolDescription {
 }
 
 // How many blocks to take from one group.
-type GroupCount struct {
+type GroupBlockCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Index of the group.
 	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Blocks.
-	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	BlockCount    uint32 `protobuf:"varint,2,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *GroupCount) Reset() {
-	*x = GroupCount{}
+func (x *GroupBlockCount) Reset() {
+	*x = GroupBlockCount{}
 	mi := &file_kvgrpc_v1_pool_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *GroupCount) String() string {
+func (x *GroupBlockCount) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*GroupCount) ProtoMessage() {}
+func (*GroupBlockCount) ProtoMessage() {}
 
-func (x *GroupCount) ProtoReflect() protoreflect.Message {
+func (x *GroupBlockCount) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_pool_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -152,21 +152,21 @@ func (x *GroupCount) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use GroupCount.ProtoReflect.Descriptor instead.
-func (*GroupCount) Descriptor() ([]byte, []int) {
+// Deprecated: Use GroupBlockCount.ProtoReflect.Descriptor instead.
+func (*GroupBlockCount) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *GroupCount) GetGroup() uint32 {
+func (x *GroupBlockCount) GetGroup() uint32 {
 	if x != nil {
 		return x.Group
 	}
 	return 0
 }
 
-func (x *GroupCount) GetCount() uint32 {
+func (x *GroupBlockCount) GetBlockCount() uint32 {
 	if x != nil {
-		return x.Count
+		return x.BlockCount
 	}
 	return 0
 }
@@ -176,12 +176,16 @@ type AllocateBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Required. From each group; at most 256 rows.
-	Counts []*GroupCount `protobuf:"bytes,2,rep,name=counts,proto3" json:"counts,omitempty"`
-	// Freed by itself after this long; unset lives until FreeBlocks.
+	// Required. How many from each group; at most 256 rows.
+	GroupBlockCounts []*GroupBlockCount `protobuf:"bytes,2,rep,name=group_block_counts,json=groupBlockCounts,proto3" json:"group_block_counts,omitempty"`
+	// Freed by itself after this long; unset means 10 minutes.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// An earlier allocation, to renew its TTL; `counts` is then empty.
-	AllocationId  string `protobuf:"bytes,4,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	// An earlier allocation, to renew its TTL; `group_block_counts` is then empty.
+	AllocationId string `protobuf:"bytes,4,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	// Never freed by itself: a caller that forgets it holds its blocks until the server's end. Without `ttl`.
+	NoExpiry bool `protobuf:"varint,5,opt,name=no_expiry,json=noExpiry,proto3" json:"no_expiry,omitempty"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,6,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -223,9 +227,9 @@ func (x *AllocateBlocksRequest) GetIdempotencyKey() string {
 	return ""
 }
 
-func (x *AllocateBlocksRequest) GetCounts() []*GroupCount {
+func (x *AllocateBlocksRequest) GetGroupBlockCounts() []*GroupBlockCount {
 	if x != nil {
-		return x.Counts
+		return x.GroupBlockCounts
 	}
 	return nil
 }
@@ -244,17 +248,29 @@ func (x *AllocateBlocksRequest) GetAllocationId() string {
 	return ""
 }
 
+func (x *AllocateBlocksRequest) GetNoExpiry() bool {
+	if x != nil {
+		return x.NoExpiry
+	}
+	return false
+}
+
+func (x *AllocateBlocksRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // The blocks taken.
 type AllocateBlocksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	// The allocation.
-	AllocationId string `protobuf:"bytes,2,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
-	// Its blocks.
-	Blocks []*GroupBlocks `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// The blocks, with the id of their allocation: hand on the whole message. Unset with `validate_only`.
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// What is left of its TTL; unset without one.
-	Remaining     *durationpb.Duration `protobuf:"bytes,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	Remaining     *durationpb.Duration `protobuf:"bytes,3,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -296,14 +312,7 @@ func (x *AllocateBlocksResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
-func (x *AllocateBlocksResponse) GetAllocationId() string {
-	if x != nil {
-		return x.AllocationId
-	}
-	return ""
-}
-
-func (x *AllocateBlocksResponse) GetBlocks() []*GroupBlocks {
+func (x *AllocateBlocksResponse) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -322,10 +331,15 @@ type FreeBlocksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// Required. The blocks.
-	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Which ones. Required.
+	//
+	// Types that are valid to be assigned to Freed:
+	//
+	//	*FreeBlocksRequest_Blocks
+	//	*FreeBlocksRequest_AllocationId
+	Freed isFreeBlocksRequest_Freed `protobuf_oneof:"freed"`
+	// See common.proto.
+	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -367,19 +381,55 @@ func (x *FreeBlocksRequest) GetIdempotencyKey() string {
 	return ""
 }
 
-func (x *FreeBlocksRequest) GetBlocks() []*GroupBlocks {
+func (x *FreeBlocksRequest) GetFreed() isFreeBlocksRequest_Freed {
 	if x != nil {
-		return x.Blocks
+		return x.Freed
 	}
 	return nil
 }
 
-func (x *FreeBlocksRequest) GetIncarnation() uint64 {
+func (x *FreeBlocksRequest) GetBlocks() *Blocks {
 	if x != nil {
-		return x.Incarnation
+		if x, ok := x.Freed.(*FreeBlocksRequest_Blocks); ok {
+			return x.Blocks
+		}
 	}
-	return 0
+	return nil
 }
+
+func (x *FreeBlocksRequest) GetAllocationId() string {
+	if x != nil {
+		if x, ok := x.Freed.(*FreeBlocksRequest_AllocationId); ok {
+			return x.AllocationId
+		}
+	}
+	return ""
+}
+
+func (x *FreeBlocksRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+type isFreeBlocksRequest_Freed interface {
+	isFreeBlocksRequest_Freed()
+}
+
+type FreeBlocksRequest_Blocks struct {
+	// These; no more than those of one allocation where it is stated.
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3,oneof"`
+}
+
+type FreeBlocksRequest_AllocationId struct {
+	// All that is left of this allocation.
+	AllocationId string `protobuf:"bytes,3,opt,name=allocation_id,json=allocationId,proto3,oneof"`
+}
+
+func (*FreeBlocksRequest_Blocks) isFreeBlocksRequest_Freed() {}
+
+func (*FreeBlocksRequest_AllocationId) isFreeBlocksRequest_Freed() {}
 
 // They are given back.
 type FreeBlocksResponse struct {
@@ -387,7 +437,7 @@ type FreeBlocksResponse struct {
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// Those that are free now; the others follow at their last unpin.
-	Freed         []*GroupBlocks `protobuf:"bytes,2,rep,name=freed,proto3" json:"freed,omitempty"`
+	FreedBlocks   *Blocks `protobuf:"bytes,2,opt,name=freed_blocks,json=freedBlocks,proto3" json:"freed_blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -429,9 +479,9 @@ func (x *FreeBlocksResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
-func (x *FreeBlocksResponse) GetFreed() []*GroupBlocks {
+func (x *FreeBlocksResponse) GetFreedBlocks() *Blocks {
 	if x != nil {
-		return x.Freed
+		return x.FreedBlocks
 	}
 	return nil
 }
@@ -479,21 +529,21 @@ type GroupStatus struct {
 	// Its name.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Blocks.
-	Blocks uint32 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	BlockCount uint32 `protobuf:"varint,2,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	// Neither allocated nor pinned. In an ENGINE_MANAGED pool: not pinned.
-	Free uint32 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	FreeBlockCount uint32 `protobuf:"varint,3,opt,name=free_block_count,json=freeBlockCount,proto3" json:"free_block_count,omitempty"`
 	// Allocated; 0 in an ENGINE_MANAGED pool.
-	Allocated uint32 `protobuf:"varint,4,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	AllocatedBlockCount uint32 `protobuf:"varint,4,opt,name=allocated_block_count,json=allocatedBlockCount,proto3" json:"allocated_block_count,omitempty"`
 	// With at least one pin.
-	Pinned uint32 `protobuf:"varint,5,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	PinnedBlockCount uint32 `protobuf:"varint,5,opt,name=pinned_block_count,json=pinnedBlockCount,proto3" json:"pinned_block_count,omitempty"`
 	// Under read leases.
-	Leased uint32 `protobuf:"varint,6,opt,name=leased,proto3" json:"leased,omitempty"`
+	LeasedBlockCount uint32 `protobuf:"varint,6,opt,name=leased_block_count,json=leasedBlockCount,proto3" json:"leased_block_count,omitempty"`
 	// Targets of transfers.
-	Targets uint32 `protobuf:"varint,7,opt,name=targets,proto3" json:"targets,omitempty"`
+	TargetBlockCount uint32 `protobuf:"varint,7,opt,name=target_block_count,json=targetBlockCount,proto3" json:"target_block_count,omitempty"`
 	// In quarantine.
-	Quarantined   uint32 `protobuf:"varint,8,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	QuarantinedBlockCount uint32 `protobuf:"varint,8,opt,name=quarantined_block_count,json=quarantinedBlockCount,proto3" json:"quarantined_block_count,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *GroupStatus) Reset() {
@@ -533,51 +583,51 @@ func (x *GroupStatus) GetName() string {
 	return ""
 }
 
-func (x *GroupStatus) GetBlocks() uint32 {
+func (x *GroupStatus) GetBlockCount() uint32 {
 	if x != nil {
-		return x.Blocks
+		return x.BlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetFree() uint32 {
+func (x *GroupStatus) GetFreeBlockCount() uint32 {
 	if x != nil {
-		return x.Free
+		return x.FreeBlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetAllocated() uint32 {
+func (x *GroupStatus) GetAllocatedBlockCount() uint32 {
 	if x != nil {
-		return x.Allocated
+		return x.AllocatedBlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetPinned() uint32 {
+func (x *GroupStatus) GetPinnedBlockCount() uint32 {
 	if x != nil {
-		return x.Pinned
+		return x.PinnedBlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetLeased() uint32 {
+func (x *GroupStatus) GetLeasedBlockCount() uint32 {
 	if x != nil {
-		return x.Leased
+		return x.LeasedBlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetTargets() uint32 {
+func (x *GroupStatus) GetTargetBlockCount() uint32 {
 	if x != nil {
-		return x.Targets
+		return x.TargetBlockCount
 	}
 	return 0
 }
 
-func (x *GroupStatus) GetQuarantined() uint32 {
+func (x *GroupStatus) GetQuarantinedBlockCount() uint32 {
 	if x != nil {
-		return x.Quarantined
+		return x.QuarantinedBlockCount
 	}
 	return 0
 }
@@ -652,11 +702,9 @@ type ReadBlocksRequest struct {
 	// The rank.
 	Rank uint32 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
 	// Required. The blocks.
-	Blocks *GroupBlocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Layers; unset means all.
-	Layers *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks. 0 is not checked.
-	Incarnation   uint64 `protobuf:"fixed64,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Layers        *LayerRange `protobuf:"bytes,3,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -698,7 +746,7 @@ func (x *ReadBlocksRequest) GetRank() uint32 {
 	return 0
 }
 
-func (x *ReadBlocksRequest) GetBlocks() *GroupBlocks {
+func (x *ReadBlocksRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -712,20 +760,15 @@ func (x *ReadBlocksRequest) GetLayers() *LayerRange {
 	return nil
 }
 
-func (x *ReadBlocksRequest) GetIncarnation() uint64 {
-	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
 // The bytes of one block.
 type BlockData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of its group.
+	Group uint32 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
 	// The block.
-	Block uint32 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"`
+	Block uint32 `protobuf:"varint,2,opt,name=block,proto3" json:"block,omitempty"`
 	// Its bytes, region by region in the order of the description.
-	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	Data          []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -758,6 +801,13 @@ func (x *BlockData) ProtoReflect() protoreflect.Message {
 // Deprecated: Use BlockData.ProtoReflect.Descriptor instead.
 func (*BlockData) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *BlockData) GetGroup() uint32 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
 }
 
 func (x *BlockData) GetBlock() uint32 {
@@ -837,50 +887,54 @@ const file_kvgrpc_v1_pool_proto_rawDesc = "" +
 	"\x14DescribePoolsRequest\"|\n" +
 	"\x15DescribePoolsResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x120\n" +
-	"\x05pools\x18\x02 \x03(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x05pools\"8\n" +
-	"\n" +
-	"GroupCount\x12\x14\n" +
-	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\rR\x05count\"\xc1\x01\n" +
+	"\x05pools\x18\x02 \x03(\v2\x1a.kvgrpc.v1.PoolDescriptionR\x05pools\"H\n" +
+	"\x0fGroupBlockCount\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
+	"\vblock_count\x18\x02 \x01(\rR\n" +
+	"blockCount\"\x9e\x02\n" +
 	"\x15AllocateBlocksRequest\x12'\n" +
-	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12-\n" +
-	"\x06counts\x18\x02 \x03(\v2\x15.kvgrpc.v1.GroupCountR\x06counts\x12+\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12H\n" +
+	"\x12group_block_counts\x18\x02 \x03(\v2\x1a.kvgrpc.v1.GroupBlockCountR\x10groupBlockCounts\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
-	"\rallocation_id\x18\x04 \x01(\tR\fallocationId\"\xd9\x01\n" +
+	"\rallocation_id\x18\x04 \x01(\tR\fallocationId\x12\x1b\n" +
+	"\tno_expiry\x18\x05 \x01(\bR\bnoExpiry\x12#\n" +
+	"\rvalidate_only\x18\x06 \x01(\bR\fvalidateOnly\"\xaf\x01\n" +
 	"\x16AllocateBlocksResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12#\n" +
-	"\rallocation_id\x18\x02 \x01(\tR\fallocationId\x12.\n" +
-	"\x06blocks\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x127\n" +
-	"\tremaining\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\x8e\x01\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x127\n" +
+	"\tremaining\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\tremaining\"\xbe\x01\n" +
 	"\x11FreeBlocksRequest\x12'\n" +
-	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12 \n" +
-	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"u\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12+\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksH\x00R\x06blocks\x12%\n" +
+	"\rallocation_id\x18\x03 \x01(\tH\x00R\fallocationId\x12#\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnlyB\a\n" +
+	"\x05freed\"}\n" +
 	"\x12FreeBlocksResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12,\n" +
-	"\x05freed\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x05freed\"\x16\n" +
-	"\x14GetPoolStatusRequest\"\xd7\x01\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x124\n" +
+	"\ffreed_blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\vfreedBlocks\"\x16\n" +
+	"\x14GetPoolStatusRequest\"\xe2\x02\n" +
 	"\vGroupStatus\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\rR\x06blocks\x12\x12\n" +
-	"\x04free\x18\x03 \x01(\rR\x04free\x12\x1c\n" +
-	"\tallocated\x18\x04 \x01(\rR\tallocated\x12\x16\n" +
-	"\x06pinned\x18\x05 \x01(\rR\x06pinned\x12\x16\n" +
-	"\x06leased\x18\x06 \x01(\rR\x06leased\x12\x18\n" +
-	"\atargets\x18\a \x01(\rR\atargets\x12 \n" +
-	"\vquarantined\x18\b \x01(\rR\vquarantined\"\xa3\x01\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vblock_count\x18\x02 \x01(\rR\n" +
+	"blockCount\x12(\n" +
+	"\x10free_block_count\x18\x03 \x01(\rR\x0efreeBlockCount\x122\n" +
+	"\x15allocated_block_count\x18\x04 \x01(\rR\x13allocatedBlockCount\x12,\n" +
+	"\x12pinned_block_count\x18\x05 \x01(\rR\x10pinnedBlockCount\x12,\n" +
+	"\x12leased_block_count\x18\x06 \x01(\rR\x10leasedBlockCount\x12,\n" +
+	"\x12target_block_count\x18\a \x01(\rR\x10targetBlockCount\x126\n" +
+	"\x17quarantined_block_count\x18\b \x01(\rR\x15quarantinedBlockCount\"\xa3\x01\n" +
 	"\x15GetPoolStatusResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.kvgrpc.v1.PoolKindR\x04kind\x12.\n" +
-	"\x06groups\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupStatusR\x06groups\"\xa8\x01\n" +
+	"\x06groups\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupStatusR\x06groups\"\x81\x01\n" +
 	"\x11ReadBlocksRequest\x12\x12\n" +
-	"\x04rank\x18\x01 \x01(\rR\x04rank\x12.\n" +
-	"\x06blocks\x18\x02 \x01(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
-	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x06R\vincarnation\"5\n" +
+	"\x04rank\x18\x01 \x01(\rR\x04rank\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12-\n" +
+	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"K\n" +
 	"\tBlockData\x12\x14\n" +
-	"\x05block\x18\x01 \x01(\rR\x05block\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data\"u\n" +
+	"\x05group\x18\x01 \x01(\rR\x05group\x12\x14\n" +
+	"\x05block\x18\x02 \x01(\rR\x05block\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"u\n" +
 	"\x12ReadBlocksResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12,\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x14.kvgrpc.v1.BlockDataR\x06blocks2\xbb\x03\n" +
@@ -910,7 +964,7 @@ var file_kvgrpc_v1_pool_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_kvgrpc_v1_pool_proto_goTypes = []any{
 	(*DescribePoolsRequest)(nil),   // 0: kvgrpc.v1.DescribePoolsRequest
 	(*DescribePoolsResponse)(nil),  // 1: kvgrpc.v1.DescribePoolsResponse
-	(*GroupCount)(nil),             // 2: kvgrpc.v1.GroupCount
+	(*GroupBlockCount)(nil),        // 2: kvgrpc.v1.GroupBlockCount
 	(*AllocateBlocksRequest)(nil),  // 3: kvgrpc.v1.AllocateBlocksRequest
 	(*AllocateBlocksResponse)(nil), // 4: kvgrpc.v1.AllocateBlocksResponse
 	(*FreeBlocksRequest)(nil),      // 5: kvgrpc.v1.FreeBlocksRequest
@@ -924,25 +978,25 @@ var file_kvgrpc_v1_pool_proto_goTypes = []any{
 	(*ResponseHeader)(nil),         // 13: kvgrpc.v1.ResponseHeader
 	(*PoolDescription)(nil),        // 14: kvgrpc.v1.PoolDescription
 	(*durationpb.Duration)(nil),    // 15: google.protobuf.Duration
-	(*GroupBlocks)(nil),            // 16: kvgrpc.v1.GroupBlocks
+	(*Blocks)(nil),                 // 16: kvgrpc.v1.Blocks
 	(PoolKind)(0),                  // 17: kvgrpc.v1.PoolKind
 	(*LayerRange)(nil),             // 18: kvgrpc.v1.LayerRange
 }
 var file_kvgrpc_v1_pool_proto_depIdxs = []int32{
 	13, // 0: kvgrpc.v1.DescribePoolsResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	14, // 1: kvgrpc.v1.DescribePoolsResponse.pools:type_name -> kvgrpc.v1.PoolDescription
-	2,  // 2: kvgrpc.v1.AllocateBlocksRequest.counts:type_name -> kvgrpc.v1.GroupCount
+	2,  // 2: kvgrpc.v1.AllocateBlocksRequest.group_block_counts:type_name -> kvgrpc.v1.GroupBlockCount
 	15, // 3: kvgrpc.v1.AllocateBlocksRequest.ttl:type_name -> google.protobuf.Duration
 	13, // 4: kvgrpc.v1.AllocateBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	16, // 5: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	16, // 5: kvgrpc.v1.AllocateBlocksResponse.blocks:type_name -> kvgrpc.v1.Blocks
 	15, // 6: kvgrpc.v1.AllocateBlocksResponse.remaining:type_name -> google.protobuf.Duration
-	16, // 7: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	16, // 7: kvgrpc.v1.FreeBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	13, // 8: kvgrpc.v1.FreeBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	16, // 9: kvgrpc.v1.FreeBlocksResponse.freed:type_name -> kvgrpc.v1.GroupBlocks
+	16, // 9: kvgrpc.v1.FreeBlocksResponse.freed_blocks:type_name -> kvgrpc.v1.Blocks
 	13, // 10: kvgrpc.v1.GetPoolStatusResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	17, // 11: kvgrpc.v1.GetPoolStatusResponse.kind:type_name -> kvgrpc.v1.PoolKind
 	8,  // 12: kvgrpc.v1.GetPoolStatusResponse.groups:type_name -> kvgrpc.v1.GroupStatus
-	16, // 13: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	16, // 13: kvgrpc.v1.ReadBlocksRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	18, // 14: kvgrpc.v1.ReadBlocksRequest.layers:type_name -> kvgrpc.v1.LayerRange
 	13, // 15: kvgrpc.v1.ReadBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	11, // 16: kvgrpc.v1.ReadBlocksResponse.blocks:type_name -> kvgrpc.v1.BlockData
@@ -970,6 +1024,10 @@ func file_kvgrpc_v1_pool_proto_init() {
 	}
 	file_kvgrpc_v1_common_proto_init()
 	file_kvgrpc_v1_pool_types_proto_init()
+	file_kvgrpc_v1_pool_proto_msgTypes[5].OneofWrappers = []any{
+		(*FreeBlocksRequest_Blocks)(nil),
+		(*FreeBlocksRequest_AllocationId)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

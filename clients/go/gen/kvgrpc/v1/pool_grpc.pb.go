@@ -39,21 +39,26 @@ type PoolServiceClient interface {
 	// Errors:
 	// * UNAVAILABLE NO_POOL: no engine is attached yet.
 	DescribePools(ctx context.Context, in *DescribePoolsRequest, opts ...grpc.CallOption) (*DescribePoolsResponse, error)
-	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks, or until its TTL
-	// ends when one is given; its owner renews it by allocating again with the same allocation id.
+	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
+	// its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
+	// ends with the session, and by a TTL only if it states one.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
-	// * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
-	// * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
+	//     delay.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
+	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+	//   - INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
 	AllocateBlocks(ctx context.Context, in *AllocateBlocksRequest, opts ...grpc.CallOption) (*AllocateBlocksResponse, error)
-	// Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
+	// Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
+	// unpin. All or none.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+	// * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(ctx context.Context, in *FreeBlocksRequest, opts ...grpc.CallOption) (*FreeBlocksResponse, error)
@@ -65,7 +70,7 @@ type PoolServiceClient interface {
 	// Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
 	ReadBlocks(ctx context.Context, in *ReadBlocksRequest, opts ...grpc.CallOption) (*ReadBlocksResponse, error)
@@ -140,21 +145,26 @@ type PoolServiceServer interface {
 	// Errors:
 	// * UNAVAILABLE NO_POOL: no engine is attached yet.
 	DescribePools(context.Context, *DescribePoolsRequest) (*DescribePoolsResponse, error)
-	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks, or until its TTL
-	// ends when one is given; its owner renews it by allocating again with the same allocation id.
+	// Takes free blocks of a SERVER_MANAGED pool, all or none. An allocation lives until FreeBlocks or until its TTL ends;
+	// its owner renews it by allocating again with the same allocation id. One that an engine makes through its session
+	// ends with the session, and by a TTL only if it states one.
 	//
 	// Errors:
-	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
-	// * RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; retry after the delay.
-	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
-	// * RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
-	// * NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
-	// * OUT_OF_RANGE LIMIT_EXCEEDED; INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
+	//   - FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool.
+	//   - RESOURCE_EXHAUSTED POOL_EXHAUSTED: not enough free blocks; metadata `group`, `free_block_count`; retry after the
+	//     delay.
+	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many allocations hold blocks; free some.
+	//   - RESOURCE_EXHAUSTED QUARANTINED: too many blocks are in quarantine; retry after the delay, or elsewhere.
+	//   - NOT_FOUND BLOCK_NOT_ALLOCATED: the allocation to renew is gone.
+	//   - OUT_OF_RANGE LIMIT_EXCEEDED: more than the pool has (metadata `group`, `block_count`), or than one request may.
+	//   - INVALID_ARGUMENT INVALID_FIELD, GROUP_MISMATCH, TTL_INVALID.
 	AllocateBlocks(context.Context, *AllocateBlocksRequest) (*AllocateBlocksResponse, error)
-	// Gives blocks back. Blocks that are pinned come free at their last unpin. All or none.
+	// Gives blocks back: those that are named, or all of an allocation. Blocks that are pinned come free at their last
+	// unpin. All or none.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
+	// * NOT_FOUND BLOCK_NOT_ALLOCATED: by `allocation_id`; it is gone.
 	// * FAILED_PRECONDITION POOL_KIND_MISMATCH, BLOCK_NOT_ALLOCATED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH.
 	FreeBlocks(context.Context, *FreeBlocksRequest) (*FreeBlocksResponse, error)
@@ -166,7 +176,7 @@ type PoolServiceServer interface {
 	// Bytes of a block, for debugging; off by default because it hands out a tenant's KV. At most 1 MiB a call.
 	//
 	// Errors:
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	// * FAILED_PRECONDITION READ_BLOCKS_DISABLED.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED; INVALID_ARGUMENT BLOCK_DUPLICATE.
 	ReadBlocks(context.Context, *ReadBlocksRequest) (*ReadBlocksResponse, error)

@@ -144,11 +144,11 @@ const (
 	// Never sent: a description must say it.
 	TensorKind_TENSOR_KIND_UNSPECIFIED TensorKind = 0
 	// Keys and values of each block together, keys first.
-	TensorKind_TENSOR_KIND_KEY_VALUE TensorKind = 1
+	TensorKind_TENSOR_KIND_KV TensorKind = 1
 	// Keys alone.
-	TensorKind_TENSOR_KIND_KEY TensorKind = 2
+	TensorKind_TENSOR_KIND_K TensorKind = 2
 	// Values alone.
-	TensorKind_TENSOR_KIND_VALUE TensorKind = 3
+	TensorKind_TENSOR_KIND_V TensorKind = 3
 	// The latent vectors of MLA.
 	TensorKind_TENSOR_KIND_LATENT TensorKind = 4
 	// The running state of a group of kind STATE.
@@ -159,17 +159,17 @@ const (
 var (
 	TensorKind_name = map[int32]string{
 		0: "TENSOR_KIND_UNSPECIFIED",
-		1: "TENSOR_KIND_KEY_VALUE",
-		2: "TENSOR_KIND_KEY",
-		3: "TENSOR_KIND_VALUE",
+		1: "TENSOR_KIND_KV",
+		2: "TENSOR_KIND_K",
+		3: "TENSOR_KIND_V",
 		4: "TENSOR_KIND_LATENT",
 		5: "TENSOR_KIND_STATE",
 	}
 	TensorKind_value = map[string]int32{
 		"TENSOR_KIND_UNSPECIFIED": 0,
-		"TENSOR_KIND_KEY_VALUE":   1,
-		"TENSOR_KIND_KEY":         2,
-		"TENSOR_KIND_VALUE":       3,
+		"TENSOR_KIND_KV":          1,
+		"TENSOR_KIND_K":           2,
+		"TENSOR_KIND_V":           3,
 		"TENSOR_KIND_LATENT":      4,
 		"TENSOR_KIND_STATE":       5,
 	}
@@ -200,6 +200,59 @@ func (x TensorKind) Number() protoreflect.EnumNumber {
 // Deprecated: Use TensorKind.Descriptor instead.
 func (TensorKind) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{2}
+}
+
+// How the elements of a block lie.
+type BlockOrder int32
+
+const (
+	// Same as TOKEN_MAJOR.
+	BlockOrder_BLOCK_ORDER_UNSPECIFIED BlockOrder = 0
+	// [tokens, heads, dim].
+	BlockOrder_BLOCK_ORDER_TOKEN_MAJOR BlockOrder = 1
+	// [heads, tokens, dim].
+	BlockOrder_BLOCK_ORDER_HEAD_MAJOR BlockOrder = 2
+)
+
+// Enum value maps for BlockOrder.
+var (
+	BlockOrder_name = map[int32]string{
+		0: "BLOCK_ORDER_UNSPECIFIED",
+		1: "BLOCK_ORDER_TOKEN_MAJOR",
+		2: "BLOCK_ORDER_HEAD_MAJOR",
+	}
+	BlockOrder_value = map[string]int32{
+		"BLOCK_ORDER_UNSPECIFIED": 0,
+		"BLOCK_ORDER_TOKEN_MAJOR": 1,
+		"BLOCK_ORDER_HEAD_MAJOR":  2,
+	}
+)
+
+func (x BlockOrder) Enum() *BlockOrder {
+	p := new(BlockOrder)
+	*p = x
+	return p
+}
+
+func (x BlockOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (BlockOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_pool_types_proto_enumTypes[3].Descriptor()
+}
+
+func (BlockOrder) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_pool_types_proto_enumTypes[3]
+}
+
+func (x BlockOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use BlockOrder.Descriptor instead.
+func (BlockOrder) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
 }
 
 // Where memory lives.
@@ -243,11 +296,11 @@ func (x MemoryKind) String() string {
 }
 
 func (MemoryKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_pool_types_proto_enumTypes[3].Descriptor()
+	return file_kvgrpc_v1_pool_types_proto_enumTypes[4].Descriptor()
 }
 
 func (MemoryKind) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_pool_types_proto_enumTypes[3]
+	return &file_kvgrpc_v1_pool_types_proto_enumTypes[4]
 }
 
 func (x MemoryKind) Number() protoreflect.EnumNumber {
@@ -256,7 +309,7 @@ func (x MemoryKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use MemoryKind.Descriptor instead.
 func (MemoryKind) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_pool_types_proto_rawDescGZIP(), []int{4}
 }
 
 // Layers that share a block table.
@@ -267,19 +320,19 @@ type Group struct {
 	// How the layers use their blocks.
 	Kind GroupKind `protobuf:"varint,2,opt,name=kind,proto3,enum=kvgrpc.v1.GroupKind" json:"kind,omitempty"`
 	// Number of layers, numbered from 0 within the group.
-	Layers uint32 `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	LayerCount uint32 `protobuf:"varint,3,opt,name=layer_count,json=layerCount,proto3" json:"layer_count,omitempty"`
 	// Tokens per block.
 	BlockTokens uint32 `protobuf:"varint,4,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	// Blocks in the group; ids run from 0.
-	Blocks uint32 `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	BlockCount uint32 `protobuf:"varint,5,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	// KV heads per rank.
-	KvHeads uint32 `protobuf:"varint,6,opt,name=kv_heads,json=kvHeads,proto3" json:"kv_heads,omitempty"`
+	KvHeadCount uint32 `protobuf:"varint,6,opt,name=kv_head_count,json=kvHeadCount,proto3" json:"kv_head_count,omitempty"`
 	// Elements per head.
 	HeadDim uint32 `protobuf:"varint,7,opt,name=head_dim,json=headDim,proto3" json:"head_dim,omitempty"`
 	// Element type: float32, bfloat16, float8_e4m3fn, ...
 	Dtype string `protobuf:"bytes,8,opt,name=dtype,proto3" json:"dtype,omitempty"`
-	// Order inside a block: token_major ([tokens, heads, dim]) or head_major.
-	Order string `protobuf:"bytes,9,opt,name=order,proto3" json:"order,omitempty"`
+	// Order inside a block.
+	Order BlockOrder `protobuf:"varint,9,opt,name=order,proto3,enum=kvgrpc.v1.BlockOrder" json:"order,omitempty"`
 	// Window length in tokens; 0 for none. Of a prompt only the blocks in which its last `window_tokens` tokens lie are
 	// handed over, reserved and moved.
 	WindowTokens  uint32 `protobuf:"varint,10,opt,name=window_tokens,json=windowTokens,proto3" json:"window_tokens,omitempty"`
@@ -331,9 +384,9 @@ func (x *Group) GetKind() GroupKind {
 	return GroupKind_GROUP_KIND_UNSPECIFIED
 }
 
-func (x *Group) GetLayers() uint32 {
+func (x *Group) GetLayerCount() uint32 {
 	if x != nil {
-		return x.Layers
+		return x.LayerCount
 	}
 	return 0
 }
@@ -345,16 +398,16 @@ func (x *Group) GetBlockTokens() uint32 {
 	return 0
 }
 
-func (x *Group) GetBlocks() uint32 {
+func (x *Group) GetBlockCount() uint32 {
 	if x != nil {
-		return x.Blocks
+		return x.BlockCount
 	}
 	return 0
 }
 
-func (x *Group) GetKvHeads() uint32 {
+func (x *Group) GetKvHeadCount() uint32 {
 	if x != nil {
-		return x.KvHeads
+		return x.KvHeadCount
 	}
 	return 0
 }
@@ -373,11 +426,11 @@ func (x *Group) GetDtype() string {
 	return ""
 }
 
-func (x *Group) GetOrder() string {
+func (x *Group) GetOrder() BlockOrder {
 	if x != nil {
 		return x.Order
 	}
-	return ""
+	return BlockOrder_BLOCK_ORDER_UNSPECIFIED
 }
 
 func (x *Group) GetWindowTokens() uint32 {
@@ -395,7 +448,7 @@ type Region struct {
 	// The layers that it holds.
 	FirstLayer uint32 `protobuf:"varint,2,opt,name=first_layer,json=firstLayer,proto3" json:"first_layer,omitempty"`
 	// How many.
-	Layers uint32 `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	LayerCount uint32 `protobuf:"varint,3,opt,name=layer_count,json=layerCount,proto3" json:"layer_count,omitempty"`
 	// Byte offset in the rank's memory.
 	Offset uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	// Bytes from one block to the next.
@@ -454,9 +507,9 @@ func (x *Region) GetFirstLayer() uint32 {
 	return 0
 }
 
-func (x *Region) GetLayers() uint32 {
+func (x *Region) GetLayerCount() uint32 {
 	if x != nil {
-		return x.Layers
+		return x.LayerCount
 	}
 	return 0
 }
@@ -578,7 +631,7 @@ type Segment struct {
 	// Virtual address in the owning process.
 	Address uint64 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
 	// Length.
-	Nbytes uint64 `protobuf:"varint,2,opt,name=nbytes,proto3" json:"nbytes,omitempty"`
+	SizeBytes uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	// Where it lives.
 	Kind MemoryKind `protobuf:"varint,3,opt,name=kind,proto3,enum=kvgrpc.v1.MemoryKind" json:"kind,omitempty"`
 	// Device index.
@@ -624,9 +677,9 @@ func (x *Segment) GetAddress() uint64 {
 	return 0
 }
 
-func (x *Segment) GetNbytes() uint64 {
+func (x *Segment) GetSizeBytes() uint64 {
 	if x != nil {
-		return x.Nbytes
+		return x.SizeBytes
 	}
 	return 0
 }
@@ -653,7 +706,7 @@ type ShmEndpoint struct {
 	// Shown once at the socket. Secret.
 	Token []byte `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// Length of the pool.
-	Nbytes uint64 `protobuf:"varint,3,opt,name=nbytes,proto3" json:"nbytes,omitempty"`
+	SizeBytes uint64 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	// Read back through the mapping to prove the same host. Secret.
 	Nonce []byte `protobuf:"bytes,4,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	// Where it stands in the mapping.
@@ -706,9 +759,9 @@ func (x *ShmEndpoint) GetToken() []byte {
 	return nil
 }
 
-func (x *ShmEndpoint) GetNbytes() uint64 {
+func (x *ShmEndpoint) GetSizeBytes() uint64 {
 	if x != nil {
-		return x.Nbytes
+		return x.SizeBytes
 	}
 	return 0
 }
@@ -929,7 +982,7 @@ type LoopbackEndpoint struct {
 	// Key in the process's registry.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Length.
-	Nbytes        uint64 `protobuf:"varint,2,opt,name=nbytes,proto3" json:"nbytes,omitempty"`
+	SizeBytes     uint64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -971,9 +1024,9 @@ func (x *LoopbackEndpoint) GetKey() string {
 	return ""
 }
 
-func (x *LoopbackEndpoint) GetNbytes() uint64 {
+func (x *LoopbackEndpoint) GetSizeBytes() uint64 {
 	if x != nil {
-		return x.Nbytes
+		return x.SizeBytes
 	}
 	return 0
 }
@@ -1064,24 +1117,27 @@ var File_kvgrpc_v1_pool_types_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\n" +
-	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\x9f\x02\n" +
+	"\x1akvgrpc/v1/pool_types.proto\x12\tkvgrpc.v1\"\xd1\x02\n" +
 	"\x05Group\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
-	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\rR\x06layers\x12!\n" +
-	"\fblock_tokens\x18\x04 \x01(\rR\vblockTokens\x12\x16\n" +
-	"\x06blocks\x18\x05 \x01(\rR\x06blocks\x12\x19\n" +
-	"\bkv_heads\x18\x06 \x01(\rR\akvHeads\x12\x19\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x14.kvgrpc.v1.GroupKindR\x04kind\x12\x1f\n" +
+	"\vlayer_count\x18\x03 \x01(\rR\n" +
+	"layerCount\x12!\n" +
+	"\fblock_tokens\x18\x04 \x01(\rR\vblockTokens\x12\x1f\n" +
+	"\vblock_count\x18\x05 \x01(\rR\n" +
+	"blockCount\x12\"\n" +
+	"\rkv_head_count\x18\x06 \x01(\rR\vkvHeadCount\x12\x19\n" +
 	"\bhead_dim\x18\a \x01(\rR\aheadDim\x12\x14\n" +
-	"\x05dtype\x18\b \x01(\tR\x05dtype\x12\x14\n" +
-	"\x05order\x18\t \x01(\tR\x05order\x12#\n" +
+	"\x05dtype\x18\b \x01(\tR\x05dtype\x12+\n" +
+	"\x05order\x18\t \x01(\x0e2\x15.kvgrpc.v1.BlockOrderR\x05order\x12#\n" +
 	"\rwindow_tokens\x18\n" +
-	" \x01(\rR\fwindowTokens\"\xe2\x01\n" +
+	" \x01(\rR\fwindowTokens\"\xeb\x01\n" +
 	"\x06Region\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\rR\x05group\x12\x1f\n" +
 	"\vfirst_layer\x18\x02 \x01(\rR\n" +
-	"firstLayer\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\rR\x06layers\x12\x16\n" +
+	"firstLayer\x12\x1f\n" +
+	"\vlayer_count\x18\x03 \x01(\rR\n" +
+	"layerCount\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12!\n" +
 	"\fstride_bytes\x18\x05 \x01(\x04R\vstrideBytes\x12\x1f\n" +
 	"\vblock_bytes\x18\x06 \x01(\x04R\n" +
@@ -1093,17 +1149,19 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\aregions\x18\x03 \x03(\v2\x11.kvgrpc.v1.RegionR\aregions\x12\x1f\n" +
 	"\vtotal_bytes\x18\x04 \x01(\x04R\n" +
 	"totalBytes\x12 \n" +
-	"\vfingerprint\x18\x05 \x01(\tR\vfingerprint\"~\n" +
+	"\vfingerprint\x18\x05 \x01(\tR\vfingerprint\"\x85\x01\n" +
 	"\aSegment\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x16\n" +
-	"\x06nbytes\x18\x02 \x01(\x04R\x06nbytes\x12)\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12)\n" +
 	"\x04kind\x18\x03 \x01(\x0e2\x15.kvgrpc.v1.MemoryKindR\x04kind\x12\x16\n" +
-	"\x06device\x18\x04 \x01(\rR\x06device\"\x95\x01\n" +
+	"\x06device\x18\x04 \x01(\rR\x06device\"\x9c\x01\n" +
 	"\vShmEndpoint\x12\x1f\n" +
 	"\vsocket_path\x18\x01 \x01(\tR\n" +
 	"socketPath\x12\x14\n" +
-	"\x05token\x18\x02 \x01(\fR\x05token\x12\x16\n" +
-	"\x06nbytes\x18\x03 \x01(\x04R\x06nbytes\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x14\n" +
 	"\x05nonce\x18\x04 \x01(\fR\x05nonce\x12!\n" +
 	"\fnonce_offset\x18\x05 \x01(\x04R\vnonceOffset\"H\n" +
 	"\x0fProcessEndpoint\x12\x1f\n" +
@@ -1118,10 +1176,11 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\bmetadata\x18\x02 \x01(\fR\bmetadata\x12\x18\n" +
 	"\abackend\x18\x03 \x01(\tR\abackend\x12.\n" +
 	"\bsegments\x18\x04 \x03(\v2\x12.kvgrpc.v1.SegmentR\bsegments\x124\n" +
-	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"<\n" +
+	"\aprocess\x18\x05 \x01(\v2\x1a.kvgrpc.v1.ProcessEndpointR\aprocess\"C\n" +
 	"\x10LoopbackEndpoint\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
-	"\x06nbytes\x18\x02 \x01(\x04R\x06nbytes\"\xdc\x01\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"\xdc\x01\n" +
 	"\fRankEndpoint\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12(\n" +
 	"\x03shm\x18\x02 \x01(\v2\x16.kvgrpc.v1.ShmEndpointR\x03shm\x12(\n" +
@@ -1137,15 +1196,20 @@ const file_kvgrpc_v1_pool_types_proto_rawDesc = "" +
 	"\x19GROUP_KIND_FULL_ATTENTION\x10\x01\x12\x1d\n" +
 	"\x19GROUP_KIND_SLIDING_WINDOW\x10\x02\x12\x12\n" +
 	"\x0eGROUP_KIND_MLA\x10\x03\x12\x14\n" +
-	"\x10GROUP_KIND_STATE\x10\x04*\x9f\x01\n" +
+	"\x10GROUP_KIND_STATE\x10\x04*\x92\x01\n" +
 	"\n" +
 	"TensorKind\x12\x1b\n" +
-	"\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15TENSOR_KIND_KEY_VALUE\x10\x01\x12\x13\n" +
-	"\x0fTENSOR_KIND_KEY\x10\x02\x12\x15\n" +
-	"\x11TENSOR_KIND_VALUE\x10\x03\x12\x16\n" +
+	"\x17TENSOR_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eTENSOR_KIND_KV\x10\x01\x12\x11\n" +
+	"\rTENSOR_KIND_K\x10\x02\x12\x11\n" +
+	"\rTENSOR_KIND_V\x10\x03\x12\x16\n" +
 	"\x12TENSOR_KIND_LATENT\x10\x04\x12\x15\n" +
-	"\x11TENSOR_KIND_STATE\x10\x05*r\n" +
+	"\x11TENSOR_KIND_STATE\x10\x05*b\n" +
+	"\n" +
+	"BlockOrder\x12\x1b\n" +
+	"\x17BLOCK_ORDER_UNSPECIFIED\x10\x00\x12\x1b\n" +
+	"\x17BLOCK_ORDER_TOKEN_MAJOR\x10\x01\x12\x1a\n" +
+	"\x16BLOCK_ORDER_HEAD_MAJOR\x10\x02*r\n" +
 	"\n" +
 	"MemoryKind\x12\x1b\n" +
 	"\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1166,44 +1230,46 @@ func file_kvgrpc_v1_pool_types_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_pool_types_proto_rawDescData
 }
 
-var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_kvgrpc_v1_pool_types_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_kvgrpc_v1_pool_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_kvgrpc_v1_pool_types_proto_goTypes = []any{
 	(PoolKind)(0),            // 0: kvgrpc.v1.PoolKind
 	(GroupKind)(0),           // 1: kvgrpc.v1.GroupKind
 	(TensorKind)(0),          // 2: kvgrpc.v1.TensorKind
-	(MemoryKind)(0),          // 3: kvgrpc.v1.MemoryKind
-	(*Group)(nil),            // 4: kvgrpc.v1.Group
-	(*Region)(nil),           // 5: kvgrpc.v1.Region
-	(*PoolDescription)(nil),  // 6: kvgrpc.v1.PoolDescription
-	(*Segment)(nil),          // 7: kvgrpc.v1.Segment
-	(*ShmEndpoint)(nil),      // 8: kvgrpc.v1.ShmEndpoint
-	(*ProcessEndpoint)(nil),  // 9: kvgrpc.v1.ProcessEndpoint
-	(*CmaEndpoint)(nil),      // 10: kvgrpc.v1.CmaEndpoint
-	(*NixlEndpoint)(nil),     // 11: kvgrpc.v1.NixlEndpoint
-	(*LoopbackEndpoint)(nil), // 12: kvgrpc.v1.LoopbackEndpoint
-	(*RankEndpoint)(nil),     // 13: kvgrpc.v1.RankEndpoint
+	(BlockOrder)(0),          // 3: kvgrpc.v1.BlockOrder
+	(MemoryKind)(0),          // 4: kvgrpc.v1.MemoryKind
+	(*Group)(nil),            // 5: kvgrpc.v1.Group
+	(*Region)(nil),           // 6: kvgrpc.v1.Region
+	(*PoolDescription)(nil),  // 7: kvgrpc.v1.PoolDescription
+	(*Segment)(nil),          // 8: kvgrpc.v1.Segment
+	(*ShmEndpoint)(nil),      // 9: kvgrpc.v1.ShmEndpoint
+	(*ProcessEndpoint)(nil),  // 10: kvgrpc.v1.ProcessEndpoint
+	(*CmaEndpoint)(nil),      // 11: kvgrpc.v1.CmaEndpoint
+	(*NixlEndpoint)(nil),     // 12: kvgrpc.v1.NixlEndpoint
+	(*LoopbackEndpoint)(nil), // 13: kvgrpc.v1.LoopbackEndpoint
+	(*RankEndpoint)(nil),     // 14: kvgrpc.v1.RankEndpoint
 }
 var file_kvgrpc_v1_pool_types_proto_depIdxs = []int32{
 	1,  // 0: kvgrpc.v1.Group.kind:type_name -> kvgrpc.v1.GroupKind
-	2,  // 1: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
-	0,  // 2: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
-	4,  // 3: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
-	5,  // 4: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
-	3,  // 5: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
-	9,  // 6: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	7,  // 7: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	7,  // 8: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
-	9,  // 9: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
-	8,  // 10: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
-	10, // 11: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
-	11, // 12: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
-	12, // 13: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	3,  // 1: kvgrpc.v1.Group.order:type_name -> kvgrpc.v1.BlockOrder
+	2,  // 2: kvgrpc.v1.Region.tensor:type_name -> kvgrpc.v1.TensorKind
+	0,  // 3: kvgrpc.v1.PoolDescription.kind:type_name -> kvgrpc.v1.PoolKind
+	5,  // 4: kvgrpc.v1.PoolDescription.groups:type_name -> kvgrpc.v1.Group
+	6,  // 5: kvgrpc.v1.PoolDescription.regions:type_name -> kvgrpc.v1.Region
+	4,  // 6: kvgrpc.v1.Segment.kind:type_name -> kvgrpc.v1.MemoryKind
+	10, // 7: kvgrpc.v1.CmaEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	8,  // 8: kvgrpc.v1.CmaEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	8,  // 9: kvgrpc.v1.NixlEndpoint.segments:type_name -> kvgrpc.v1.Segment
+	10, // 10: kvgrpc.v1.NixlEndpoint.process:type_name -> kvgrpc.v1.ProcessEndpoint
+	9,  // 11: kvgrpc.v1.RankEndpoint.shm:type_name -> kvgrpc.v1.ShmEndpoint
+	11, // 12: kvgrpc.v1.RankEndpoint.cma:type_name -> kvgrpc.v1.CmaEndpoint
+	12, // 13: kvgrpc.v1.RankEndpoint.nixl:type_name -> kvgrpc.v1.NixlEndpoint
+	13, // 14: kvgrpc.v1.RankEndpoint.loopback:type_name -> kvgrpc.v1.LoopbackEndpoint
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_pool_types_proto_init() }
@@ -1216,7 +1282,7 @@ func file_kvgrpc_v1_pool_types_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_pool_types_proto_rawDesc), len(file_kvgrpc_v1_pool_types_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,

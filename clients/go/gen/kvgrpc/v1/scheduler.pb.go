@@ -531,9 +531,9 @@ type MatchTokensResponse struct {
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// So many more tokens of the prompt. They come beside the engine's steps, never within one.
-	Tokens        uint32 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExternalTokens uint32 `protobuf:"varint,2,opt,name=external_tokens,json=externalTokens,proto3" json:"external_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *MatchTokensResponse) Reset() {
@@ -573,9 +573,9 @@ func (x *MatchTokensResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
-func (x *MatchTokensResponse) GetTokens() uint32 {
+func (x *MatchTokensResponse) GetExternalTokens() uint32 {
 	if x != nil {
-		return x.Tokens
+		return x.ExternalTokens
 	}
 	return 0
 }
@@ -585,22 +585,20 @@ type BlocksAllocatedRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// All its blocks, one entry a group, in token order from the first token on; of a state the running one last. Blocks
-	// that a group with a window has dropped are counted in `dropped_blocks`.
-	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// All its blocks, in token order from the first token on; of a state the running one last. Blocks that a group with a
+	// window has dropped are counted in `dropped_block_counts`.
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens whose KV is in them already.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
 	// Tokens to come: those that MatchTokens says for `computed_tokens`, or none.
 	ExternalTokens uint32 `protobuf:"varint,4,opt,name=external_tokens,json=externalTokens,proto3" json:"external_tokens,omitempty"`
 	// The last engine step that may still use what the blocks were before. 0: none does.
 	AfterStep uint64 `protobuf:"varint,5,opt,name=after_step,json=afterStep,proto3" json:"after_step,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation uint64 `protobuf:"fixed64,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
 	// left its window. Left out: none.
-	DroppedBlocks []uint32 `protobuf:"varint,7,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DroppedBlockCounts []uint32 `protobuf:"varint,6,rep,packed,name=dropped_block_counts,json=droppedBlockCounts,proto3" json:"dropped_block_counts,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *BlocksAllocatedRequest) Reset() {
@@ -640,7 +638,7 @@ func (x *BlocksAllocatedRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *BlocksAllocatedRequest) GetBlocks() []*GroupBlocks {
+func (x *BlocksAllocatedRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -668,16 +666,9 @@ func (x *BlocksAllocatedRequest) GetAfterStep() uint64 {
 	return 0
 }
 
-func (x *BlocksAllocatedRequest) GetIncarnation() uint64 {
+func (x *BlocksAllocatedRequest) GetDroppedBlockCounts() []uint32 {
 	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-func (x *BlocksAllocatedRequest) GetDroppedBlocks() []uint32 {
-	if x != nil {
-		return x.DroppedBlocks
+		return x.DroppedBlockCounts
 	}
 	return nil
 }
@@ -734,18 +725,16 @@ type TokensComputedRequest struct {
 	// Required.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// As in BlocksAllocated.
-	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens from the start whose KV is there once `step` is done.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
 	// The engine's step. 0: they are there now.
 	Step uint64 `protobuf:"varint,4,opt,name=step,proto3" json:"step,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation uint64 `protobuf:"fixed64,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
 	// left its window. Left out: none.
-	DroppedBlocks []uint32 `protobuf:"varint,6,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DroppedBlockCounts []uint32 `protobuf:"varint,5,rep,packed,name=dropped_block_counts,json=droppedBlockCounts,proto3" json:"dropped_block_counts,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *TokensComputedRequest) Reset() {
@@ -785,7 +774,7 @@ func (x *TokensComputedRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *TokensComputedRequest) GetBlocks() []*GroupBlocks {
+func (x *TokensComputedRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -806,16 +795,9 @@ func (x *TokensComputedRequest) GetStep() uint64 {
 	return 0
 }
 
-func (x *TokensComputedRequest) GetIncarnation() uint64 {
+func (x *TokensComputedRequest) GetDroppedBlockCounts() []uint32 {
 	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-func (x *TokensComputedRequest) GetDroppedBlocks() []uint32 {
-	if x != nil {
-		return x.DroppedBlocks
+		return x.DroppedBlockCounts
 	}
 	return nil
 }
@@ -1056,7 +1038,7 @@ type RequestFinishedRequest struct {
 	// Required.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// As in BlocksAllocated.
-	Blocks []*GroupBlocks `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	Blocks *Blocks `protobuf:"bytes,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens from the start that have KV: all but the last one that was sampled.
 	ComputedTokens uint32 `protobuf:"varint,3,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
 	// Required.
@@ -1066,13 +1048,11 @@ type RequestFinishedRequest struct {
 	// What the KV is of, at least `computed_tokens` tokens of prompt and answer: for an engine that decodes and gives.
 	// Unset takes the prompt.
 	Content *Content `protobuf:"bytes,6,opt,name=content,proto3" json:"content,omitempty"`
-	// The life of this engine that the block ids are of, as in FinishedBlocks.
-	Incarnation uint64 `protobuf:"fixed64,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Of each group, by its index, how many blocks before its first one that is listed are dropped, since their tokens have
 	// left its window. Left out: none.
-	DroppedBlocks []uint32 `protobuf:"varint,8,rep,packed,name=dropped_blocks,json=droppedBlocks,proto3" json:"dropped_blocks,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	DroppedBlockCounts []uint32 `protobuf:"varint,7,rep,packed,name=dropped_block_counts,json=droppedBlockCounts,proto3" json:"dropped_block_counts,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RequestFinishedRequest) Reset() {
@@ -1112,7 +1092,7 @@ func (x *RequestFinishedRequest) GetRequestId() string {
 	return ""
 }
 
-func (x *RequestFinishedRequest) GetBlocks() []*GroupBlocks {
+func (x *RequestFinishedRequest) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -1147,16 +1127,9 @@ func (x *RequestFinishedRequest) GetContent() *Content {
 	return nil
 }
 
-func (x *RequestFinishedRequest) GetIncarnation() uint64 {
+func (x *RequestFinishedRequest) GetDroppedBlockCounts() []uint32 {
 	if x != nil {
-		return x.Incarnation
-	}
-	return 0
-}
-
-func (x *RequestFinishedRequest) GetDroppedBlocks() []uint32 {
-	if x != nil {
-		return x.DroppedBlocks
+		return x.DroppedBlockCounts
 	}
 	return nil
 }
@@ -1675,11 +1648,11 @@ func (*SchedulerNews_Provisional) isSchedulerNews_News() {}
 type LoadEnded struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tokens of the prompt, from its start on, whose KV is there; after a loss, those that were there before.
-	Tokens uint32 `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	ComputedTokens uint32 `protobuf:"varint,1,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"`
 	// Why it did not come; unset where it did.
 	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
-	// After a loss the blocks that hold nothing of use, of each group.
-	InvalidBlocks []*GroupBlocks `protobuf:"bytes,3,rep,name=invalid_blocks,json=invalidBlocks,proto3" json:"invalid_blocks,omitempty"`
+	// After a loss the blocks that hold nothing of use.
+	InvalidBlocks *Blocks `protobuf:"bytes,3,opt,name=invalid_blocks,json=invalidBlocks,proto3" json:"invalid_blocks,omitempty"`
 	// After a loss, what becomes of the request.
 	OnLoss        OnLoss `protobuf:"varint,4,opt,name=on_loss,json=onLoss,proto3,enum=kvgrpc.v1.OnLoss" json:"on_loss,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1716,9 +1689,9 @@ func (*LoadEnded) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{21}
 }
 
-func (x *LoadEnded) GetTokens() uint32 {
+func (x *LoadEnded) GetComputedTokens() uint32 {
 	if x != nil {
-		return x.Tokens
+		return x.ComputedTokens
 	}
 	return 0
 }
@@ -1730,7 +1703,7 @@ func (x *LoadEnded) GetFailure() *Failure {
 	return nil
 }
 
-func (x *LoadEnded) GetInvalidBlocks() []*GroupBlocks {
+func (x *LoadEnded) GetInvalidBlocks() *Blocks {
 	if x != nil {
 		return x.InvalidBlocks
 	}
@@ -1848,8 +1821,8 @@ func (x *TakeLost) GetOnLoss() OnLoss {
 // To be copied to host memory in the step that computes them.
 type SaveBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of each group.
-	Blocks        []*GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Which.
+	Blocks        *Blocks `protobuf:"bytes,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1884,7 +1857,7 @@ func (*SaveBlocks) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{24}
 }
 
-func (x *SaveBlocks) GetBlocks() []*GroupBlocks {
+func (x *SaveBlocks) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -1894,8 +1867,8 @@ func (x *SaveBlocks) GetBlocks() []*GroupBlocks {
 // To be copied from host memory; BlocksLoaded says that it is done.
 type LoadBlocks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of each group.
-	Blocks        []*GroupBlocks `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Which.
+	Blocks        *Blocks `protobuf:"bytes,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1930,7 +1903,7 @@ func (*LoadBlocks) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_scheduler_proto_rawDescGZIP(), []int{25}
 }
 
-func (x *LoadBlocks) GetBlocks() []*GroupBlocks {
+func (x *LoadBlocks) GetBlocks() *Blocks {
 	if x != nil {
 		return x.Blocks
 	}
@@ -2243,8 +2216,8 @@ type ScheduleAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Why it was refused; nothing of it has happened.
 	Failure *Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Of a refusal: name of the gRPC status code that the same call alone ends with.
-	Code string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	// Of a refusal: number of the gRPC status code that the same call alone ends with.
+	StatusCode uint32 `protobuf:"varint,2,opt,name=status_code,json=statusCode,proto3" json:"status_code,omitempty"`
 	// The answer, unless it was refused.
 	//
 	// Types that are valid to be assigned to Answer:
@@ -2299,11 +2272,11 @@ func (x *ScheduleAnswer) GetFailure() *Failure {
 	return nil
 }
 
-func (x *ScheduleAnswer) GetCode() string {
+func (x *ScheduleAnswer) GetStatusCode() uint32 {
 	if x != nil {
-		return x.Code
+		return x.StatusCode
 	}
-	return ""
+	return 0
 }
 
 func (x *ScheduleAnswer) GetAnswer() isScheduleAnswer_Answer {
@@ -2751,30 +2724,28 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x12MatchTokensRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12'\n" +
-	"\x0fcomputed_tokens\x18\x02 \x01(\rR\x0ecomputedTokens\"`\n" +
+	"\x0fcomputed_tokens\x18\x02 \x01(\rR\x0ecomputedTokens\"q\n" +
 	"\x13MatchTokensResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xa1\x02\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12'\n" +
+	"\x0fexternal_tokens\x18\x02 \x01(\rR\x0eexternalTokens\"\x85\x02\n" +
 	"\x16BlocksAllocatedRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12'\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12'\n" +
 	"\x0fcomputed_tokens\x18\x03 \x01(\rR\x0ecomputedTokens\x12'\n" +
 	"\x0fexternal_tokens\x18\x04 \x01(\rR\x0eexternalTokens\x12\x1d\n" +
 	"\n" +
-	"after_step\x18\x05 \x01(\x04R\tafterStep\x12 \n" +
-	"\vincarnation\x18\x06 \x01(\x06R\vincarnation\x12%\n" +
-	"\x0edropped_blocks\x18\a \x03(\rR\rdroppedBlocks\"L\n" +
+	"after_step\x18\x05 \x01(\x04R\tafterStep\x120\n" +
+	"\x14dropped_block_counts\x18\x06 \x03(\rR\x12droppedBlockCounts\"L\n" +
 	"\x17BlocksAllocatedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xec\x01\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xd0\x01\n" +
 	"\x15TokensComputedRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12'\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12'\n" +
 	"\x0fcomputed_tokens\x18\x03 \x01(\rR\x0ecomputedTokens\x12\x12\n" +
-	"\x04step\x18\x04 \x01(\x04R\x04step\x12 \n" +
-	"\vincarnation\x18\x05 \x01(\x06R\vincarnation\x12%\n" +
-	"\x0edropped_blocks\x18\x06 \x03(\rR\rdroppedBlocks\"K\n" +
+	"\x04step\x18\x04 \x01(\x04R\x04step\x120\n" +
+	"\x14dropped_block_counts\x18\x05 \x03(\rR\x12droppedBlockCounts\"K\n" +
 	"\x16TokensComputedResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"4\n" +
 	"\x13BlocksLoadedRequest\x12\x1d\n" +
@@ -2786,17 +2757,16 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"M\n" +
 	"\x18RequestPreemptedResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xd0\x02\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"\xb4\x02\n" +
 	"\x16RequestFinishedRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\x12.\n" +
-	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12'\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12)\n" +
+	"\x06blocks\x18\x02 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\x12'\n" +
 	"\x0fcomputed_tokens\x18\x03 \x01(\rR\x0ecomputedTokens\x123\n" +
 	"\aoutcome\x18\x04 \x01(\x0e2\x19.kvgrpc.v1.RequestOutcomeR\aoutcome\x12\x12\n" +
 	"\x04step\x18\x05 \x01(\x04R\x04step\x12,\n" +
-	"\acontent\x18\x06 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x12 \n" +
-	"\vincarnation\x18\a \x01(\x06R\vincarnation\x12%\n" +
-	"\x0edropped_blocks\x18\b \x03(\rR\rdroppedBlocks\"\xd7\x01\n" +
+	"\acontent\x18\x06 \x01(\v2\x12.kvgrpc.v1.ContentR\acontent\x120\n" +
+	"\x14dropped_block_counts\x18\a \x03(\rR\x12droppedBlockCounts\"\xd7\x01\n" +
 	"\x17RequestFinishedResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\x12\n" +
 	"\x04keep\x18\x02 \x01(\bR\x04keep\x12\x1f\n" +
@@ -2833,23 +2803,23 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\vreserved_at\x18\b \x01(\v2\x15.kvgrpc.v1.ReservedAtH\x00R\n" +
 	"reservedAt\x12@\n" +
 	"\vprovisional\x18\t \x01(\v2\x1c.kvgrpc.v1.ProvisionalLayersH\x00R\vprovisionalB\x06\n" +
-	"\x04news\"\xbc\x01\n" +
-	"\tLoadEnded\x12\x16\n" +
-	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12,\n" +
-	"\afailure\x18\x02 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12=\n" +
-	"\x0einvalid_blocks\x18\x03 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\rinvalidBlocks\x12*\n" +
+	"\x04news\"\xc8\x01\n" +
+	"\tLoadEnded\x12'\n" +
+	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12,\n" +
+	"\afailure\x18\x02 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x128\n" +
+	"\x0einvalid_blocks\x18\x03 \x01(\v2\x11.kvgrpc.v1.BlocksR\rinvalidBlocks\x12*\n" +
 	"\aon_loss\x18\x04 \x01(\x0e2\x11.kvgrpc.v1.OnLossR\x06onLoss\"9\n" +
 	"\tSendEnded\x12,\n" +
 	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\"d\n" +
 	"\bTakeLost\x12,\n" +
 	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12*\n" +
-	"\aon_loss\x18\x02 \x01(\x0e2\x11.kvgrpc.v1.OnLossR\x06onLoss\"<\n" +
+	"\aon_loss\x18\x02 \x01(\x0e2\x11.kvgrpc.v1.OnLossR\x06onLoss\"7\n" +
 	"\n" +
-	"SaveBlocks\x12.\n" +
-	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\"<\n" +
+	"SaveBlocks\x12)\n" +
+	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\"7\n" +
 	"\n" +
-	"LoadBlocks\x12.\n" +
-	"\x06blocks\x18\x01 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\"b\n" +
+	"LoadBlocks\x12)\n" +
+	"\x06blocks\x18\x01 \x01(\v2\x11.kvgrpc.v1.BlocksR\x06blocks\"b\n" +
 	"\n" +
 	"ReservedAt\x12&\n" +
 	"\x05grant\x18\x01 \x01(\v2\x10.kvgrpc.v1.GrantR\x05grant\x12,\n" +
@@ -2868,10 +2838,11 @@ const file_kvgrpc_v1_scheduler_proto_rawDesc = "" +
 	"\x11request_preempted\x18\x06 \x01(\v2\".kvgrpc.v1.RequestPreemptedRequestH\x00R\x10requestPreempted\x12N\n" +
 	"\x10request_finished\x18\a \x01(\v2!.kvgrpc.v1.RequestFinishedRequestH\x00R\x0frequestFinished\x12E\n" +
 	"\rabort_request\x18\b \x01(\v2\x1e.kvgrpc.v1.AbortRequestRequestH\x00R\fabortRequestB\x06\n" +
-	"\x04call\"\xc3\x05\n" +
+	"\x04call\"\xd0\x05\n" +
 	"\x0eScheduleAnswer\x12,\n" +
-	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x12\n" +
-	"\x04code\x18\x02 \x01(\tR\x04code\x12L\n" +
+	"\afailure\x18\x01 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12\x1f\n" +
+	"\vstatus_code\x18\x02 \x01(\rR\n" +
+	"statusCode\x12L\n" +
 	"\x0frequest_arrived\x18\x03 \x01(\v2!.kvgrpc.v1.RequestArrivedResponseH\x00R\x0erequestArrived\x12C\n" +
 	"\fmatch_tokens\x18\x04 \x01(\v2\x1e.kvgrpc.v1.MatchTokensResponseH\x00R\vmatchTokens\x12O\n" +
 	"\x10blocks_allocated\x18\x05 \x01(\v2\".kvgrpc.v1.BlocksAllocatedResponseH\x00R\x0fblocksAllocated\x12L\n" +
@@ -2979,7 +2950,7 @@ var file_kvgrpc_v1_scheduler_proto_goTypes = []any{
 	(*Grant)(nil),                     // 39: kvgrpc.v1.Grant
 	(*Intent)(nil),                    // 40: kvgrpc.v1.Intent
 	(*ResponseHeader)(nil),            // 41: kvgrpc.v1.ResponseHeader
-	(*GroupBlocks)(nil),               // 42: kvgrpc.v1.GroupBlocks
+	(*Blocks)(nil),                    // 42: kvgrpc.v1.Blocks
 	(*durationpb.Duration)(nil),       // 43: google.protobuf.Duration
 	(*Failure)(nil),                   // 44: kvgrpc.v1.Failure
 	(*LayerRange)(nil),                // 45: kvgrpc.v1.LayerRange
@@ -2995,13 +2966,13 @@ var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
 	40, // 7: kvgrpc.v1.RequestArrivedRequest.intent:type_name -> kvgrpc.v1.Intent
 	41, // 8: kvgrpc.v1.RequestArrivedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	41, // 9: kvgrpc.v1.MatchTokensResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	42, // 10: kvgrpc.v1.BlocksAllocatedRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	41, // 11: kvgrpc.v1.BlocksAllocatedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	42, // 12: kvgrpc.v1.TokensComputedRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	41, // 13: kvgrpc.v1.TokensComputedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	41, // 14: kvgrpc.v1.BlocksLoadedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
 	41, // 15: kvgrpc.v1.RequestPreemptedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	42, // 16: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	42, // 16: kvgrpc.v1.RequestFinishedRequest.blocks:type_name -> kvgrpc.v1.Blocks
 	1,  // 17: kvgrpc.v1.RequestFinishedRequest.outcome:type_name -> kvgrpc.v1.RequestOutcome
 	38, // 18: kvgrpc.v1.RequestFinishedRequest.content:type_name -> kvgrpc.v1.Content
 	41, // 19: kvgrpc.v1.RequestFinishedResponse.header:type_name -> kvgrpc.v1.ResponseHeader
@@ -3018,13 +2989,13 @@ var file_kvgrpc_v1_scheduler_proto_depIdxs = []int32{
 	28, // 30: kvgrpc.v1.SchedulerNews.reserved_at:type_name -> kvgrpc.v1.ReservedAt
 	29, // 31: kvgrpc.v1.SchedulerNews.provisional:type_name -> kvgrpc.v1.ProvisionalLayers
 	44, // 32: kvgrpc.v1.LoadEnded.failure:type_name -> kvgrpc.v1.Failure
-	42, // 33: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.GroupBlocks
+	42, // 33: kvgrpc.v1.LoadEnded.invalid_blocks:type_name -> kvgrpc.v1.Blocks
 	0,  // 34: kvgrpc.v1.LoadEnded.on_loss:type_name -> kvgrpc.v1.OnLoss
 	44, // 35: kvgrpc.v1.SendEnded.failure:type_name -> kvgrpc.v1.Failure
 	44, // 36: kvgrpc.v1.TakeLost.failure:type_name -> kvgrpc.v1.Failure
 	0,  // 37: kvgrpc.v1.TakeLost.on_loss:type_name -> kvgrpc.v1.OnLoss
-	42, // 38: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	42, // 39: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	42, // 38: kvgrpc.v1.SaveBlocks.blocks:type_name -> kvgrpc.v1.Blocks
+	42, // 39: kvgrpc.v1.LoadBlocks.blocks:type_name -> kvgrpc.v1.Blocks
 	39, // 40: kvgrpc.v1.ReservedAt.grant:type_name -> kvgrpc.v1.Grant
 	45, // 41: kvgrpc.v1.ProvisionalLayers.layers_done:type_name -> kvgrpc.v1.LayerRange
 	4,  // 42: kvgrpc.v1.ScheduleCall.request_arrived:type_name -> kvgrpc.v1.RequestArrivedRequest

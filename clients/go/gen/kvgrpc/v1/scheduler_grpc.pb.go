@@ -83,7 +83,7 @@ type SchedulerServiceClient interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	BlocksAllocated(ctx context.Context, in *BlocksAllocatedRequest, opts ...grpc.CallOption) (*BlocksAllocatedResponse, error)
 	// A step was scheduled that computes more of a request: a push of a prefill sends the blocks that are whole then, a
 	// staged engine saves what is new. Once for each chunk; repeated, or with fewer tokens, it changes nothing.
@@ -92,7 +92,7 @@ type SchedulerServiceClient interface {
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	TokensComputed(ctx context.Context, in *TokensComputedRequest, opts ...grpc.CallOption) (*TokensComputedResponse, error)
 	// A staged engine has copied the blocks of Load; LoadEnded follows.
 	//
@@ -113,7 +113,7 @@ type SchedulerServiceClient interface {
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
 	// * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	RequestFinished(ctx context.Context, in *RequestFinishedRequest, opts ...grpc.CallOption) (*RequestFinishedResponse, error)
 	// A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
 	// over.
@@ -308,7 +308,7 @@ type SchedulerServiceServer interface {
 	// * INVALID_ARGUMENT INVALID_FIELD: as many tokens cannot come.
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	BlocksAllocated(context.Context, *BlocksAllocatedRequest) (*BlocksAllocatedResponse, error)
 	// A step was scheduled that computes more of a request: a push of a prefill sends the blocks that are whole then, a
 	// staged engine saves what is new. Once for each chunk; repeated, or with fewer tokens, it changes nothing.
@@ -317,7 +317,7 @@ type SchedulerServiceServer interface {
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
 	// * RESOURCE_EXHAUSTED LIMIT_EXCEEDED: too many news were not read.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	TokensComputed(context.Context, *TokensComputedRequest) (*TokensComputedResponse, error)
 	// A staged engine has copied the blocks of Load; LoadEnded follows.
 	//
@@ -338,7 +338,7 @@ type SchedulerServiceServer interface {
 	// * INVALID_ARGUMENT BLOCK_DUPLICATE, GROUP_MISMATCH, BLOCK_COUNT_MISMATCH: fix the blocks.
 	// * OUT_OF_RANGE BLOCK_OUT_OF_RANGE, LIMIT_EXCEEDED: fix the blocks.
 	// * OUT_OF_RANGE CONTENT_RANGE: nothing names just the tokens that were computed: state `content`.
-	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life; see `incarnation`.
+	// * ABORTED INCARNATION_CHANGED: the blocks are of an earlier life.
 	RequestFinished(context.Context, *RequestFinishedRequest) (*RequestFinishedResponse, error)
 	// A request is wanted no more, whatever became of it so far; also after RequestFinished, which ends what was handed
 	// over.

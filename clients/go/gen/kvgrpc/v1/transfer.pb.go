@@ -199,6 +199,95 @@ func (MemoryDisposition) EnumDescriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{2}
 }
 
+// What a transfer waits for.
+type WaitingFor int32
+
+const (
+	// Nothing: it is over, or goes on by itself. Read an unknown value so, too.
+	WaitingFor_WAITING_FOR_UNSPECIFIED WaitingFor = 0
+	// The two leads to know each other.
+	WaitingFor_WAITING_FOR_HANDSHAKE WaitingFor = 1
+	// The other side to open the access.
+	WaitingFor_WAITING_FOR_ACCESS WaitingFor = 2
+	// This engine to name its blocks (PullBlocks with the transfer's id).
+	WaitingFor_WAITING_FOR_BLOCKS WaitingFor = 3
+	// The engine's step that still uses the blocks.
+	WaitingFor_WAITING_FOR_STEP WaitingFor = 4
+	// Its turn: others move.
+	WaitingFor_WAITING_FOR_TURN WaitingFor = 5
+	// Consumers to read.
+	WaitingFor_WAITING_FOR_READERS WaitingFor = 6
+	// The source of a push to be known, or to open its access.
+	WaitingFor_WAITING_FOR_SOURCE WaitingFor = 7
+	// The destination of a push: its first registration, or one in place of another that failed.
+	WaitingFor_WAITING_FOR_REGISTRATION WaitingFor = 8
+	// The next part of a push.
+	WaitingFor_WAITING_FOR_PARTS WaitingFor = 9
+	// Checksums of what arrived.
+	WaitingFor_WAITING_FOR_CHECKSUMS WaitingFor = 10
+	// The other side's verdict.
+	WaitingFor_WAITING_FOR_SETTLE WaitingFor = 11
+)
+
+// Enum value maps for WaitingFor.
+var (
+	WaitingFor_name = map[int32]string{
+		0:  "WAITING_FOR_UNSPECIFIED",
+		1:  "WAITING_FOR_HANDSHAKE",
+		2:  "WAITING_FOR_ACCESS",
+		3:  "WAITING_FOR_BLOCKS",
+		4:  "WAITING_FOR_STEP",
+		5:  "WAITING_FOR_TURN",
+		6:  "WAITING_FOR_READERS",
+		7:  "WAITING_FOR_SOURCE",
+		8:  "WAITING_FOR_REGISTRATION",
+		9:  "WAITING_FOR_PARTS",
+		10: "WAITING_FOR_CHECKSUMS",
+		11: "WAITING_FOR_SETTLE",
+	}
+	WaitingFor_value = map[string]int32{
+		"WAITING_FOR_UNSPECIFIED":  0,
+		"WAITING_FOR_HANDSHAKE":    1,
+		"WAITING_FOR_ACCESS":       2,
+		"WAITING_FOR_BLOCKS":       3,
+		"WAITING_FOR_STEP":         4,
+		"WAITING_FOR_TURN":         5,
+		"WAITING_FOR_READERS":      6,
+		"WAITING_FOR_SOURCE":       7,
+		"WAITING_FOR_REGISTRATION": 8,
+		"WAITING_FOR_PARTS":        9,
+		"WAITING_FOR_CHECKSUMS":    10,
+		"WAITING_FOR_SETTLE":       11,
+	}
+)
+
+func (x WaitingFor) Enum() *WaitingFor {
+	p := new(WaitingFor)
+	*p = x
+	return p
+}
+
+func (x WaitingFor) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WaitingFor) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_transfer_proto_enumTypes[3].Descriptor()
+}
+
+func (WaitingFor) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_transfer_proto_enumTypes[3]
+}
+
+func (x WaitingFor) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WaitingFor.Descriptor instead.
+func (WaitingFor) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{3}
+}
+
 // What to wait for.
 type WaitCondition int32
 
@@ -236,11 +325,11 @@ func (x WaitCondition) String() string {
 }
 
 func (WaitCondition) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_transfer_proto_enumTypes[3].Descriptor()
+	return file_kvgrpc_v1_transfer_proto_enumTypes[4].Descriptor()
 }
 
 func (WaitCondition) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_transfer_proto_enumTypes[3]
+	return &file_kvgrpc_v1_transfer_proto_enumTypes[4]
 }
 
 func (x WaitCondition) Number() protoreflect.EnumNumber {
@@ -249,7 +338,114 @@ func (x WaitCondition) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WaitCondition.Descriptor instead.
 func (WaitCondition) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{3}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{4}
+}
+
+// How many of several transfers must meet a condition.
+type WaitFor int32
+
+const (
+	// Same as ALL.
+	WaitFor_WAIT_FOR_UNSPECIFIED WaitFor = 0
+	// All of them.
+	WaitFor_WAIT_FOR_ALL WaitFor = 1
+	// One of them.
+	WaitFor_WAIT_FOR_ANY WaitFor = 2
+)
+
+// Enum value maps for WaitFor.
+var (
+	WaitFor_name = map[int32]string{
+		0: "WAIT_FOR_UNSPECIFIED",
+		1: "WAIT_FOR_ALL",
+		2: "WAIT_FOR_ANY",
+	}
+	WaitFor_value = map[string]int32{
+		"WAIT_FOR_UNSPECIFIED": 0,
+		"WAIT_FOR_ALL":         1,
+		"WAIT_FOR_ANY":         2,
+	}
+)
+
+func (x WaitFor) Enum() *WaitFor {
+	p := new(WaitFor)
+	*p = x
+	return p
+}
+
+func (x WaitFor) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WaitFor) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_transfer_proto_enumTypes[5].Descriptor()
+}
+
+func (WaitFor) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_transfer_proto_enumTypes[5]
+}
+
+func (x WaitFor) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WaitFor.Descriptor instead.
+func (WaitFor) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{5}
+}
+
+// Which sides a cancel ends.
+type CancelScope int32
+
+const (
+	// Same as BOTH.
+	CancelScope_CANCEL_SCOPE_UNSPECIFIED CancelScope = 0
+	// The other side is told, and ends CANCELLED too.
+	CancelScope_CANCEL_SCOPE_BOTH CancelScope = 1
+	// This engine's transfer only. To the other side it is a consumer that failed, which may come again, or a source that
+	// took its blocks back.
+	CancelScope_CANCEL_SCOPE_THIS_SIDE CancelScope = 2
+)
+
+// Enum value maps for CancelScope.
+var (
+	CancelScope_name = map[int32]string{
+		0: "CANCEL_SCOPE_UNSPECIFIED",
+		1: "CANCEL_SCOPE_BOTH",
+		2: "CANCEL_SCOPE_THIS_SIDE",
+	}
+	CancelScope_value = map[string]int32{
+		"CANCEL_SCOPE_UNSPECIFIED": 0,
+		"CANCEL_SCOPE_BOTH":        1,
+		"CANCEL_SCOPE_THIS_SIDE":   2,
+	}
+)
+
+func (x CancelScope) Enum() *CancelScope {
+	p := new(CancelScope)
+	*p = x
+	return p
+}
+
+func (x CancelScope) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CancelScope) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvgrpc_v1_transfer_proto_enumTypes[6].Descriptor()
+}
+
+func (CancelScope) Type() protoreflect.EnumType {
+	return &file_kvgrpc_v1_transfer_proto_enumTypes[6]
+}
+
+func (x CancelScope) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CancelScope.Descriptor instead.
+func (CancelScope) EnumDescriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{6}
 }
 
 // What a cancel found.
@@ -264,7 +460,7 @@ const (
 	CancelOutcome_CANCEL_OUTCOME_CANCELLED_IN_FLIGHT CancelOutcome = 2
 	// It was over already.
 	CancelOutcome_CANCEL_OUTCOME_ALREADY_ENDED CancelOutcome = 3
-	// Unknown key: refused when it comes.
+	// The key is unknown: what comes under it is refused.
 	CancelOutcome_CANCEL_OUTCOME_TOMBSTONED CancelOutcome = 4
 )
 
@@ -297,11 +493,11 @@ func (x CancelOutcome) String() string {
 }
 
 func (CancelOutcome) Descriptor() protoreflect.EnumDescriptor {
-	return file_kvgrpc_v1_transfer_proto_enumTypes[4].Descriptor()
+	return file_kvgrpc_v1_transfer_proto_enumTypes[7].Descriptor()
 }
 
 func (CancelOutcome) Type() protoreflect.EnumType {
-	return &file_kvgrpc_v1_transfer_proto_enumTypes[4]
+	return &file_kvgrpc_v1_transfer_proto_enumTypes[7]
 }
 
 func (x CancelOutcome) Number() protoreflect.EnumNumber {
@@ -310,7 +506,7 @@ func (x CancelOutcome) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CancelOutcome.Descriptor instead.
 func (CancelOutcome) EnumDescriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{4}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{7}
 }
 
 // One move of a request's blocks over all ranks.
@@ -332,21 +528,20 @@ type Transfer struct {
 	Peer *TransferPeer `protobuf:"bytes,7,opt,name=peer,proto3" json:"peer,omitempty"`
 	// The source's lease.
 	LeaseId string `protobuf:"bytes,8,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
-	// What a transfer waits for: blocks, step, handshake, access, turn, readers; of a push also source, registration (a
-	// first destination, or one in place of another that failed), parts.
-	WaitingFor string `protobuf:"bytes,9,opt,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"`
+	// What it waits for.
+	WaitingFor WaitingFor `protobuf:"varint,9,opt,name=waiting_for,json=waitingFor,proto3,enum=kvgrpc.v1.WaitingFor" json:"waiting_for,omitempty"`
 	// Tokens whose KV the transfer moves or found; known once the access is open.
 	UseTokens uint32 `protobuf:"varint,10,opt,name=use_tokens,json=useTokens,proto3" json:"use_tokens,omitempty"`
 	// Blocks that move.
-	Blocks uint32 `protobuf:"varint,11,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	BlockCount uint32 `protobuf:"varint,11,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	// Bytes that move, over all ranks; known once the access is open.
-	Bytes uint64 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	TotalBytes uint64 `protobuf:"varint,12,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
 	// Bytes that have moved.
-	BytesDone uint64 `protobuf:"varint,13,opt,name=bytes_done,json=bytesDone,proto3" json:"bytes_done,omitempty"`
+	MovedBytes uint64 `protobuf:"varint,13,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
 	// Layers whose KV may be used provisionally (layer-wise push).
 	LayersDone []*LayerRange `protobuf:"bytes,14,rep,name=layers_done,json=layersDone,proto3" json:"layers_done,omitempty"`
 	// The phases so far, in order.
-	Phases []*Phase `protobuf:"bytes,15,rep,name=phases,proto3" json:"phases,omitempty"`
+	Phases []*PhaseTiming `protobuf:"bytes,15,rep,name=phases,proto3" json:"phases,omitempty"`
 	// How each rank moves its bytes; of the first 256 ranks.
 	Paths []*TransferPath `protobuf:"bytes,16,rep,name=paths,proto3" json:"paths,omitempty"`
 	// Why it failed.
@@ -354,16 +549,19 @@ type Transfer struct {
 	// Time since it was made.
 	Age *durationpb.Duration `protobuf:"bytes,18,opt,name=age,proto3" json:"age,omitempty"`
 	// SEND: consumers done, of how many.
-	ConsumersDone uint32 `protobuf:"varint,19,opt,name=consumers_done,json=consumersDone,proto3" json:"consumers_done,omitempty"`
+	DoneConsumerCount uint32 `protobuf:"varint,19,opt,name=done_consumer_count,json=doneConsumerCount,proto3" json:"done_consumer_count,omitempty"`
 	// SEND: consumers declared.
-	Consumers uint32 `protobuf:"varint,20,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	ConsumerCount uint32 `protobuf:"varint,20,opt,name=consumer_count,json=consumerCount,proto3" json:"consumer_count,omitempty"`
 	// Its priority.
 	Priority int32 `protobuf:"varint,21,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Sequence number of its last change.
 	EventSeq uint64 `protobuf:"varint,22,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`
 	// The epoch that `layers_done` are of: it grows when the prefill has started over, and what was computed from layers of
 	// an earlier one is to be discarded.
-	PartEpoch     uint32 `protobuf:"varint,23,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	PartEpoch uint32 `protobuf:"varint,23,opt,name=part_epoch,json=partEpoch,proto3" json:"part_epoch,omitempty"`
+	// Both sides' transfers of one request have the same: 32 hex digits, a digest of the transfer key that does not tell
+	// it.
+	PairId        string `protobuf:"bytes,24,opt,name=pair_id,json=pairId,proto3" json:"pair_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,11 +652,11 @@ func (x *Transfer) GetLeaseId() string {
 	return ""
 }
 
-func (x *Transfer) GetWaitingFor() string {
+func (x *Transfer) GetWaitingFor() WaitingFor {
 	if x != nil {
 		return x.WaitingFor
 	}
-	return ""
+	return WaitingFor_WAITING_FOR_UNSPECIFIED
 }
 
 func (x *Transfer) GetUseTokens() uint32 {
@@ -468,23 +666,23 @@ func (x *Transfer) GetUseTokens() uint32 {
 	return 0
 }
 
-func (x *Transfer) GetBlocks() uint32 {
+func (x *Transfer) GetBlockCount() uint32 {
 	if x != nil {
-		return x.Blocks
+		return x.BlockCount
 	}
 	return 0
 }
 
-func (x *Transfer) GetBytes() uint64 {
+func (x *Transfer) GetTotalBytes() uint64 {
 	if x != nil {
-		return x.Bytes
+		return x.TotalBytes
 	}
 	return 0
 }
 
-func (x *Transfer) GetBytesDone() uint64 {
+func (x *Transfer) GetMovedBytes() uint64 {
 	if x != nil {
-		return x.BytesDone
+		return x.MovedBytes
 	}
 	return 0
 }
@@ -496,7 +694,7 @@ func (x *Transfer) GetLayersDone() []*LayerRange {
 	return nil
 }
 
-func (x *Transfer) GetPhases() []*Phase {
+func (x *Transfer) GetPhases() []*PhaseTiming {
 	if x != nil {
 		return x.Phases
 	}
@@ -524,16 +722,16 @@ func (x *Transfer) GetAge() *durationpb.Duration {
 	return nil
 }
 
-func (x *Transfer) GetConsumersDone() uint32 {
+func (x *Transfer) GetDoneConsumerCount() uint32 {
 	if x != nil {
-		return x.ConsumersDone
+		return x.DoneConsumerCount
 	}
 	return 0
 }
 
-func (x *Transfer) GetConsumers() uint32 {
+func (x *Transfer) GetConsumerCount() uint32 {
 	if x != nil {
-		return x.Consumers
+		return x.ConsumerCount
 	}
 	return 0
 }
@@ -557,6 +755,13 @@ func (x *Transfer) GetPartEpoch() uint32 {
 		return x.PartEpoch
 	}
 	return 0
+}
+
+func (x *Transfer) GetPairId() string {
+	if x != nil {
+		return x.PairId
+	}
+	return ""
 }
 
 // The other side of a transfer.
@@ -632,14 +837,11 @@ func (x *TransferPeer) GetTransferId() string {
 	return ""
 }
 
-// One phase of a transfer. A RECEIVE has, in this order: handshake, open, queue (for blocks, the step and its turn),
-// wire, settle; the first two come again when the source has forgotten this engine. A SEND has one, readers, from the
-// first access to its end. A push begins with rendezvous, at both ends; then its SEND has handshake, open and queue,
-// its RECEIVE queue, wire and settle, all of the first parts.
-type Phase struct {
+// One phase of a transfer.
+type PhaseTiming struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Which.
+	Phase TransferPhase `protobuf:"varint,1,opt,name=phase,proto3,enum=kvgrpc.v1.TransferPhase" json:"phase,omitempty"`
 	// From the making of the transfer to the start of the phase.
 	Start *durationpb.Duration `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"`
 	// How long it took; so far, for the last one of a transfer that is not over.
@@ -648,20 +850,20 @@ type Phase struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Phase) Reset() {
-	*x = Phase{}
+func (x *PhaseTiming) Reset() {
+	*x = PhaseTiming{}
 	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Phase) String() string {
+func (x *PhaseTiming) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Phase) ProtoMessage() {}
+func (*PhaseTiming) ProtoMessage() {}
 
-func (x *Phase) ProtoReflect() protoreflect.Message {
+func (x *PhaseTiming) ProtoReflect() protoreflect.Message {
 	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -673,26 +875,26 @@ func (x *Phase) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Phase.ProtoReflect.Descriptor instead.
-func (*Phase) Descriptor() ([]byte, []int) {
+// Deprecated: Use PhaseTiming.ProtoReflect.Descriptor instead.
+func (*PhaseTiming) Descriptor() ([]byte, []int) {
 	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *Phase) GetName() string {
+func (x *PhaseTiming) GetPhase() TransferPhase {
 	if x != nil {
-		return x.Name
+		return x.Phase
 	}
-	return ""
+	return TransferPhase_TRANSFER_PHASE_UNSPECIFIED
 }
 
-func (x *Phase) GetStart() *durationpb.Duration {
+func (x *PhaseTiming) GetStart() *durationpb.Duration {
 	if x != nil {
 		return x.Start
 	}
 	return nil
 }
 
-func (x *Phase) GetDuration() *durationpb.Duration {
+func (x *PhaseTiming) GetDuration() *durationpb.Duration {
 	if x != nil {
 		return x.Duration
 	}
@@ -706,14 +908,14 @@ type TransferPath struct {
 	Rank uint32 `protobuf:"varint,1,opt,name=rank,proto3" json:"rank,omitempty"`
 	// The peer's rank.
 	PeerRank uint32 `protobuf:"varint,2,opt,name=peer_rank,json=peerRank,proto3" json:"peer_rank,omitempty"`
-	// shm, cma, nixl, collective, loopback.
-	DataPath string `protobuf:"bytes,3,opt,name=data_path,json=dataPath,proto3" json:"data_path,omitempty"`
+	// The path in use.
+	DataPath DataPath `protobuf:"varint,3,opt,name=data_path,json=dataPath,proto3,enum=kvgrpc.v1.DataPath" json:"data_path,omitempty"`
 	// Why this one.
 	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
 	// Bytes moved.
-	Bytes uint64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	MovedBytes uint64 `protobuf:"varint,5,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
 	// Descriptors after coalescing.
-	Descriptors uint32 `protobuf:"varint,6,opt,name=descriptors,proto3" json:"descriptors,omitempty"`
+	DescriptorCount uint32 `protobuf:"varint,6,opt,name=descriptor_count,json=descriptorCount,proto3" json:"descriptor_count,omitempty"`
 	// Time since the last progress.
 	ProgressAge   *durationpb.Duration `protobuf:"bytes,7,opt,name=progress_age,json=progressAge,proto3" json:"progress_age,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -764,11 +966,11 @@ func (x *TransferPath) GetPeerRank() uint32 {
 	return 0
 }
 
-func (x *TransferPath) GetDataPath() string {
+func (x *TransferPath) GetDataPath() DataPath {
 	if x != nil {
 		return x.DataPath
 	}
-	return ""
+	return DataPath_DATA_PATH_UNSPECIFIED
 }
 
 func (x *TransferPath) GetWhy() string {
@@ -778,16 +980,16 @@ func (x *TransferPath) GetWhy() string {
 	return ""
 }
 
-func (x *TransferPath) GetBytes() uint64 {
+func (x *TransferPath) GetMovedBytes() uint64 {
 	if x != nil {
-		return x.Bytes
+		return x.MovedBytes
 	}
 	return 0
 }
 
-func (x *TransferPath) GetDescriptors() uint32 {
+func (x *TransferPath) GetDescriptorCount() uint32 {
 	if x != nil {
-		return x.Descriptors
+		return x.DescriptorCount
 	}
 	return 0
 }
@@ -907,9 +1109,10 @@ type WaitTransferRequest struct {
 	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
 	// What to wait for.
 	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
-	// At most this long; unset or more than 60 s means 60 s.
+	// At most this long; unset or more than 60 s means 60 s, zero answers at once.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// Also answer when these layers are done (feature "layerwise"). Of a pull they are done when it has succeeded.
+	// Also answer when these layers are done (FEATURE_LAYERWISE): the condition is met then. Of a pull they are done when
+	// it has succeeded.
 	Layers        *LayerRange `protobuf:"bytes,4,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -979,7 +1182,9 @@ type WaitTransferResponse struct {
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// The transfer.
-	Transfer      *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	// The condition was met; else the time was over.
+	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1028,6 +1233,214 @@ func (x *WaitTransferResponse) GetTransfer() *Transfer {
 	return nil
 }
 
+func (x *WaitTransferResponse) GetConditionMet() bool {
+	if x != nil {
+		return x.ConditionMet
+	}
+	return false
+}
+
+// Which transfers, for what, how long.
+type WaitTransfersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required. At most 1,024.
+	TransferIds []string `protobuf:"bytes,1,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	// What to wait for, of each.
+	Until WaitCondition `protobuf:"varint,2,opt,name=until,proto3,enum=kvgrpc.v1.WaitCondition" json:"until,omitempty"`
+	// Of how many.
+	WaitFor WaitFor `protobuf:"varint,3,opt,name=wait_for,json=waitFor,proto3,enum=kvgrpc.v1.WaitFor" json:"wait_for,omitempty"`
+	// At most this long; unset or more than 60 s means 60 s, zero answers at once.
+	Timeout       *durationpb.Duration `protobuf:"bytes,4,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitTransfersRequest) Reset() {
+	*x = WaitTransfersRequest{}
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitTransfersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitTransfersRequest) ProtoMessage() {}
+
+func (x *WaitTransfersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitTransfersRequest.ProtoReflect.Descriptor instead.
+func (*WaitTransfersRequest) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WaitTransfersRequest) GetTransferIds() []string {
+	if x != nil {
+		return x.TransferIds
+	}
+	return nil
+}
+
+func (x *WaitTransfersRequest) GetUntil() WaitCondition {
+	if x != nil {
+		return x.Until
+	}
+	return WaitCondition_WAIT_CONDITION_UNSPECIFIED
+}
+
+func (x *WaitTransfersRequest) GetWaitFor() WaitFor {
+	if x != nil {
+		return x.WaitFor
+	}
+	return WaitFor_WAIT_FOR_UNSPECIFIED
+}
+
+func (x *WaitTransfersRequest) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+// One of several transfers that were waited for.
+type WaitedTransfer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	TransferId string `protobuf:"bytes,1,opt,name=transfer_id,json=transferId,proto3" json:"transfer_id,omitempty"`
+	// The transfer; unset where it is unknown.
+	Transfer *Transfer `protobuf:"bytes,2,opt,name=transfer,proto3" json:"transfer,omitempty"`
+	// Its condition was met.
+	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitedTransfer) Reset() {
+	*x = WaitedTransfer{}
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitedTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitedTransfer) ProtoMessage() {}
+
+func (x *WaitedTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitedTransfer.ProtoReflect.Descriptor instead.
+func (*WaitedTransfer) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WaitedTransfer) GetTransferId() string {
+	if x != nil {
+		return x.TransferId
+	}
+	return ""
+}
+
+func (x *WaitedTransfer) GetTransfer() *Transfer {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+func (x *WaitedTransfer) GetConditionMet() bool {
+	if x != nil {
+		return x.ConditionMet
+	}
+	return false
+}
+
+// The transfers as they are now.
+type WaitTransfersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who answered.
+	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
+	// In the order of the request.
+	WaitedTransfers []*WaitedTransfer `protobuf:"bytes,2,rep,name=waited_transfers,json=waitedTransfers,proto3" json:"waited_transfers,omitempty"`
+	// As many as were asked for met the condition; else the time was over.
+	ConditionMet  bool `protobuf:"varint,3,opt,name=condition_met,json=conditionMet,proto3" json:"condition_met,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WaitTransfersResponse) Reset() {
+	*x = WaitTransfersResponse{}
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WaitTransfersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WaitTransfersResponse) ProtoMessage() {}
+
+func (x *WaitTransfersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WaitTransfersResponse.ProtoReflect.Descriptor instead.
+func (*WaitTransfersResponse) Descriptor() ([]byte, []int) {
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *WaitTransfersResponse) GetHeader() *ResponseHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+func (x *WaitTransfersResponse) GetWaitedTransfers() []*WaitedTransfer {
+	if x != nil {
+		return x.WaitedTransfers
+	}
+	return nil
+}
+
+func (x *WaitTransfersResponse) GetConditionMet() bool {
+	if x != nil {
+		return x.ConditionMet
+	}
+	return false
+}
+
 // All fields that are set must match.
 type TransferFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1040,16 +1453,24 @@ type TransferFilter struct {
 	// Any of these states; at most 64.
 	States []TransferState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=kvgrpc.v1.TransferState" json:"states,omitempty"`
 	// Any of these dispositions; at most 64.
-	Memory []MemoryDisposition `protobuf:"varint,5,rep,packed,name=memory,proto3,enum=kvgrpc.v1.MemoryDisposition" json:"memory,omitempty"`
+	MemoryDispositions []MemoryDisposition `protobuf:"varint,5,rep,packed,name=memory_dispositions,json=memoryDispositions,proto3,enum=kvgrpc.v1.MemoryDisposition" json:"memory_dispositions,omitempty"`
 	// At least this old.
-	MinAge        *durationpb.Duration `protobuf:"bytes,6,opt,name=min_age,json=minAge,proto3" json:"min_age,omitempty"`
+	MinAge *durationpb.Duration `protobuf:"bytes,6,opt,name=min_age,json=minAge,proto3" json:"min_age,omitempty"`
+	// Any of these; at most 1,024.
+	TransferIds []string `protobuf:"bytes,7,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	// Both sides' transfers of one request.
+	PairId string `protobuf:"bytes,8,opt,name=pair_id,json=pairId,proto3" json:"pair_id,omitempty"`
+	// Those that the lease stands for.
+	LeaseId string `protobuf:"bytes,9,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// Which way.
+	Direction     Direction `protobuf:"varint,10,opt,name=direction,proto3,enum=kvgrpc.v1.Direction" json:"direction,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TransferFilter) Reset() {
 	*x = TransferFilter{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1482,7 @@ func (x *TransferFilter) String() string {
 func (*TransferFilter) ProtoMessage() {}
 
 func (x *TransferFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[8]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1495,7 @@ func (x *TransferFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFilter.ProtoReflect.Descriptor instead.
 func (*TransferFilter) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{8}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TransferFilter) GetRequestId() string {
@@ -1105,9 +1526,9 @@ func (x *TransferFilter) GetStates() []TransferState {
 	return nil
 }
 
-func (x *TransferFilter) GetMemory() []MemoryDisposition {
+func (x *TransferFilter) GetMemoryDispositions() []MemoryDisposition {
 	if x != nil {
-		return x.Memory
+		return x.MemoryDispositions
 	}
 	return nil
 }
@@ -1117,6 +1538,34 @@ func (x *TransferFilter) GetMinAge() *durationpb.Duration {
 		return x.MinAge
 	}
 	return nil
+}
+
+func (x *TransferFilter) GetTransferIds() []string {
+	if x != nil {
+		return x.TransferIds
+	}
+	return nil
+}
+
+func (x *TransferFilter) GetPairId() string {
+	if x != nil {
+		return x.PairId
+	}
+	return ""
+}
+
+func (x *TransferFilter) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *TransferFilter) GetDirection() Direction {
+	if x != nil {
+		return x.Direction
+	}
+	return Direction_DIRECTION_UNSPECIFIED
 }
 
 // A page of transfers.
@@ -1134,7 +1583,7 @@ type ListTransfersRequest struct {
 
 func (x *ListTransfersRequest) Reset() {
 	*x = ListTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1595,7 @@ func (x *ListTransfersRequest) String() string {
 func (*ListTransfersRequest) ProtoMessage() {}
 
 func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[9]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1608,7 @@ func (x *ListTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersRequest.ProtoReflect.Descriptor instead.
 func (*ListTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{9}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListTransfersRequest) GetFilter() *TransferFilter {
@@ -1198,7 +1647,7 @@ type ListTransfersResponse struct {
 
 func (x *ListTransfersResponse) Reset() {
 	*x = ListTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1659,7 @@ func (x *ListTransfersResponse) String() string {
 func (*ListTransfersResponse) ProtoMessage() {}
 
 func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[10]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1672,7 @@ func (x *ListTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTransfersResponse.ProtoReflect.Descriptor instead.
 func (*ListTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{10}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListTransfersResponse) GetHeader() *ResponseHeader {
@@ -1254,7 +1703,7 @@ type WatchTransfersRequest struct {
 	Filter *TransferFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Resume after this sequence number. 0 starts with the present, or, with an incarnation, with its first change.
 	AfterEventSeq uint64 `protobuf:"varint,2,opt,name=after_event_seq,json=afterEventSeq,proto3" json:"after_event_seq,omitempty"`
-	// The life that the sequence number belongs to; required with it.
+	// The life that the sequence number belongs to. Required with it.
 	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1262,7 +1711,7 @@ type WatchTransfersRequest struct {
 
 func (x *WatchTransfersRequest) Reset() {
 	*x = WatchTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1723,7 @@ func (x *WatchTransfersRequest) String() string {
 func (*WatchTransfersRequest) ProtoMessage() {}
 
 func (x *WatchTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[11]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1736,7 @@ func (x *WatchTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransfersRequest.ProtoReflect.Descriptor instead.
 func (*WatchTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{11}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchTransfersRequest) GetFilter() *TransferFilter {
@@ -1327,7 +1776,7 @@ type WatchTransfersResponse struct {
 
 func (x *WatchTransfersResponse) Reset() {
 	*x = WatchTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1788,7 @@ func (x *WatchTransfersResponse) String() string {
 func (*WatchTransfersResponse) ProtoMessage() {}
 
 func (x *WatchTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[12]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1801,7 @@ func (x *WatchTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTransfersResponse.ProtoReflect.Descriptor instead.
 func (*WatchTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{12}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchTransfersResponse) GetHeader() *ResponseHeader {
@@ -1382,14 +1831,16 @@ type AcknowledgeTransfersRequest struct {
 	// See common.proto.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// The transfers; at most 65,536.
-	TransferIds   []string `protobuf:"bytes,2,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	TransferIds []string `protobuf:"bytes,2,rep,name=transfer_ids,json=transferIds,proto3" json:"transfer_ids,omitempty"`
+	// See common.proto: the reply counts those that would be acknowledged.
+	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AcknowledgeTransfersRequest) Reset() {
 	*x = AcknowledgeTransfersRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1852,7 @@ func (x *AcknowledgeTransfersRequest) String() string {
 func (*AcknowledgeTransfersRequest) ProtoMessage() {}
 
 func (x *AcknowledgeTransfersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[13]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1865,7 @@ func (x *AcknowledgeTransfersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeTransfersRequest.ProtoReflect.Descriptor instead.
 func (*AcknowledgeTransfersRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{13}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AcknowledgeTransfersRequest) GetIdempotencyKey() string {
@@ -1431,20 +1882,27 @@ func (x *AcknowledgeTransfersRequest) GetTransferIds() []string {
 	return nil
 }
 
+func (x *AcknowledgeTransfersRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
 // Done.
 type AcknowledgeTransfersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who answered.
 	Header *ResponseHeader `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
 	// How many were known, ended and returned.
-	Acknowledged  uint32 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AcknowledgedCount uint32 `protobuf:"varint,2,opt,name=acknowledged_count,json=acknowledgedCount,proto3" json:"acknowledged_count,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *AcknowledgeTransfersResponse) Reset() {
 	*x = AcknowledgeTransfersResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1456,7 +1914,7 @@ func (x *AcknowledgeTransfersResponse) String() string {
 func (*AcknowledgeTransfersResponse) ProtoMessage() {}
 
 func (x *AcknowledgeTransfersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[14]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1469,7 +1927,7 @@ func (x *AcknowledgeTransfersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcknowledgeTransfersResponse.ProtoReflect.Descriptor instead.
 func (*AcknowledgeTransfersResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{14}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AcknowledgeTransfersResponse) GetHeader() *ResponseHeader {
@@ -1479,9 +1937,9 @@ func (x *AcknowledgeTransfersResponse) GetHeader() *ResponseHeader {
 	return nil
 }
 
-func (x *AcknowledgeTransfersResponse) GetAcknowledged() uint32 {
+func (x *AcknowledgeTransfersResponse) GetAcknowledgedCount() uint32 {
 	if x != nil {
-		return x.Acknowledged
+		return x.AcknowledgedCount
 	}
 	return 0
 }
@@ -1493,20 +1951,27 @@ type CancelTransferRequest struct {
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Which one. Required.
 	//
-	// Types that are valid to be assigned to Transfer:
+	// Types that are valid to be assigned to Target:
 	//
 	//	*CancelTransferRequest_TransferId
 	//	*CancelTransferRequest_TransferKey
-	Transfer isCancelTransferRequest_Transfer `protobuf_oneof:"transfer"`
-	// For logs and the transfer's failure message.
-	Message       string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	Target isCancelTransferRequest_Target `protobuf_oneof:"target"`
+	// For logs and the transfer's failure message, at both sides.
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// Which sides end.
+	Scope CancelScope `protobuf:"varint,5,opt,name=scope,proto3,enum=kvgrpc.v1.CancelScope" json:"scope,omitempty"`
+	// Allocations of this engine to free as well, as by FreeBlocks: what a failed request leaves is cleaned up in one
+	// call at each side. Those that are gone already are passed over. At most 64.
+	FreeAllocationIds []string `protobuf:"bytes,6,rep,name=free_allocation_ids,json=freeAllocationIds,proto3" json:"free_allocation_ids,omitempty"`
+	// See common.proto: the outcome is the one that the cancel would have.
+	ValidateOnly  bool `protobuf:"varint,7,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CancelTransferRequest) Reset() {
 	*x = CancelTransferRequest{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1983,7 @@ func (x *CancelTransferRequest) String() string {
 func (*CancelTransferRequest) ProtoMessage() {}
 
 func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[15]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1996,7 @@ func (x *CancelTransferRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferRequest.ProtoReflect.Descriptor instead.
 func (*CancelTransferRequest) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{15}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CancelTransferRequest) GetIdempotencyKey() string {
@@ -1541,16 +2006,16 @@ func (x *CancelTransferRequest) GetIdempotencyKey() string {
 	return ""
 }
 
-func (x *CancelTransferRequest) GetTransfer() isCancelTransferRequest_Transfer {
+func (x *CancelTransferRequest) GetTarget() isCancelTransferRequest_Target {
 	if x != nil {
-		return x.Transfer
+		return x.Target
 	}
 	return nil
 }
 
 func (x *CancelTransferRequest) GetTransferId() string {
 	if x != nil {
-		if x, ok := x.Transfer.(*CancelTransferRequest_TransferId); ok {
+		if x, ok := x.Target.(*CancelTransferRequest_TransferId); ok {
 			return x.TransferId
 		}
 	}
@@ -1559,7 +2024,7 @@ func (x *CancelTransferRequest) GetTransferId() string {
 
 func (x *CancelTransferRequest) GetTransferKey() []byte {
 	if x != nil {
-		if x, ok := x.Transfer.(*CancelTransferRequest_TransferKey); ok {
+		if x, ok := x.Target.(*CancelTransferRequest_TransferKey); ok {
 			return x.TransferKey
 		}
 	}
@@ -1573,8 +2038,29 @@ func (x *CancelTransferRequest) GetMessage() string {
 	return ""
 }
 
-type isCancelTransferRequest_Transfer interface {
-	isCancelTransferRequest_Transfer()
+func (x *CancelTransferRequest) GetScope() CancelScope {
+	if x != nil {
+		return x.Scope
+	}
+	return CancelScope_CANCEL_SCOPE_UNSPECIFIED
+}
+
+func (x *CancelTransferRequest) GetFreeAllocationIds() []string {
+	if x != nil {
+		return x.FreeAllocationIds
+	}
+	return nil
+}
+
+func (x *CancelTransferRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+type isCancelTransferRequest_Target interface {
+	isCancelTransferRequest_Target()
 }
 
 type CancelTransferRequest_TransferId struct {
@@ -1583,13 +2069,13 @@ type CancelTransferRequest_TransferId struct {
 }
 
 type CancelTransferRequest_TransferKey struct {
-	// By key: all transfers of this engine with it, and those still to come.
+	// By key: all transfers of this engine with it, or, where there are none yet, those still to come.
 	TransferKey []byte `protobuf:"bytes,3,opt,name=transfer_key,json=transferKey,proto3,oneof"`
 }
 
-func (*CancelTransferRequest_TransferId) isCancelTransferRequest_Transfer() {}
+func (*CancelTransferRequest_TransferId) isCancelTransferRequest_Target() {}
 
-func (*CancelTransferRequest_TransferKey) isCancelTransferRequest_Transfer() {}
+func (*CancelTransferRequest_TransferKey) isCancelTransferRequest_Target() {}
 
 // What the cancel found.
 type CancelTransferResponse struct {
@@ -1606,7 +2092,7 @@ type CancelTransferResponse struct {
 
 func (x *CancelTransferResponse) Reset() {
 	*x = CancelTransferResponse{}
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +2104,7 @@ func (x *CancelTransferResponse) String() string {
 func (*CancelTransferResponse) ProtoMessage() {}
 
 func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[16]
+	mi := &file_kvgrpc_v1_transfer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +2117,7 @@ func (x *CancelTransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTransferResponse.ProtoReflect.Descriptor instead.
 func (*CancelTransferResponse) Descriptor() ([]byte, []int) {
-	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{16}
+	return file_kvgrpc_v1_transfer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CancelTransferResponse) GetHeader() *ResponseHeader {
@@ -1659,7 +2145,7 @@ var File_kvgrpc_v1_transfer_proto protoreflect.FileDescriptor
 
 const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\n" +
-	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xdd\x06\n" +
+	"\x18kvgrpc/v1/transfer.proto\x12\tkvgrpc.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16kvgrpc/v1/common.proto\"\xbb\a\n" +
 	"\bTransfer\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x122\n" +
@@ -1670,45 +2156,49 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12\x19\n" +
 	"\btrace_id\x18\x06 \x01(\tR\atraceId\x12+\n" +
 	"\x04peer\x18\a \x01(\v2\x17.kvgrpc.v1.TransferPeerR\x04peer\x12\x19\n" +
-	"\blease_id\x18\b \x01(\tR\aleaseId\x12\x1f\n" +
-	"\vwaiting_for\x18\t \x01(\tR\n" +
+	"\blease_id\x18\b \x01(\tR\aleaseId\x126\n" +
+	"\vwaiting_for\x18\t \x01(\x0e2\x15.kvgrpc.v1.WaitingForR\n" +
 	"waitingFor\x12\x1d\n" +
 	"\n" +
 	"use_tokens\x18\n" +
-	" \x01(\rR\tuseTokens\x12\x16\n" +
-	"\x06blocks\x18\v \x01(\rR\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\f \x01(\x04R\x05bytes\x12\x1d\n" +
-	"\n" +
-	"bytes_done\x18\r \x01(\x04R\tbytesDone\x126\n" +
+	" \x01(\rR\tuseTokens\x12\x1f\n" +
+	"\vblock_count\x18\v \x01(\rR\n" +
+	"blockCount\x12\x1f\n" +
+	"\vtotal_bytes\x18\f \x01(\x04R\n" +
+	"totalBytes\x12\x1f\n" +
+	"\vmoved_bytes\x18\r \x01(\x04R\n" +
+	"movedBytes\x126\n" +
 	"\vlayers_done\x18\x0e \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
-	"layersDone\x12(\n" +
-	"\x06phases\x18\x0f \x03(\v2\x10.kvgrpc.v1.PhaseR\x06phases\x12-\n" +
+	"layersDone\x12.\n" +
+	"\x06phases\x18\x0f \x03(\v2\x16.kvgrpc.v1.PhaseTimingR\x06phases\x12-\n" +
 	"\x05paths\x18\x10 \x03(\v2\x17.kvgrpc.v1.TransferPathR\x05paths\x12,\n" +
 	"\afailure\x18\x11 \x01(\v2\x12.kvgrpc.v1.FailureR\afailure\x12+\n" +
-	"\x03age\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12%\n" +
-	"\x0econsumers_done\x18\x13 \x01(\rR\rconsumersDone\x12\x1c\n" +
-	"\tconsumers\x18\x14 \x01(\rR\tconsumers\x12\x1a\n" +
+	"\x03age\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12.\n" +
+	"\x13done_consumer_count\x18\x13 \x01(\rR\x11doneConsumerCount\x12%\n" +
+	"\x0econsumer_count\x18\x14 \x01(\rR\rconsumerCount\x12\x1a\n" +
 	"\bpriority\x18\x15 \x01(\x05R\bpriority\x12\x1b\n" +
 	"\tevent_seq\x18\x16 \x01(\x04R\beventSeq\x12\x1d\n" +
 	"\n" +
-	"part_epoch\x18\x17 \x01(\rR\tpartEpoch\"\x88\x01\n" +
+	"part_epoch\x18\x17 \x01(\rR\tpartEpoch\x12\x17\n" +
+	"\apair_id\x18\x18 \x01(\tR\x06pairId\"\x88\x01\n" +
 	"\fTransferPeer\x12\x1b\n" +
 	"\tengine_id\x18\x01 \x01(\tR\bengineId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1f\n" +
 	"\vtransfer_id\x18\x04 \x01(\tR\n" +
-	"transferId\"\x83\x01\n" +
-	"\x05Phase\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
+	"transferId\"\xa5\x01\n" +
+	"\vPhaseTiming\x12.\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x18.kvgrpc.v1.TransferPhaseR\x05phase\x12/\n" +
 	"\x05start\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x05start\x125\n" +
-	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\xe4\x01\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\"\x8d\x02\n" +
 	"\fTransferPath\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x1b\n" +
-	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x12\x1b\n" +
-	"\tdata_path\x18\x03 \x01(\tR\bdataPath\x12\x10\n" +
-	"\x03why\x18\x04 \x01(\tR\x03why\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12 \n" +
-	"\vdescriptors\x18\x06 \x01(\rR\vdescriptors\x12<\n" +
+	"\tpeer_rank\x18\x02 \x01(\rR\bpeerRank\x120\n" +
+	"\tdata_path\x18\x03 \x01(\x0e2\x13.kvgrpc.v1.DataPathR\bdataPath\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x1f\n" +
+	"\vmoved_bytes\x18\x05 \x01(\x04R\n" +
+	"movedBytes\x12)\n" +
+	"\x10descriptor_count\x18\x06 \x01(\rR\x0fdescriptorCount\x12<\n" +
 	"\fprogress_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\vprogressAge\"5\n" +
 	"\x12GetTransferRequest\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
@@ -1721,18 +2211,38 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"transferId\x12.\n" +
 	"\x05until\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.WaitConditionR\x05until\x123\n" +
 	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12-\n" +
-	"\x06layers\x18\x04 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"z\n" +
+	"\x06layers\x18\x04 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\"\x9f\x01\n" +
 	"\x14WaitTransferResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
-	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\"\x8c\x02\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xcd\x01\n" +
+	"\x14WaitTransfersRequest\x12!\n" +
+	"\ftransfer_ids\x18\x01 \x03(\tR\vtransferIds\x12.\n" +
+	"\x05until\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.WaitConditionR\x05until\x12-\n" +
+	"\bwait_for\x18\x03 \x01(\x0e2\x12.kvgrpc.v1.WaitForR\awaitFor\x123\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\x87\x01\n" +
+	"\x0eWaitedTransfer\x12\x1f\n" +
+	"\vtransfer_id\x18\x01 \x01(\tR\n" +
+	"transferId\x12/\n" +
+	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12#\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xb5\x01\n" +
+	"\x15WaitTransfersResponse\x121\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12D\n" +
+	"\x10waited_transfers\x18\x02 \x03(\v2\x19.kvgrpc.v1.WaitedTransferR\x0fwaitedTransfers\x12#\n" +
+	"\rcondition_met\x18\x03 \x01(\bR\fconditionMet\"\xb0\x03\n" +
 	"\x0eTransferFilter\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x19\n" +
 	"\btrace_id\x18\x02 \x01(\tR\atraceId\x12$\n" +
 	"\x0epeer_engine_id\x18\x03 \x01(\tR\fpeerEngineId\x120\n" +
-	"\x06states\x18\x04 \x03(\x0e2\x18.kvgrpc.v1.TransferStateR\x06states\x124\n" +
-	"\x06memory\x18\x05 \x03(\x0e2\x1c.kvgrpc.v1.MemoryDispositionR\x06memory\x122\n" +
-	"\amin_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06minAge\"\x85\x01\n" +
+	"\x06states\x18\x04 \x03(\x0e2\x18.kvgrpc.v1.TransferStateR\x06states\x12M\n" +
+	"\x13memory_dispositions\x18\x05 \x03(\x0e2\x1c.kvgrpc.v1.MemoryDispositionR\x12memoryDispositions\x122\n" +
+	"\amin_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x06minAge\x12!\n" +
+	"\ftransfer_ids\x18\a \x03(\tR\vtransferIds\x12\x17\n" +
+	"\apair_id\x18\b \x01(\tR\x06pairId\x12\x19\n" +
+	"\blease_id\x18\t \x01(\tR\aleaseId\x122\n" +
+	"\tdirection\x18\n" +
+	" \x01(\x0e2\x14.kvgrpc.v1.DirectionR\tdirection\"\x85\x01\n" +
 	"\x14ListTransfersRequest\x121\n" +
 	"\x06filter\x18\x01 \x01(\v2\x19.kvgrpc.v1.TransferFilterR\x06filter\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
@@ -1749,21 +2259,24 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\x16WatchTransfersResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12/\n" +
 	"\btransfer\x18\x02 \x01(\v2\x13.kvgrpc.v1.TransferR\btransfer\x12!\n" +
-	"\fhistory_lost\x18\x03 \x01(\bR\vhistoryLost\"i\n" +
+	"\fhistory_lost\x18\x03 \x01(\bR\vhistoryLost\"\x8e\x01\n" +
 	"\x1bAcknowledgeTransfersRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
-	"\ftransfer_ids\x18\x02 \x03(\tR\vtransferIds\"u\n" +
+	"\ftransfer_ids\x18\x02 \x03(\tR\vtransferIds\x12#\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"\x80\x01\n" +
 	"\x1cAcknowledgeTransfersResponse\x121\n" +
-	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12\"\n" +
-	"\facknowledged\x18\x02 \x01(\rR\facknowledged\"\xae\x01\n" +
+	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x12-\n" +
+	"\x12acknowledged_count\x18\x02 \x01(\rR\x11acknowledgedCount\"\xaf\x02\n" +
 	"\x15CancelTransferRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12!\n" +
 	"\vtransfer_id\x18\x02 \x01(\tH\x00R\n" +
 	"transferId\x12#\n" +
 	"\ftransfer_key\x18\x03 \x01(\fH\x00R\vtransferKey\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessageB\n" +
-	"\n" +
-	"\btransfer\"\xb2\x01\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12,\n" +
+	"\x05scope\x18\x05 \x01(\x0e2\x16.kvgrpc.v1.CancelScopeR\x05scope\x12.\n" +
+	"\x13free_allocation_ids\x18\x06 \x03(\tR\x11freeAllocationIds\x12#\n" +
+	"\rvalidate_only\x18\a \x01(\bR\fvalidateOnlyB\b\n" +
+	"\x06target\"\xb2\x01\n" +
 	"\x16CancelTransferResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\x122\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x18.kvgrpc.v1.CancelOutcomeR\aoutcome\x121\n" +
@@ -1783,20 +2296,44 @@ const file_kvgrpc_v1_transfer_proto_rawDesc = "" +
 	"\x1eMEMORY_DISPOSITION_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17MEMORY_DISPOSITION_HELD\x10\x01\x12\x1f\n" +
 	"\x1bMEMORY_DISPOSITION_RETURNED\x10\x02\x12\"\n" +
-	"\x1eMEMORY_DISPOSITION_QUARANTINED\x10\x03*f\n" +
+	"\x1eMEMORY_DISPOSITION_QUARANTINED\x10\x03*\xb9\x02\n" +
+	"\n" +
+	"WaitingFor\x12\x1b\n" +
+	"\x17WAITING_FOR_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15WAITING_FOR_HANDSHAKE\x10\x01\x12\x16\n" +
+	"\x12WAITING_FOR_ACCESS\x10\x02\x12\x16\n" +
+	"\x12WAITING_FOR_BLOCKS\x10\x03\x12\x14\n" +
+	"\x10WAITING_FOR_STEP\x10\x04\x12\x14\n" +
+	"\x10WAITING_FOR_TURN\x10\x05\x12\x17\n" +
+	"\x13WAITING_FOR_READERS\x10\x06\x12\x16\n" +
+	"\x12WAITING_FOR_SOURCE\x10\a\x12\x1c\n" +
+	"\x18WAITING_FOR_REGISTRATION\x10\b\x12\x15\n" +
+	"\x11WAITING_FOR_PARTS\x10\t\x12\x19\n" +
+	"\x15WAITING_FOR_CHECKSUMS\x10\n" +
+	"\x12\x16\n" +
+	"\x12WAITING_FOR_SETTLE\x10\v*f\n" +
 	"\rWaitCondition\x12\x1e\n" +
 	"\x1aWAIT_CONDITION_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14WAIT_CONDITION_ENDED\x10\x01\x12\x1b\n" +
-	"\x17WAIT_CONDITION_RETURNED\x10\x02*\xc4\x01\n" +
+	"\x17WAIT_CONDITION_RETURNED\x10\x02*G\n" +
+	"\aWaitFor\x12\x18\n" +
+	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fWAIT_FOR_ALL\x10\x01\x12\x10\n" +
+	"\fWAIT_FOR_ANY\x10\x02*^\n" +
+	"\vCancelScope\x12\x1c\n" +
+	"\x18CANCEL_SCOPE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11CANCEL_SCOPE_BOTH\x10\x01\x12\x1a\n" +
+	"\x16CANCEL_SCOPE_THIS_SIDE\x10\x02*\xc4\x01\n" +
 	"\rCancelOutcome\x12\x1e\n" +
 	"\x1aCANCEL_OUTCOME_UNSPECIFIED\x10\x00\x12*\n" +
 	"&CANCEL_OUTCOME_CANCELLED_BEFORE_ACCESS\x10\x01\x12&\n" +
 	"\"CANCEL_OUTCOME_CANCELLED_IN_FLIGHT\x10\x02\x12 \n" +
 	"\x1cCANCEL_OUTCOME_ALREADY_ENDED\x10\x03\x12\x1d\n" +
-	"\x19CANCEL_OUTCOME_TOMBSTONED\x10\x042\xbb\x04\n" +
+	"\x19CANCEL_OUTCOME_TOMBSTONED\x10\x042\x94\x05\n" +
 	"\x0fTransferService\x12Q\n" +
 	"\vGetTransfer\x12\x1d.kvgrpc.v1.GetTransferRequest\x1a\x1e.kvgrpc.v1.GetTransferResponse\"\x03\x90\x02\x01\x12T\n" +
 	"\fWaitTransfer\x12\x1e.kvgrpc.v1.WaitTransferRequest\x1a\x1f.kvgrpc.v1.WaitTransferResponse\"\x03\x90\x02\x01\x12W\n" +
+	"\rWaitTransfers\x12\x1f.kvgrpc.v1.WaitTransfersRequest\x1a .kvgrpc.v1.WaitTransfersResponse\"\x03\x90\x02\x01\x12W\n" +
 	"\rListTransfers\x12\x1f.kvgrpc.v1.ListTransfersRequest\x1a .kvgrpc.v1.ListTransfersResponse\"\x03\x90\x02\x01\x12\\\n" +
 	"\x0eWatchTransfers\x12 .kvgrpc.v1.WatchTransfersRequest\x1a!.kvgrpc.v1.WatchTransfersResponse\"\x03\x90\x02\x010\x01\x12l\n" +
 	"\x14AcknowledgeTransfers\x12&.kvgrpc.v1.AcknowledgeTransfersRequest\x1a'.kvgrpc.v1.AcknowledgeTransfersResponse\"\x03\x90\x02\x02\x12Z\n" +
@@ -1815,86 +2352,107 @@ func file_kvgrpc_v1_transfer_proto_rawDescGZIP() []byte {
 	return file_kvgrpc_v1_transfer_proto_rawDescData
 }
 
-var file_kvgrpc_v1_transfer_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_kvgrpc_v1_transfer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_kvgrpc_v1_transfer_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_kvgrpc_v1_transfer_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_kvgrpc_v1_transfer_proto_goTypes = []any{
 	(Direction)(0),                       // 0: kvgrpc.v1.Direction
 	(TransferState)(0),                   // 1: kvgrpc.v1.TransferState
 	(MemoryDisposition)(0),               // 2: kvgrpc.v1.MemoryDisposition
-	(WaitCondition)(0),                   // 3: kvgrpc.v1.WaitCondition
-	(CancelOutcome)(0),                   // 4: kvgrpc.v1.CancelOutcome
-	(*Transfer)(nil),                     // 5: kvgrpc.v1.Transfer
-	(*TransferPeer)(nil),                 // 6: kvgrpc.v1.TransferPeer
-	(*Phase)(nil),                        // 7: kvgrpc.v1.Phase
-	(*TransferPath)(nil),                 // 8: kvgrpc.v1.TransferPath
-	(*GetTransferRequest)(nil),           // 9: kvgrpc.v1.GetTransferRequest
-	(*GetTransferResponse)(nil),          // 10: kvgrpc.v1.GetTransferResponse
-	(*WaitTransferRequest)(nil),          // 11: kvgrpc.v1.WaitTransferRequest
-	(*WaitTransferResponse)(nil),         // 12: kvgrpc.v1.WaitTransferResponse
-	(*TransferFilter)(nil),               // 13: kvgrpc.v1.TransferFilter
-	(*ListTransfersRequest)(nil),         // 14: kvgrpc.v1.ListTransfersRequest
-	(*ListTransfersResponse)(nil),        // 15: kvgrpc.v1.ListTransfersResponse
-	(*WatchTransfersRequest)(nil),        // 16: kvgrpc.v1.WatchTransfersRequest
-	(*WatchTransfersResponse)(nil),       // 17: kvgrpc.v1.WatchTransfersResponse
-	(*AcknowledgeTransfersRequest)(nil),  // 18: kvgrpc.v1.AcknowledgeTransfersRequest
-	(*AcknowledgeTransfersResponse)(nil), // 19: kvgrpc.v1.AcknowledgeTransfersResponse
-	(*CancelTransferRequest)(nil),        // 20: kvgrpc.v1.CancelTransferRequest
-	(*CancelTransferResponse)(nil),       // 21: kvgrpc.v1.CancelTransferResponse
-	(*LayerRange)(nil),                   // 22: kvgrpc.v1.LayerRange
-	(*Failure)(nil),                      // 23: kvgrpc.v1.Failure
-	(*durationpb.Duration)(nil),          // 24: google.protobuf.Duration
-	(*ResponseHeader)(nil),               // 25: kvgrpc.v1.ResponseHeader
+	(WaitingFor)(0),                      // 3: kvgrpc.v1.WaitingFor
+	(WaitCondition)(0),                   // 4: kvgrpc.v1.WaitCondition
+	(WaitFor)(0),                         // 5: kvgrpc.v1.WaitFor
+	(CancelScope)(0),                     // 6: kvgrpc.v1.CancelScope
+	(CancelOutcome)(0),                   // 7: kvgrpc.v1.CancelOutcome
+	(*Transfer)(nil),                     // 8: kvgrpc.v1.Transfer
+	(*TransferPeer)(nil),                 // 9: kvgrpc.v1.TransferPeer
+	(*PhaseTiming)(nil),                  // 10: kvgrpc.v1.PhaseTiming
+	(*TransferPath)(nil),                 // 11: kvgrpc.v1.TransferPath
+	(*GetTransferRequest)(nil),           // 12: kvgrpc.v1.GetTransferRequest
+	(*GetTransferResponse)(nil),          // 13: kvgrpc.v1.GetTransferResponse
+	(*WaitTransferRequest)(nil),          // 14: kvgrpc.v1.WaitTransferRequest
+	(*WaitTransferResponse)(nil),         // 15: kvgrpc.v1.WaitTransferResponse
+	(*WaitTransfersRequest)(nil),         // 16: kvgrpc.v1.WaitTransfersRequest
+	(*WaitedTransfer)(nil),               // 17: kvgrpc.v1.WaitedTransfer
+	(*WaitTransfersResponse)(nil),        // 18: kvgrpc.v1.WaitTransfersResponse
+	(*TransferFilter)(nil),               // 19: kvgrpc.v1.TransferFilter
+	(*ListTransfersRequest)(nil),         // 20: kvgrpc.v1.ListTransfersRequest
+	(*ListTransfersResponse)(nil),        // 21: kvgrpc.v1.ListTransfersResponse
+	(*WatchTransfersRequest)(nil),        // 22: kvgrpc.v1.WatchTransfersRequest
+	(*WatchTransfersResponse)(nil),       // 23: kvgrpc.v1.WatchTransfersResponse
+	(*AcknowledgeTransfersRequest)(nil),  // 24: kvgrpc.v1.AcknowledgeTransfersRequest
+	(*AcknowledgeTransfersResponse)(nil), // 25: kvgrpc.v1.AcknowledgeTransfersResponse
+	(*CancelTransferRequest)(nil),        // 26: kvgrpc.v1.CancelTransferRequest
+	(*CancelTransferResponse)(nil),       // 27: kvgrpc.v1.CancelTransferResponse
+	(*LayerRange)(nil),                   // 28: kvgrpc.v1.LayerRange
+	(*Failure)(nil),                      // 29: kvgrpc.v1.Failure
+	(*durationpb.Duration)(nil),          // 30: google.protobuf.Duration
+	(TransferPhase)(0),                   // 31: kvgrpc.v1.TransferPhase
+	(DataPath)(0),                        // 32: kvgrpc.v1.DataPath
+	(*ResponseHeader)(nil),               // 33: kvgrpc.v1.ResponseHeader
 }
 var file_kvgrpc_v1_transfer_proto_depIdxs = []int32{
 	0,  // 0: kvgrpc.v1.Transfer.direction:type_name -> kvgrpc.v1.Direction
 	1,  // 1: kvgrpc.v1.Transfer.state:type_name -> kvgrpc.v1.TransferState
 	2,  // 2: kvgrpc.v1.Transfer.memory:type_name -> kvgrpc.v1.MemoryDisposition
-	6,  // 3: kvgrpc.v1.Transfer.peer:type_name -> kvgrpc.v1.TransferPeer
-	22, // 4: kvgrpc.v1.Transfer.layers_done:type_name -> kvgrpc.v1.LayerRange
-	7,  // 5: kvgrpc.v1.Transfer.phases:type_name -> kvgrpc.v1.Phase
-	8,  // 6: kvgrpc.v1.Transfer.paths:type_name -> kvgrpc.v1.TransferPath
-	23, // 7: kvgrpc.v1.Transfer.failure:type_name -> kvgrpc.v1.Failure
-	24, // 8: kvgrpc.v1.Transfer.age:type_name -> google.protobuf.Duration
-	24, // 9: kvgrpc.v1.Phase.start:type_name -> google.protobuf.Duration
-	24, // 10: kvgrpc.v1.Phase.duration:type_name -> google.protobuf.Duration
-	24, // 11: kvgrpc.v1.TransferPath.progress_age:type_name -> google.protobuf.Duration
-	25, // 12: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	5,  // 13: kvgrpc.v1.GetTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	3,  // 14: kvgrpc.v1.WaitTransferRequest.until:type_name -> kvgrpc.v1.WaitCondition
-	24, // 15: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
-	22, // 16: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
-	25, // 17: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	5,  // 18: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	1,  // 19: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
-	2,  // 20: kvgrpc.v1.TransferFilter.memory:type_name -> kvgrpc.v1.MemoryDisposition
-	24, // 21: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
-	13, // 22: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	25, // 23: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	5,  // 24: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	13, // 25: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
-	25, // 26: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	5,  // 27: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
-	25, // 28: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	25, // 29: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	4,  // 30: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
-	5,  // 31: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
-	9,  // 32: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
-	11, // 33: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
-	14, // 34: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
-	16, // 35: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
-	18, // 36: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
-	20, // 37: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
-	10, // 38: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
-	12, // 39: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
-	15, // 40: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
-	17, // 41: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
-	19, // 42: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
-	21, // 43: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
-	38, // [38:44] is the sub-list for method output_type
-	32, // [32:38] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	9,  // 3: kvgrpc.v1.Transfer.peer:type_name -> kvgrpc.v1.TransferPeer
+	3,  // 4: kvgrpc.v1.Transfer.waiting_for:type_name -> kvgrpc.v1.WaitingFor
+	28, // 5: kvgrpc.v1.Transfer.layers_done:type_name -> kvgrpc.v1.LayerRange
+	10, // 6: kvgrpc.v1.Transfer.phases:type_name -> kvgrpc.v1.PhaseTiming
+	11, // 7: kvgrpc.v1.Transfer.paths:type_name -> kvgrpc.v1.TransferPath
+	29, // 8: kvgrpc.v1.Transfer.failure:type_name -> kvgrpc.v1.Failure
+	30, // 9: kvgrpc.v1.Transfer.age:type_name -> google.protobuf.Duration
+	31, // 10: kvgrpc.v1.PhaseTiming.phase:type_name -> kvgrpc.v1.TransferPhase
+	30, // 11: kvgrpc.v1.PhaseTiming.start:type_name -> google.protobuf.Duration
+	30, // 12: kvgrpc.v1.PhaseTiming.duration:type_name -> google.protobuf.Duration
+	32, // 13: kvgrpc.v1.TransferPath.data_path:type_name -> kvgrpc.v1.DataPath
+	30, // 14: kvgrpc.v1.TransferPath.progress_age:type_name -> google.protobuf.Duration
+	33, // 15: kvgrpc.v1.GetTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 16: kvgrpc.v1.GetTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	4,  // 17: kvgrpc.v1.WaitTransferRequest.until:type_name -> kvgrpc.v1.WaitCondition
+	30, // 18: kvgrpc.v1.WaitTransferRequest.timeout:type_name -> google.protobuf.Duration
+	28, // 19: kvgrpc.v1.WaitTransferRequest.layers:type_name -> kvgrpc.v1.LayerRange
+	33, // 20: kvgrpc.v1.WaitTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 21: kvgrpc.v1.WaitTransferResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	4,  // 22: kvgrpc.v1.WaitTransfersRequest.until:type_name -> kvgrpc.v1.WaitCondition
+	5,  // 23: kvgrpc.v1.WaitTransfersRequest.wait_for:type_name -> kvgrpc.v1.WaitFor
+	30, // 24: kvgrpc.v1.WaitTransfersRequest.timeout:type_name -> google.protobuf.Duration
+	8,  // 25: kvgrpc.v1.WaitedTransfer.transfer:type_name -> kvgrpc.v1.Transfer
+	33, // 26: kvgrpc.v1.WaitTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	17, // 27: kvgrpc.v1.WaitTransfersResponse.waited_transfers:type_name -> kvgrpc.v1.WaitedTransfer
+	1,  // 28: kvgrpc.v1.TransferFilter.states:type_name -> kvgrpc.v1.TransferState
+	2,  // 29: kvgrpc.v1.TransferFilter.memory_dispositions:type_name -> kvgrpc.v1.MemoryDisposition
+	30, // 30: kvgrpc.v1.TransferFilter.min_age:type_name -> google.protobuf.Duration
+	0,  // 31: kvgrpc.v1.TransferFilter.direction:type_name -> kvgrpc.v1.Direction
+	19, // 32: kvgrpc.v1.ListTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	33, // 33: kvgrpc.v1.ListTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 34: kvgrpc.v1.ListTransfersResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	19, // 35: kvgrpc.v1.WatchTransfersRequest.filter:type_name -> kvgrpc.v1.TransferFilter
+	33, // 36: kvgrpc.v1.WatchTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	8,  // 37: kvgrpc.v1.WatchTransfersResponse.transfer:type_name -> kvgrpc.v1.Transfer
+	33, // 38: kvgrpc.v1.AcknowledgeTransfersResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	6,  // 39: kvgrpc.v1.CancelTransferRequest.scope:type_name -> kvgrpc.v1.CancelScope
+	33, // 40: kvgrpc.v1.CancelTransferResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 41: kvgrpc.v1.CancelTransferResponse.outcome:type_name -> kvgrpc.v1.CancelOutcome
+	8,  // 42: kvgrpc.v1.CancelTransferResponse.transfers:type_name -> kvgrpc.v1.Transfer
+	12, // 43: kvgrpc.v1.TransferService.GetTransfer:input_type -> kvgrpc.v1.GetTransferRequest
+	14, // 44: kvgrpc.v1.TransferService.WaitTransfer:input_type -> kvgrpc.v1.WaitTransferRequest
+	16, // 45: kvgrpc.v1.TransferService.WaitTransfers:input_type -> kvgrpc.v1.WaitTransfersRequest
+	20, // 46: kvgrpc.v1.TransferService.ListTransfers:input_type -> kvgrpc.v1.ListTransfersRequest
+	22, // 47: kvgrpc.v1.TransferService.WatchTransfers:input_type -> kvgrpc.v1.WatchTransfersRequest
+	24, // 48: kvgrpc.v1.TransferService.AcknowledgeTransfers:input_type -> kvgrpc.v1.AcknowledgeTransfersRequest
+	26, // 49: kvgrpc.v1.TransferService.CancelTransfer:input_type -> kvgrpc.v1.CancelTransferRequest
+	13, // 50: kvgrpc.v1.TransferService.GetTransfer:output_type -> kvgrpc.v1.GetTransferResponse
+	15, // 51: kvgrpc.v1.TransferService.WaitTransfer:output_type -> kvgrpc.v1.WaitTransferResponse
+	18, // 52: kvgrpc.v1.TransferService.WaitTransfers:output_type -> kvgrpc.v1.WaitTransfersResponse
+	21, // 53: kvgrpc.v1.TransferService.ListTransfers:output_type -> kvgrpc.v1.ListTransfersResponse
+	23, // 54: kvgrpc.v1.TransferService.WatchTransfers:output_type -> kvgrpc.v1.WatchTransfersResponse
+	25, // 55: kvgrpc.v1.TransferService.AcknowledgeTransfers:output_type -> kvgrpc.v1.AcknowledgeTransfersResponse
+	27, // 56: kvgrpc.v1.TransferService.CancelTransfer:output_type -> kvgrpc.v1.CancelTransferResponse
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_v1_transfer_proto_init() }
@@ -1903,7 +2461,7 @@ func file_kvgrpc_v1_transfer_proto_init() {
 		return
 	}
 	file_kvgrpc_v1_common_proto_init()
-	file_kvgrpc_v1_transfer_proto_msgTypes[15].OneofWrappers = []any{
+	file_kvgrpc_v1_transfer_proto_msgTypes[18].OneofWrappers = []any{
 		(*CancelTransferRequest_TransferId)(nil),
 		(*CancelTransferRequest_TransferKey)(nil),
 	}
@@ -1912,8 +2470,8 @@ func file_kvgrpc_v1_transfer_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvgrpc_v1_transfer_proto_rawDesc), len(file_kvgrpc_v1_transfer_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   17,
+			NumEnums:      8,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

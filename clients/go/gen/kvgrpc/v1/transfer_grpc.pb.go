@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	TransferService_GetTransfer_FullMethodName          = "/kvgrpc.v1.TransferService/GetTransfer"
 	TransferService_WaitTransfer_FullMethodName         = "/kvgrpc.v1.TransferService/WaitTransfer"
+	TransferService_WaitTransfers_FullMethodName        = "/kvgrpc.v1.TransferService/WaitTransfers"
 	TransferService_ListTransfers_FullMethodName        = "/kvgrpc.v1.TransferService/ListTransfers"
 	TransferService_WatchTransfers_FullMethodName       = "/kvgrpc.v1.TransferService/WatchTransfers"
 	TransferService_AcknowledgeTransfers_FullMethodName = "/kvgrpc.v1.TransferService/AcknowledgeTransfers"
@@ -41,12 +42,19 @@ type TransferServiceClient interface {
 	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
 	GetTransfer(ctx context.Context, in *GetTransferRequest, opts ...grpc.CallOption) (*GetTransferResponse, error)
 	// Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-	// request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-	// by routers that have no stream.
+	// request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+	// over. Called by routers that have no stream.
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
 	WaitTransfer(ctx context.Context, in *WaitTransferRequest, opts ...grpc.CallOption) (*WaitTransferResponse, error)
+	// WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+	// One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+	WaitTransfers(ctx context.Context, in *WaitTransfersRequest, opts ...grpc.CallOption) (*WaitTransfersResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 	//
@@ -61,6 +69,7 @@ type TransferServiceClient interface {
 	// unary equal is WaitTransfer.
 	//
 	// Errors:
+	//   - INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
 	//   - ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
 	//     and all its changes were told.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -70,11 +79,17 @@ type TransferServiceClient interface {
 	//
 	// Errors: none of its own.
 	AcknowledgeTransfers(ctx context.Context, in *AcknowledgeTransfersRequest, opts ...grpc.CallOption) (*AcknowledgeTransfersResponse, error)
-	// Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-	// an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+	// Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+	// before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+	// is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 	//
-	// Errors:
+	// Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+	// the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+	// to repeat.
+	//
+	// Errors (nothing was cancelled or freed):
 	// * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
 	// * INVALID_ARGUMENT INVALID_FIELD.
 	CancelTransfer(ctx context.Context, in *CancelTransferRequest, opts ...grpc.CallOption) (*CancelTransferResponse, error)
 }
@@ -101,6 +116,16 @@ func (c *transferServiceClient) WaitTransfer(ctx context.Context, in *WaitTransf
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitTransferResponse)
 	err := c.cc.Invoke(ctx, TransferService_WaitTransfer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *transferServiceClient) WaitTransfers(ctx context.Context, in *WaitTransfersRequest, opts ...grpc.CallOption) (*WaitTransfersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WaitTransfersResponse)
+	err := c.cc.Invoke(ctx, TransferService_WaitTransfers_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -168,12 +193,19 @@ type TransferServiceServer interface {
 	// * NOT_FOUND TRANSFER_NOT_FOUND: unknown or long ended. Treat its memory as QUARANTINED.
 	GetTransfer(context.Context, *GetTransferRequest) (*GetTransferResponse, error)
 	// Answers when the transfer reaches an end, or its memory is returned, or the given time is over, whichever the
-	// request names; then with the transfer as it is. Never an error because it is not over: look at the state. Called
-	// by routers that have no stream.
+	// request names; then with the transfer as it is, and whether the condition was met. Never an error because it is not
+	// over. Called by routers that have no stream.
 	//
 	// Errors:
 	// * NOT_FOUND TRANSFER_NOT_FOUND.
 	WaitTransfer(context.Context, *WaitTransferRequest) (*WaitTransferResponse, error)
+	// WaitTransfer for many at once: answers when any of them, or all, have met the condition, or the given time is over.
+	// One that is unknown is a row of the reply and counts as met: there is nothing to wait for.
+	//
+	// Errors:
+	// * INVALID_ARGUMENT INVALID_FIELD: no transfer is named.
+	// * OUT_OF_RANGE LIMIT_EXCEEDED: more than 1,024.
+	WaitTransfers(context.Context, *WaitTransfersRequest) (*WaitTransfersResponse, error)
 	// Transfers by filter, newest first; a snapshot at header.event_seq. Of several pages each is one of its own moment and
 	// has the first one's event_seq; a transfer that is there all the while is on exactly one of them.
 	//
@@ -188,6 +220,7 @@ type TransferServiceServer interface {
 	// unary equal is WaitTransfer.
 	//
 	// Errors:
+	//   - INVALID_ARGUMENT INVALID_FIELD: a sequence number without its incarnation, or one that has not been reached.
 	//   - ABORTED INCARNATION_CHANGED: the sequence number belongs to an earlier life, or the life that is watched is over
 	//     and all its changes were told.
 	//   - RESOURCE_EXHAUSTED LIMIT_EXCEEDED: the watcher reads too slowly, or there are too many watchers; resume.
@@ -197,11 +230,17 @@ type TransferServiceServer interface {
 	//
 	// Errors: none of its own.
 	AcknowledgeTransfers(context.Context, *AcknowledgeTransfersRequest) (*AcknowledgeTransfersResponse, error)
-	// Ends a transfer, at any time, from either side. The outcome says at once what is known of the memory. Cancelling
-	// an unknown transfer by its key leaves a tombstone: the transfer is refused when it comes. Safe to repeat.
+	// Ends a transfer, at any time, from either side, and tells the other side: both end CANCELLED, unless one was over
+	// before it heard of it. The outcome says at once what is known of this engine's memory. Of several consumers, one that
+	// is cancelled ends alone, and the SEND goes on for the others; a SEND that is cancelled ends for all of them.
 	//
-	// Errors:
+	// Cancelling a key that is unknown leaves a tombstone: its transfer is refused, with CANCELLED, when it comes within
+	// the registration timeout. A key whose transfers are over leaves none: the request may be tried again under it. Safe
+	// to repeat.
+	//
+	// Errors (nothing was cancelled or freed):
 	// * NOT_FOUND TRANSFER_NOT_FOUND: by id only.
+	// * FAILED_PRECONDITION POOL_KIND_MISMATCH: the engine manages this pool, and allocations are to be freed.
 	// * INVALID_ARGUMENT INVALID_FIELD.
 	CancelTransfer(context.Context, *CancelTransferRequest) (*CancelTransferResponse, error)
 	mustEmbedUnimplementedTransferServiceServer()
@@ -219,6 +258,9 @@ func (UnimplementedTransferServiceServer) GetTransfer(context.Context, *GetTrans
 }
 func (UnimplementedTransferServiceServer) WaitTransfer(context.Context, *WaitTransferRequest) (*WaitTransferResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitTransfer not implemented")
+}
+func (UnimplementedTransferServiceServer) WaitTransfers(context.Context, *WaitTransfersRequest) (*WaitTransfersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WaitTransfers not implemented")
 }
 func (UnimplementedTransferServiceServer) ListTransfers(context.Context, *ListTransfersRequest) (*ListTransfersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListTransfers not implemented")
@@ -285,6 +327,24 @@ func _TransferService_WaitTransfer_Handler(srv interface{}, ctx context.Context,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(TransferServiceServer).WaitTransfer(ctx, req.(*WaitTransferRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TransferService_WaitTransfers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WaitTransfersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TransferServiceServer).WaitTransfers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TransferService_WaitTransfers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TransferServiceServer).WaitTransfers(ctx, req.(*WaitTransfersRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -368,6 +428,10 @@ var TransferService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "WaitTransfer",
 			Handler:    _TransferService_WaitTransfer_Handler,
+		},
+		{
+			MethodName: "WaitTransfers",
+			Handler:    _TransferService_WaitTransfers_Handler,
 		},
 		{
 			MethodName: "ListTransfers",

@@ -88,6 +88,10 @@ const (
 	CloseOutcome_CLOSE_OUTCOME_DROPPED CloseOutcome = 1
 	// It did not get the KV and does not count: another may try.
 	CloseOutcome_CLOSE_OUTCOME_FAILED CloseOutcome = 2
+	// It was cancelled, and so is the request: as DROPPED, but the transfer of the side that hears it ends CANCELLED, at once
+	// if it is of this consumer alone. A source says it to each of its readers and destinations, of the access that they
+	// opened, or that it opened at them.
+	CloseOutcome_CLOSE_OUTCOME_CANCELLED CloseOutcome = 3
 )
 
 // Enum value maps for CloseOutcome.
@@ -96,11 +100,13 @@ var (
 		0: "CLOSE_OUTCOME_UNSPECIFIED",
 		1: "CLOSE_OUTCOME_DROPPED",
 		2: "CLOSE_OUTCOME_FAILED",
+		3: "CLOSE_OUTCOME_CANCELLED",
 	}
 	CloseOutcome_value = map[string]int32{
 		"CLOSE_OUTCOME_UNSPECIFIED": 0,
 		"CLOSE_OUTCOME_DROPPED":     1,
 		"CLOSE_OUTCOME_FAILED":      2,
+		"CLOSE_OUTCOME_CANCELLED":   3,
 	}
 )
 
@@ -256,8 +262,8 @@ type AccessOpening struct {
 	// The LLM request's id at the opener; a label.
 	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Data path of each of the opener's ranks, so that the issuer's ranks can make the progress that some need. At most
-	// 16,384 names in one call, of 64 bytes each.
-	DataPaths []string `protobuf:"bytes,6,rep,name=data_paths,json=dataPaths,proto3" json:"data_paths,omitempty"`
+	// 16,384 in one call.
+	DataPaths []v1.DataPath `protobuf:"varint,6,rep,packed,name=data_paths,json=dataPaths,proto3,enum=kvgrpc.v1.DataPath" json:"data_paths,omitempty"`
 	// The READ access that the opener holds on its own lease for the issuer (push moved by the destination).
 	ReverseAccessId []byte `protobuf:"bytes,7,opt,name=reverse_access_id,json=reverseAccessId,proto3" json:"reverse_access_id,omitempty"`
 	// WRITE: the content of the whole prompt, as a chain or an opaque id.
@@ -337,7 +343,7 @@ func (x *AccessOpening) GetRequestId() string {
 	return ""
 }
 
-func (x *AccessOpening) GetDataPaths() []string {
+func (x *AccessOpening) GetDataPaths() []v1.DataPath {
 	if x != nil {
 		return x.DataPaths
 	}
@@ -672,7 +678,7 @@ type AccessSettling struct {
 	// This was its last part: close it.
 	Last bool `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
 	// Bytes moved under it since its last settling, for the issuer's accounts.
-	Bytes uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	MovedBytes uint64 `protobuf:"varint,3,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
 	// The last part that is settled, counted from 0 within the access; all before it are settled with it.
 	Part uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
 	// From a source that writes: the layers of which every block is there. At most 16,384 ranges in one call.
@@ -725,9 +731,9 @@ func (x *AccessSettling) GetLast() bool {
 	return false
 }
 
-func (x *AccessSettling) GetBytes() uint64 {
+func (x *AccessSettling) GetMovedBytes() uint64 {
 	if x != nil {
-		return x.Bytes
+		return x.MovedBytes
 	}
 	return 0
 }
@@ -1184,9 +1190,9 @@ type ReadyPart struct {
 	// Of each group, in their order: so many of its blocks are listed by earlier parts, for other layers. They are those
 	// that follow the ones of the same layers in earlier parts, and come before `blocks`. Groups that are left out at the
 	// end: none. So a block is listed once, however many ranges of layers it comes in.
-	Known         []uint32 `protobuf:"varint,5,rep,packed,name=known,proto3" json:"known,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	KnownBlockCounts []uint32 `protobuf:"varint,5,rep,packed,name=known_block_counts,json=knownBlockCounts,proto3" json:"known_block_counts,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ReadyPart) Reset() {
@@ -1247,9 +1253,9 @@ func (x *ReadyPart) GetLast() bool {
 	return false
 }
 
-func (x *ReadyPart) GetKnown() []uint32 {
+func (x *ReadyPart) GetKnownBlockCounts() []uint32 {
 	if x != nil {
-		return x.Known
+		return x.KnownBlockCounts
 	}
 	return nil
 }
@@ -2109,7 +2115,7 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\x06R\vincarnation\"~\n" +
 	"\x11OpenAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x129\n" +
-	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\x8c\x03\n" +
+	"\bopenings\x18\x02 \x03(\v2\x1d.kvgrpc.peer.v1.AccessOpeningR\bopenings\"\xa1\x03\n" +
 	"\rAccessOpening\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\fR\x05token\x126\n" +
@@ -2117,9 +2123,9 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\vtransfer_id\x18\x04 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\x12\x1d\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x122\n" +
 	"\n" +
-	"data_paths\x18\x06 \x03(\tR\tdataPaths\x12*\n" +
+	"data_paths\x18\x06 \x03(\x0e2\x13.kvgrpc.v1.DataPathR\tdataPaths\x12*\n" +
 	"\x11reverse_access_id\x18\a \x01(\fR\x0freverseAccessId\x125\n" +
 	"\fpush_content\x18\b \x01(\v2\x12.kvgrpc.v1.ContentR\vpushContent\x12\x1d\n" +
 	"\n" +
@@ -2148,11 +2154,12 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\blease_id\x18\t \x01(\tR\aleaseId\"\x83\x01\n" +
 	"\x13SettleAccessRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12<\n" +
-	"\tsettlings\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xa3\x01\n" +
+	"\tsettlings\x18\x02 \x03(\v2\x1e.kvgrpc.peer.v1.AccessSettlingR\tsettlings\"\xae\x01\n" +
 	"\x0eAccessSettling\x12\x1b\n" +
 	"\taccess_id\x18\x01 \x01(\fR\baccessId\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\bR\x04last\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\bR\x04last\x12\x1f\n" +
+	"\vmoved_bytes\x18\x03 \x01(\x04R\n" +
+	"movedBytes\x12\x12\n" +
 	"\x04part\x18\x04 \x01(\rR\x04part\x126\n" +
 	"\vlayers_done\x18\x05 \x03(\v2\x15.kvgrpc.v1.LayerRangeR\n" +
 	"layersDone\"\x82\x01\n" +
@@ -2180,13 +2187,13 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\x11PartsReadyRequest\x12.\n" +
 	"\x06caller\x18\x01 \x01(\v2\x16.kvgrpc.peer.v1.CallerR\x06caller\x12\x1b\n" +
 	"\taccess_id\x18\x02 \x01(\fR\baccessId\x12/\n" +
-	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\xac\x01\n" +
+	"\x05parts\x18\x03 \x03(\v2\x19.kvgrpc.peer.v1.ReadyPartR\x05parts\"\xc4\x01\n" +
 	"\tReadyPart\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12.\n" +
 	"\x06blocks\x18\x02 \x03(\v2\x16.kvgrpc.v1.GroupBlocksR\x06blocks\x12-\n" +
 	"\x06layers\x18\x03 \x01(\v2\x15.kvgrpc.v1.LayerRangeR\x06layers\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\bR\x04last\x12\x14\n" +
-	"\x05known\x18\x05 \x03(\rR\x05known\"G\n" +
+	"\x04last\x18\x04 \x01(\bR\x04last\x12,\n" +
+	"\x12known_block_counts\x18\x05 \x03(\rR\x10knownBlockCounts\"G\n" +
 	"\x12PartsReadyResponse\x121\n" +
 	"\x06header\x18\x01 \x01(\v2\x19.kvgrpc.v1.ResponseHeaderR\x06header\"A\n" +
 	"\x0fConverseRequest\x12.\n" +
@@ -2240,11 +2247,12 @@ const file_kvgrpc_peer_v1_peer_proto_rawDesc = "" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_VALID\x10\x01\x12\x11\n" +
-	"\rVERDICT_STALE\x10\x02*b\n" +
+	"\rVERDICT_STALE\x10\x02*\x7f\n" +
 	"\fCloseOutcome\x12\x1d\n" +
 	"\x19CLOSE_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CLOSE_OUTCOME_DROPPED\x10\x01\x12\x18\n" +
-	"\x14CLOSE_OUTCOME_FAILED\x10\x022\x96\x05\n" +
+	"\x14CLOSE_OUTCOME_FAILED\x10\x02\x12\x1b\n" +
+	"\x17CLOSE_OUTCOME_CANCELLED\x10\x032\x96\x05\n" +
 	"\vPeerService\x12X\n" +
 	"\n" +
 	"OpenAccess\x12!.kvgrpc.peer.v1.OpenAccessRequest\x1a\".kvgrpc.peer.v1.OpenAccessResponse\"\x03\x90\x02\x02\x12^\n" +
@@ -2302,84 +2310,86 @@ var file_kvgrpc_peer_v1_peer_proto_goTypes = []any{
 	(*ChecksumBlocksRequest)(nil),  // 27: kvgrpc.peer.v1.ChecksumBlocksRequest
 	(*RankChecksums)(nil),          // 28: kvgrpc.peer.v1.RankChecksums
 	(*ChecksumBlocksResponse)(nil), // 29: kvgrpc.peer.v1.ChecksumBlocksResponse
-	(*v1.Content)(nil),             // 30: kvgrpc.v1.Content
-	(*v1.ResponseHeader)(nil),      // 31: kvgrpc.v1.ResponseHeader
-	(*v1.Failure)(nil),             // 32: kvgrpc.v1.Failure
-	(*v1.GroupBlocks)(nil),         // 33: kvgrpc.v1.GroupBlocks
-	(*durationpb.Duration)(nil),    // 34: google.protobuf.Duration
-	(*v1.LayerRange)(nil),          // 35: kvgrpc.v1.LayerRange
-	(v1.FailureReason)(0),          // 36: kvgrpc.v1.FailureReason
+	(v1.DataPath)(0),               // 30: kvgrpc.v1.DataPath
+	(*v1.Content)(nil),             // 31: kvgrpc.v1.Content
+	(*v1.ResponseHeader)(nil),      // 32: kvgrpc.v1.ResponseHeader
+	(*v1.Failure)(nil),             // 33: kvgrpc.v1.Failure
+	(*v1.GroupBlocks)(nil),         // 34: kvgrpc.v1.GroupBlocks
+	(*durationpb.Duration)(nil),    // 35: google.protobuf.Duration
+	(*v1.LayerRange)(nil),          // 36: kvgrpc.v1.LayerRange
+	(v1.FailureReason)(0),          // 37: kvgrpc.v1.FailureReason
 }
 var file_kvgrpc_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: kvgrpc.peer.v1.OpenAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
 	4,  // 1: kvgrpc.peer.v1.OpenAccessRequest.openings:type_name -> kvgrpc.peer.v1.AccessOpening
 	5,  // 2: kvgrpc.peer.v1.AccessOpening.content:type_name -> kvgrpc.peer.v1.ContentClaim
-	30, // 3: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
-	17, // 4: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	31, // 5: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	7,  // 6: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
-	32, // 7: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
-	33, // 8: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	34, // 9: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
-	34, // 10: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
-	2,  // 11: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	9,  // 12: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
-	35, // 13: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
-	31, // 14: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	11, // 15: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
-	0,  // 16: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
-	36, // 17: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 18: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	13, // 19: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
-	1,  // 20: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
-	31, // 21: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	15, // 22: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
-	2,  // 23: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	17, // 24: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
-	33, // 25: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	35, // 26: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
-	31, // 27: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	20, // 28: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
-	3,  // 29: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 30: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 31: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 32: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 33: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	22, // 34: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
-	23, // 35: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
-	6,  // 36: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 37: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 38: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 39: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 40: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	36, // 41: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
-	2,  // 42: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	31, // 43: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	33, // 44: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
-	35, // 45: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
-	2,  // 46: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
-	26, // 47: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
-	31, // 48: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
-	28, // 49: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
-	3,  // 50: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
-	8,  // 51: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
-	12, // 52: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
-	16, // 53: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
-	27, // 54: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
-	19, // 55: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
-	24, // 56: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
-	6,  // 57: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
-	10, // 58: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
-	14, // 59: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
-	18, // 60: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
-	29, // 61: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
-	21, // 62: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
-	25, // 63: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
-	57, // [57:64] is the sub-list for method output_type
-	50, // [50:57] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	30, // 3: kvgrpc.peer.v1.AccessOpening.data_paths:type_name -> kvgrpc.v1.DataPath
+	31, // 4: kvgrpc.peer.v1.AccessOpening.push_content:type_name -> kvgrpc.v1.Content
+	17, // 5: kvgrpc.peer.v1.AccessOpening.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	32, // 6: kvgrpc.peer.v1.OpenAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	7,  // 7: kvgrpc.peer.v1.OpenAccessResponse.results:type_name -> kvgrpc.peer.v1.OpenedAccess
+	33, // 8: kvgrpc.peer.v1.OpenedAccess.failure:type_name -> kvgrpc.v1.Failure
+	34, // 9: kvgrpc.peer.v1.OpenedAccess.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	35, // 10: kvgrpc.peer.v1.OpenedAccess.remaining:type_name -> google.protobuf.Duration
+	35, // 11: kvgrpc.peer.v1.OpenedAccess.ttl:type_name -> google.protobuf.Duration
+	2,  // 12: kvgrpc.peer.v1.SettleAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	9,  // 13: kvgrpc.peer.v1.SettleAccessRequest.settlings:type_name -> kvgrpc.peer.v1.AccessSettling
+	36, // 14: kvgrpc.peer.v1.AccessSettling.layers_done:type_name -> kvgrpc.v1.LayerRange
+	32, // 15: kvgrpc.peer.v1.SettleAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	11, // 16: kvgrpc.peer.v1.SettleAccessResponse.results:type_name -> kvgrpc.peer.v1.SettledAccess
+	0,  // 17: kvgrpc.peer.v1.SettledAccess.verdict:type_name -> kvgrpc.peer.v1.Verdict
+	37, // 18: kvgrpc.peer.v1.SettledAccess.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 19: kvgrpc.peer.v1.CloseAccessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	13, // 20: kvgrpc.peer.v1.CloseAccessRequest.closings:type_name -> kvgrpc.peer.v1.AccessClosing
+	1,  // 21: kvgrpc.peer.v1.AccessClosing.outcome:type_name -> kvgrpc.peer.v1.CloseOutcome
+	32, // 22: kvgrpc.peer.v1.CloseAccessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	15, // 23: kvgrpc.peer.v1.CloseAccessResponse.results:type_name -> kvgrpc.peer.v1.ClosedAccess
+	2,  // 24: kvgrpc.peer.v1.PartsReadyRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	17, // 25: kvgrpc.peer.v1.PartsReadyRequest.parts:type_name -> kvgrpc.peer.v1.ReadyPart
+	34, // 26: kvgrpc.peer.v1.ReadyPart.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	36, // 27: kvgrpc.peer.v1.ReadyPart.layers:type_name -> kvgrpc.v1.LayerRange
+	32, // 28: kvgrpc.peer.v1.PartsReadyResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	20, // 29: kvgrpc.peer.v1.ConverseRequest.calls:type_name -> kvgrpc.peer.v1.PeerCall
+	3,  // 30: kvgrpc.peer.v1.PeerCall.open_access:type_name -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 31: kvgrpc.peer.v1.PeerCall.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 32: kvgrpc.peer.v1.PeerCall.close_access:type_name -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 33: kvgrpc.peer.v1.PeerCall.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 34: kvgrpc.peer.v1.PeerCall.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	22, // 35: kvgrpc.peer.v1.ConverseResponse.answers:type_name -> kvgrpc.peer.v1.PeerAnswer
+	23, // 36: kvgrpc.peer.v1.PeerAnswer.error:type_name -> kvgrpc.peer.v1.CallError
+	6,  // 37: kvgrpc.peer.v1.PeerAnswer.open_access:type_name -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 38: kvgrpc.peer.v1.PeerAnswer.settle_access:type_name -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 39: kvgrpc.peer.v1.PeerAnswer.close_access:type_name -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 40: kvgrpc.peer.v1.PeerAnswer.parts_ready:type_name -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 41: kvgrpc.peer.v1.PeerAnswer.checksum_blocks:type_name -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	37, // 42: kvgrpc.peer.v1.CallError.reason:type_name -> kvgrpc.v1.FailureReason
+	2,  // 43: kvgrpc.peer.v1.KeepLivenessRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	32, // 44: kvgrpc.peer.v1.KeepLivenessResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	34, // 45: kvgrpc.peer.v1.BlocksOfLayers.blocks:type_name -> kvgrpc.v1.GroupBlocks
+	36, // 46: kvgrpc.peer.v1.BlocksOfLayers.layers:type_name -> kvgrpc.v1.LayerRange
+	2,  // 47: kvgrpc.peer.v1.ChecksumBlocksRequest.caller:type_name -> kvgrpc.peer.v1.Caller
+	26, // 48: kvgrpc.peer.v1.ChecksumBlocksRequest.blocks:type_name -> kvgrpc.peer.v1.BlocksOfLayers
+	32, // 49: kvgrpc.peer.v1.ChecksumBlocksResponse.header:type_name -> kvgrpc.v1.ResponseHeader
+	28, // 50: kvgrpc.peer.v1.ChecksumBlocksResponse.ranks:type_name -> kvgrpc.peer.v1.RankChecksums
+	3,  // 51: kvgrpc.peer.v1.PeerService.OpenAccess:input_type -> kvgrpc.peer.v1.OpenAccessRequest
+	8,  // 52: kvgrpc.peer.v1.PeerService.SettleAccess:input_type -> kvgrpc.peer.v1.SettleAccessRequest
+	12, // 53: kvgrpc.peer.v1.PeerService.CloseAccess:input_type -> kvgrpc.peer.v1.CloseAccessRequest
+	16, // 54: kvgrpc.peer.v1.PeerService.PartsReady:input_type -> kvgrpc.peer.v1.PartsReadyRequest
+	27, // 55: kvgrpc.peer.v1.PeerService.ChecksumBlocks:input_type -> kvgrpc.peer.v1.ChecksumBlocksRequest
+	19, // 56: kvgrpc.peer.v1.PeerService.Converse:input_type -> kvgrpc.peer.v1.ConverseRequest
+	24, // 57: kvgrpc.peer.v1.PeerService.KeepLiveness:input_type -> kvgrpc.peer.v1.KeepLivenessRequest
+	6,  // 58: kvgrpc.peer.v1.PeerService.OpenAccess:output_type -> kvgrpc.peer.v1.OpenAccessResponse
+	10, // 59: kvgrpc.peer.v1.PeerService.SettleAccess:output_type -> kvgrpc.peer.v1.SettleAccessResponse
+	14, // 60: kvgrpc.peer.v1.PeerService.CloseAccess:output_type -> kvgrpc.peer.v1.CloseAccessResponse
+	18, // 61: kvgrpc.peer.v1.PeerService.PartsReady:output_type -> kvgrpc.peer.v1.PartsReadyResponse
+	29, // 62: kvgrpc.peer.v1.PeerService.ChecksumBlocks:output_type -> kvgrpc.peer.v1.ChecksumBlocksResponse
+	21, // 63: kvgrpc.peer.v1.PeerService.Converse:output_type -> kvgrpc.peer.v1.ConverseResponse
+	25, // 64: kvgrpc.peer.v1.PeerService.KeepLiveness:output_type -> kvgrpc.peer.v1.KeepLivenessResponse
+	58, // [58:65] is the sub-list for method output_type
+	51, // [51:58] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_kvgrpc_peer_v1_peer_proto_init() }

@@ -49,7 +49,7 @@ type PeerServiceClient interface {
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
 	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
-	// access to write into an engine that has the feature reads_pushes).
+	// access to write into an engine that has FEATURE_READS_PUSHES).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.
@@ -209,7 +209,7 @@ type PeerServiceServer interface {
 	// LEASE_NOT_FOUND, LEASE_EXPIRED, LEASE_RELEASED, LEASE_VOIDED, LEASE_REFUSED, ACCESS_REUSED, ACCESS_CLOSED,
 	// CONTENT_MISMATCH, CONTENT_RANGE, CONTENT_REQUIRED, DEADLINE (the step or the caller's liveness did not come in time),
 	// LIMIT_EXCEEDED, ENGINE_LOST, QUARANTINED (the issuer registers its memory again: ask again), FEATURE_UNAVAILABLE (an
-	// access to write into an engine that has the feature reads_pushes).
+	// access to write into an engine that has FEATURE_READS_PUSHES).
 	//
 	// Errors, and then none of the rows is opened:
 	// * INVALID_ARGUMENT CONTENT_REQUIRED: the content of a row covers no token, or its opaque id is too long.

@@ -34,7 +34,7 @@ type RankServiceClient interface {
 	// the stream is the end of the rank's life, and so of the engine's.
 	//
 	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
 	// * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
 	ConnectRank(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRankRequest, ConnectRankResponse], error)
 }
@@ -70,7 +70,7 @@ type RankServiceServer interface {
 	// the stream is the end of the rank's life, and so of the engine's.
 	//
 	// Errors:
-	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks the feature "remote_ranks".
+	// * UNIMPLEMENTED FEATURE_UNAVAILABLE: this server lacks FEATURE_REMOTE_RANKS.
 	// * PERMISSION_DENIED NOT_OWNER: the ticket is not this lead's.
 	ConnectRank(grpc.BidiStreamingServer[ConnectRankRequest, ConnectRankResponse]) error
 	mustEmbedUnimplementedRankServiceServer()

@@ -1308,7 +1308,7 @@ type Event struct {
 	EventId uint64 `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// What happened.
 	//
-	// Types that are valid to be assigned to Event:
+	// Types that are valid to be assigned to Kind:
 	//
 	//	*Event_Received
 	//	*Event_Failed
@@ -1317,7 +1317,7 @@ type Event struct {
 	//	*Event_Opened
 	//	*Event_LayersReceived
 	//	*Event_PartsReturned
-	Event         isEvent_Event `protobuf_oneof:"event"`
+	Kind          isEvent_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1359,16 +1359,16 @@ func (x *Event) GetEventId() uint64 {
 	return 0
 }
 
-func (x *Event) GetEvent() isEvent_Event {
+func (x *Event) GetKind() isEvent_Kind {
 	if x != nil {
-		return x.Event
+		return x.Kind
 	}
 	return nil
 }
 
 func (x *Event) GetReceived() *Received {
 	if x != nil {
-		if x, ok := x.Event.(*Event_Received); ok {
+		if x, ok := x.Kind.(*Event_Received); ok {
 			return x.Received
 		}
 	}
@@ -1377,7 +1377,7 @@ func (x *Event) GetReceived() *Received {
 
 func (x *Event) GetFailed() *Failed {
 	if x != nil {
-		if x, ok := x.Event.(*Event_Failed); ok {
+		if x, ok := x.Kind.(*Event_Failed); ok {
 			return x.Failed
 		}
 	}
@@ -1386,7 +1386,7 @@ func (x *Event) GetFailed() *Failed {
 
 func (x *Event) GetBlocksReturned() *BlocksReturned {
 	if x != nil {
-		if x, ok := x.Event.(*Event_BlocksReturned); ok {
+		if x, ok := x.Kind.(*Event_BlocksReturned); ok {
 			return x.BlocksReturned
 		}
 	}
@@ -1395,7 +1395,7 @@ func (x *Event) GetBlocksReturned() *BlocksReturned {
 
 func (x *Event) GetAnswer() *CallAnswer {
 	if x != nil {
-		if x, ok := x.Event.(*Event_Answer); ok {
+		if x, ok := x.Kind.(*Event_Answer); ok {
 			return x.Answer
 		}
 	}
@@ -1404,7 +1404,7 @@ func (x *Event) GetAnswer() *CallAnswer {
 
 func (x *Event) GetOpened() *PullOpened {
 	if x != nil {
-		if x, ok := x.Event.(*Event_Opened); ok {
+		if x, ok := x.Kind.(*Event_Opened); ok {
 			return x.Opened
 		}
 	}
@@ -1413,7 +1413,7 @@ func (x *Event) GetOpened() *PullOpened {
 
 func (x *Event) GetLayersReceived() *LayersReceived {
 	if x != nil {
-		if x, ok := x.Event.(*Event_LayersReceived); ok {
+		if x, ok := x.Kind.(*Event_LayersReceived); ok {
 			return x.LayersReceived
 		}
 	}
@@ -1422,15 +1422,15 @@ func (x *Event) GetLayersReceived() *LayersReceived {
 
 func (x *Event) GetPartsReturned() *PartsReturned {
 	if x != nil {
-		if x, ok := x.Event.(*Event_PartsReturned); ok {
+		if x, ok := x.Kind.(*Event_PartsReturned); ok {
 			return x.PartsReturned
 		}
 	}
 	return nil
 }
 
-type isEvent_Event interface {
-	isEvent_Event()
+type isEvent_Kind interface {
+	isEvent_Kind()
 }
 
 type Event_Received struct {
@@ -1468,19 +1468,19 @@ type Event_PartsReturned struct {
 	PartsReturned *PartsReturned `protobuf:"bytes,8,opt,name=parts_returned,json=partsReturned,proto3,oneof"`
 }
 
-func (*Event_Received) isEvent_Event() {}
+func (*Event_Received) isEvent_Kind() {}
 
-func (*Event_Failed) isEvent_Event() {}
+func (*Event_Failed) isEvent_Kind() {}
 
-func (*Event_BlocksReturned) isEvent_Event() {}
+func (*Event_BlocksReturned) isEvent_Kind() {}
 
-func (*Event_Answer) isEvent_Event() {}
+func (*Event_Answer) isEvent_Kind() {}
 
-func (*Event_Opened) isEvent_Event() {}
+func (*Event_Opened) isEvent_Kind() {}
 
-func (*Event_LayersReceived) isEvent_Event() {}
+func (*Event_LayersReceived) isEvent_Kind() {}
 
-func (*Event_PartsReturned) isEvent_Event() {}
+func (*Event_PartsReturned) isEvent_Kind() {}
 
 // The KV is there.
 type Received struct {
@@ -2314,7 +2314,7 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\vVoidedSlots\">\n" +
 	"\n" +
 	"EventBatch\x120\n" +
-	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xf4\x03\n" +
+	"\x06events\x18\x01 \x03(\v2\x18.kvgrpc.session.v1.EventR\x06events\"\xf3\x03\n" +
 	"\x05Event\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x129\n" +
 	"\breceived\x18\x02 \x01(\v2\x1b.kvgrpc.session.v1.ReceivedH\x00R\breceived\x123\n" +
@@ -2323,8 +2323,8 @@ const file_kvgrpc_session_v1_session_proto_rawDesc = "" +
 	"\x06answer\x18\x05 \x01(\v2\x1d.kvgrpc.session.v1.CallAnswerH\x00R\x06answer\x127\n" +
 	"\x06opened\x18\x06 \x01(\v2\x1d.kvgrpc.session.v1.PullOpenedH\x00R\x06opened\x12L\n" +
 	"\x0flayers_received\x18\a \x01(\v2!.kvgrpc.session.v1.LayersReceivedH\x00R\x0elayersReceived\x12I\n" +
-	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturnedB\a\n" +
-	"\x05event\"i\n" +
+	"\x0eparts_returned\x18\b \x01(\v2 .kvgrpc.session.v1.PartsReturnedH\x00R\rpartsReturnedB\x06\n" +
+	"\x04kind\"i\n" +
 	"\bReceived\x12\x1f\n" +
 	"\vtransfer_id\x18\x01 \x01(\tR\n" +
 	"transferId\x12\x1d\n" +

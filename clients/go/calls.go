@@ -1,0 +1,139 @@
+package kvgrpc
+
+import (
+	"context"
+	"crypto/rand"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+const (
+	traceparentKey = "traceparent"
+	// A server waits no longer than this, whatever the request says.
+	serverWait = time.Minute
+	// ConnectPeer waits for another server, ReleaseQuarantine for the transfers in flight.
+	longCall = time.Minute
+)
+
+// WithTraceparent gives all calls with this context a W3C traceparent, so that the server's spans join the trace.
+func WithTraceparent(ctx context.Context, traceparent string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, traceparentKey, traceparent)
+}
+
+// calls gives each call its deadline, its metadata, its idempotency key and its typed error.
+type calls struct{ Options }
+
+func (c calls) unary(
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	options ...grpc.CallOption,
+) error {
+	if _, stated := ctx.Deadline(); !stated {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, deadline(request, c.Timeout))
+		defer cancel()
+	}
+	// Outside gRPC's own repetitions, so that they all carry the same key.
+	request, key := withKey(request)
+	return toError(ctx, invoke(c.outgoing(ctx), method, request, reply, conn, options...), key)
+}
+
+func (c calls) stream(
+	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer,
+	options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	stream, err := open(c.outgoing(ctx), desc, conn, method, options...)
+	if err != nil {
+		return nil, toError(ctx, err, "")
+	}
+	return typedStream{stream}, nil
+}
+
+// typedStream is a stream that ends with typed errors.
+type typedStream struct{ grpc.ClientStream }
+
+func (s typedStream) RecvMsg(message any) error {
+	return toError(s.Context(), s.ClientStream.RecvMsg(message), "")
+}
+
+func (s typedStream) SendMsg(message any) error {
+	return toError(s.Context(), s.ClientStream.SendMsg(message), "")
+}
+
+func (s typedStream) Header() (metadata.MD, error) {
+	header, err := s.ClientStream.Header()
+	return header, toError(s.Context(), err, "")
+}
+
+// outgoing adds the client's metadata, and the trace of the call unless the caller has stated one.
+func (c calls) outgoing(ctx context.Context) context.Context {
+	for key, value := range c.Metadata {
+		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
+	}
+	if c.Traceparent == nil {
+		return ctx
+	}
+	if stated, _ := metadata.FromOutgoingContext(ctx); len(stated.Get(traceparentKey)) > 0 {
+		return ctx
+	}
+	if traceparent := c.Traceparent(ctx); traceparent != "" {
+		ctx = WithTraceparent(ctx, traceparent)
+	}
+	return ctx
+}
+
+// deadline of a call whose context states none. A call that waits at the server gets its wait on top.
+func deadline(request any, usual time.Duration) time.Duration {
+	switch request := request.(type) {
+	case *pb.WaitTransferRequest:
+		return wanted(request.Timeout, serverWait) + usual
+	case *pb.WaitTransfersRequest:
+		return wanted(request.Timeout, serverWait) + usual
+	case *pb.PollSchedulerNewsRequest:
+		return wanted(request.Wait, 0) + usual
+	case *pb.ConnectPeerRequest, *pb.ReleaseQuarantineRequest:
+		return max(longCall, usual)
+	default:
+		return usual
+	}
+}
+
+// wanted is the wait that a request states, at most the longest that a server allows.
+func wanted(stated *durationpb.Duration, unset time.Duration) time.Duration {
+	if stated == nil {
+		return unset
+	}
+	return min(max(stated.AsDuration(), 0), serverWait)
+}
+
+// withKey gives a request whose idempotency key is empty a random one. The key goes into a shallow copy: a caller that
+// sends the same message twice means two calls.
+func withKey(request any) (any, string) {
+	message, ok := request.(proto.Message)
+	if !ok {
+		return request, ""
+	}
+	given := message.ProtoReflect()
+	field := given.Descriptor().Fields().ByName("idempotency_key")
+	if field == nil || field.Kind() != protoreflect.StringKind {
+		return request, ""
+	}
+	if key := given.Get(field).String(); key != "" {
+		return request, key
+	}
+	key := rand.Text()
+	keyed := given.New()
+	given.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		keyed.Set(field, value)
+		return true
+	})
+	keyed.SetUnknown(given.GetUnknown())
+	keyed.Set(field, protoreflect.ValueOfString(key))
+	return keyed.Interface(), key
+}

@@ -1,0 +1,59 @@
+package kvgrpc
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "kvgrpc.dev/kvgrpc/gen/kvgrpc/v1"
+)
+
+// One call waits half of what a server allows, so that proxies with a limit of a minute let it pass.
+const waitOnce = 30 * time.Second
+
+// Wait returns the transfer once it has met the condition, or as it is when the timeout is over: look at ConditionMet.
+// The timeout may be longer than the minute that one WaitTransfer lasts. A server that is unavailable meanwhile is
+// asked again while there is time.
+func (c *Client) Wait(
+	ctx context.Context, transferID string, until pb.WaitCondition, timeout time.Duration,
+) (*pb.WaitTransferResponse, error) {
+	over := time.Now().Add(timeout)
+	var pauses pauses
+	for {
+		begun := time.Now()
+		once := min(max(over.Sub(begun), time.Millisecond), waitOnce)
+		reply, err := c.waitOnce(ctx, transferID, until, once)
+		left := time.Until(over)
+		switch {
+		case err == nil && (reply.ConditionMet || left <= 0):
+			return reply, nil
+		case err == nil && time.Since(begun) >= once/2:
+			continue
+		case err != nil && (left <= 0 || ctx.Err() != nil || !passes(err)):
+			return nil, err
+		}
+		// The server is away, or answered before its time: no loop without a pause.
+		pausing, cancel := context.WithTimeout(ctx, left)
+		_ = pauses.take(pausing, retryDelay(err))
+		cancel()
+	}
+}
+
+func (c *Client) waitOnce(
+	ctx context.Context, transferID string, until pb.WaitCondition, once time.Duration,
+) (*pb.WaitTransferResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, once+c.timeout)
+	defer cancel()
+	return c.Transfers.WaitTransfer(ctx, &pb.WaitTransferRequest{
+		TransferId: transferID, Until: until, Timeout: durationpb.New(once),
+	})
+}
+
+// passes says whether a wait goes on after an error: the server was away, or silent for one call.
+func passes(err error) bool {
+	code := status.Code(err)
+	return code == codes.Unavailable || code == codes.DeadlineExceeded
+}

@@ -1,0 +1,146 @@
+"""Rules of the whole schema, which no linter knows: what several languages stumble over does not come back."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+
+from kvgrpc.peer.v1 import peer_pb2, rank_pb2 as peer_rank_pb2
+from kvgrpc.session.v1 import rank_pb2, session_pb2
+from kvgrpc.v1 import (
+    admin_pb2,
+    common_pb2,
+    handoff_pb2,
+    handshake_pb2,
+    lease_pb2,
+    pool_pb2,
+    pool_types_pb2,
+    scheduler_pb2,
+    transfer_pb2,
+)
+from kvgrpc.wire.fields import INTEGER_MAX, Kind, bounds_of
+
+PUBLIC: list[FileDescriptor] = [
+    module.DESCRIPTOR
+    for module in (
+        admin_pb2, common_pb2, handoff_pb2, handshake_pb2, lease_pb2, pool_pb2, pool_types_pb2, scheduler_pb2,
+        transfer_pb2,
+    )
+]  # fmt: skip
+ALL = [*PUBLIC, *(module.DESCRIPTOR for module in (peer_pb2, peer_rank_pb2, rank_pb2, session_pb2))]
+LONG = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64, FieldDescriptor.TYPE_INT64}
+MEASURES = {"block_tokens", "use_tokens", "have_tokens", "computed_tokens", "external_tokens", "prompt_tokens"}
+"""In tokens, which is a unit: how far, not how many things."""
+NO_PLURAL = {"layers_done", "news"}
+"""Lists whose plural is not at the end, or is the word itself."""
+THIRD_PARTY = Path(__file__).parents[2] / "third_party" / "proto"
+
+
+def messages(files: list[FileDescriptor]) -> Iterator[Any]:
+    for file in files:
+        yield from file.message_types_by_name.values()
+
+
+def fields(files: list[FileDescriptor]) -> dict[str, Any]:
+    return {field.full_name: field for message in messages(files) for field in message.fields}
+
+
+@pytest.mark.parametrize("name", [name for name, field in fields(PUBLIC).items() if field.is_repeated])
+def test_lists_have_plural_names(name: str) -> None:
+    short = name.rpartition(".")[2]
+    assert short.endswith("s") or short in NO_PLURAL
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, f in fields(PUBLIC).items() if not f.is_repeated and f.cpp_type == FieldDescriptor.CPPTYPE_UINT32],
+)
+def test_how_many_there_are_is_called_a_count(name: str) -> None:
+    short = name.rpartition(".")[2]
+    plural = short.endswith("s") and not short.endswith(("_bytes", "_tokens", "address"))
+    assert not plural or short in MEASURES, f"{name} is a number: {short}_count?"
+
+
+@pytest.mark.parametrize("name", [name for name, field in fields(ALL).items() if field.type in LONG])
+def test_no_number_of_64_bits_may_pass_what_a_double_holds(name: str) -> None:
+    field = fields(ALL)[name]
+    package = name.split(".")[1]
+    if field.is_repeated:
+        assert package == "session", "offsets of a posting, within one host"
+        return
+    limits = [bound.most for bound in bounds_of(field) if bound.kind is Kind.NUMBER] if in_a_request(field) else [0]
+    assert limits
+    assert max(limits) <= INTEGER_MAX
+
+
+def in_a_request(field: Any) -> bool:
+    """Whether others may say it, so that the table of bounds has it."""
+    try:
+        bounds_of(field)
+    except LookupError:
+        return False
+    return True
+
+
+def test_no_oneof_has_the_name_of_a_message() -> None:
+    names = {message.full_name for message in messages(ALL)}
+    for message in messages(ALL):
+        for oneof in message.oneofs:
+            camel = "".join(part.title() for part in oneof.name.split("_"))
+            assert f"{message.file.package}.{camel}" not in names, oneof.full_name
+
+
+@pytest.mark.parametrize("file", ALL, ids=lambda file: file.name)
+def test_constants_that_java_makes_of_enums_do_not_collide(file: FileDescriptor) -> None:
+    for enum in file.enum_types_by_name.values():
+        names = [value.name for value in enum.values]
+        assert not set(names) & {f"{name}_VALUE" for name in names}
+
+
+def test_every_mutating_request_can_be_validated_only() -> None:
+    for message in messages(PUBLIC):
+        if "idempotency_key" in message.fields_by_name:
+            assert "validate_only" in message.fields_by_name, message.full_name
+
+
+def test_blocks_are_named_by_one_message_wherever_a_caller_names_them() -> None:
+    rows = {name: field.message_type for name, field in fields(PUBLIC).items()}
+    named = {name for name, kind in rows.items() if kind is not None and kind.name == "GroupBlocks"}
+    assert named == {"kvgrpc.v1.Blocks.groups"}
+
+
+def test_a_number_that_was_given_up_is_reserved_with_its_name() -> None:
+    """The rule of common.proto: nothing is removed without a trace."""
+    for file in sorted((Path(__file__).parents[2] / "proto").rglob("*.proto")):
+        text = file.read_text()
+        for body in re.findall(r"^ +reserved ([^;]+);", text, re.MULTILINE):
+            assert re.fullmatch(r'(\d+|"\w+")(, (\d+|"\w+"))*', body), f"{file.name}: reserved {body}"
+        by_number, by_name = (re.findall(rf"^ +reserved {kind}", text, re.MULTILINE) for kind in (r"\d", '"'))
+        assert len(by_number) == len(by_name), file.name
+
+
+def test_definitions_of_others_are_those_that_this_server_speaks(tmp_path: Path) -> None:
+    out = tmp_path / "descriptors"
+    files = [str(path.relative_to(THIRD_PARTY)) for path in THIRD_PARTY.rglob("*.proto")]
+    assert len(files) == 4
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{THIRD_PARTY}", f"--descriptor_set_out={out}", *files]
+    subprocess.run(protoc, check=True, timeout=60)
+    (read,) = (file for file in FileDescriptorSet.FromString(out.read_bytes()).file if file.package == "grpc.health.v1")
+    theirs = FileDescriptorProto()
+    health_pb2.DESCRIPTOR.CopyToProto(theirs)
+    assert [shape(message) for message in read.message_type] == [shape(message) for message in theirs.message_type]
+    calls = [sorted(map(shape, file.service[0].method)) for file in (read, theirs)]
+    assert calls[0] == calls[1]
+
+
+def shape(part: Message) -> str:
+    """What a definition says, without the names in JSON, which protoc adds."""
+    return re.sub(r"^ *json_name: .*\n", "", str(part), flags=re.MULTILINE)
